@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from hf_compat.tools.comparison.compared import SideReport, judge, limits_up_to, repeats
-from hf_compat.tools.comparison.contents import files_under, first_difference, verdict_on_files
 from hf_compat.tools.comparison.reading import End, read_records
 from hf_compat.tools.comparison.report import as_json, as_parts
-from hf_compat.tools.comparison.running import Limits
-from hf_compat.tools.comparison.sides import Side
+from hf_compat.tools.comparison.running import Limits, Side
+from hf_compat.tools.comparison.verdicts import files_under, first_difference, verdict_on_files
 
 
 def text_of(found) -> str:

@@ -145,8 +145,7 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             cause = error.__cause__
             if cause is None or not _is_refusal(cause):
                 return _not_checked(error)
-            from hf_compat.tools.preflight.explaining import finding_of
-            from hf_compat.tools.preflight.report import PreflightReport, Unchecked
+            from hf_compat.tools.preflight.report import PreflightReport, Unchecked, finding_of
 
             finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")

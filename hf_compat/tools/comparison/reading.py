@@ -1,36 +1,40 @@
-"""What the record of a run says, as values by quantity and place."""
+"""Read the records of a run into values by quantity and place."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 Line = Mapping[str, object]
-# Durations, and rates over them, are the machine's.
+# Durations and rates depend on the machine.
 TIMED = ("_runtime", "_per_second", "_preparation_time")
-# In the order in which they come about within an update: of two that differ in one update, the earlier is the cause.
+# In the order in which they arise within an update. Of two differences in one update, the earlier is the cause.
 LOSSES, GRADIENTS, RATES, WEIGHTS = "micro-batch losses", "gradient norms", "learning rates", "weights after updates"
 LOGS, METRICS, PREDICTIONS = "log history", "evaluation metrics", "predictions"
 RETURNED, EVENTS, FINAL, FILES = "what train() returned", "callback events", "final weights", "files"
 QUANTITIES = (
     LOSSES, GRADIENTS, RATES, WEIGHTS, LOGS, METRICS, PREDICTIONS, RETURNED, EVENTS, FINAL, FILES,
 )  # fmt: skip
+# Kinds of lines with named numbers: the quantity and the field.
+_OF_NUMBERS = {"log": (LOGS, "values"), "metrics": (METRICS, "values"), "trained": (RETURNED, "metrics")}
+# Kinds of lines with digests of kept tensors.
+_OF_TENSORS = {"predictions": PREDICTIONS, "weights": FINAL}
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Place:
-    """Where a value stands: of one quantity it stands there on either side.
+class Place(NamedTuple):
+    """The place of a value in its quantity, which is the same on both sides.
 
     Args:
-        training: Which call of `train()`, from 1; 0 is before the first.
-        rank: Of the process.
-        name: What it is, within its quantity.
-        occurrence: Which of those of this name.
+        training: The call of `train()`, from 1. 0 is before the first.
+        rank: The process.
+        name: The value's name within its quantity.
+        occurrence: Its number among the values of that name.
     """
 
     training: int
@@ -39,15 +43,14 @@ class Place:
     occurrence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """One observed value.
 
     Args:
         update: `global_step`.
-        value: A number, or text; what is compared.
-        size: The number that stands for it, where `value` is a digest.
-        file: Where its whole content is kept, and under which key.
+        value: The compared number or text.
+        size: A number for a `value` that is a digest.
+        file: The file and key of its whole content.
     """
 
     update: int
@@ -58,13 +61,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a script ended.
+    """The end of a script.
 
     Args:
-        how: `finished`, `exit`, `error`, `timeout`, `interrupt` or `killed`.
+        how: `finished`, `exit`, `error`, `timeout`, `interrupt`, `killed` or `not run`.
         status: Its exit status.
-        account: The traceback, or what `sys.exit` was told.
-        rank: Of the process that this is about.
+        account: The traceback, or the text of `sys.exit`.
+        rank: The process.
         error: The exception's class.
         missing: The package that it lacks.
         wants_input: Whether it asked for input.
@@ -80,22 +83,22 @@ class End:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the script came to an end of its own choice."""
+        """Whether the script ended by itself without an error."""
         return self.how in ("finished", "exit")
 
 
 @dataclass(slots=True)
 class Findings:
-    """All that one side's records say.
+    """The content of one side's records.
 
     Args:
-        values: By quantity, each value by its place, in the order of their coming.
-        end: How the script ended, where it says so.
-        trainings: Calls of `train()`.
-        updates: Updates of all of them.
-        resumed: Trainings that went on from a checkpoint.
-        seconds: Of each update but the first of a training.
-        overridden: Name → what the script said, and what counted.
+        values: Values by quantity and place, in their order.
+        end: The recorded end of the script.
+        trainings: Number of calls of `train()`.
+        updates: Number of all updates.
+        resumed: Trainings that resumed a checkpoint.
+        seconds: Duration of each update but the first of a training.
+        overridden: Name → the script's value and the value that counted.
     """
 
     values: dict[str, dict[Place, Value]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
@@ -108,12 +111,12 @@ class Findings:
 
     @property
     def seconds_of_update(self) -> float | None:
-        """The median; None where there was none but the first."""
+        """The median duration. None if there is at most one update."""
         return median(self.seconds) if self.seconds else None
 
 
 def read_records(folder: Path) -> Findings:
-    """Read what the processes of a side have written down; a last line that is cut off is left out."""
+    """Read the records of all processes of a side. An incomplete last line is skipped."""
     found = Findings()
     for path in sorted(folder.glob("record-*.jsonl")):
         _Reader(found, int(path.stem.rpartition("-")[2])).read(path)
@@ -132,18 +135,38 @@ class _Reader:
     def read(self, path: Path) -> None:
         for text in path.read_text(encoding="utf-8").split("\n")[:-1]:
             line: dict[str, object] = json.loads(text)
-            read: Callable[[Line], None] | None = getattr(self, f"_read_{line.pop('kind')}", None)
-            if read is not None:
-                read(line)
+            kind = str(line.pop("kind"))
+            if kind == "loss":
+                self._add(LOSSES, line, f"micro-batch {line['micro_batch']}", line["value"])
+            elif kind == "update":
+                self._read_update(line)
+            elif kind in _OF_NUMBERS:
+                quantity, name = _OF_NUMBERS[kind]
+                for key, value in _items(line[name]).items():
+                    if not key.endswith(TIMED):
+                        self._add(quantity, line, key, value)
+            elif kind in _OF_TENSORS:
+                for key, value in _items(line["digests"]).items():
+                    self._add(_OF_TENSORS[kind], line, key.lstrip("."), value, file=(str(line["file"]), key))
+            elif kind == "event":
+                told = f"{line['event']} (epoch {line['epoch']}, flags {line['flags']})"
+                self._add(EVENTS, line, "event", told)
+            else:
+                self._read_other(kind, line)
 
-    def _add(self, quantity: str, line: Line, name: str, value: object, **details: object) -> None:
+    def _add(
+        self,
+        quantity: str,
+        line: Line,
+        name: str,
+        value: object,
+        size: float | None = None,
+        file: tuple[str, str] | None = None,
+    ) -> None:
         training = int(str(line["training"]))
         self._seen[quantity, training, name] += 1
         place = Place(training, self._rank, name, self._seen[quantity, training, name])
-        self._found.values[quantity][place] = Value(int(str(line["update"])), value, **details)  # type: ignore[arg-type]
-
-    def _read_loss(self, line: Line) -> None:
-        self._add(LOSSES, line, f"micro-batch {line['micro_batch']}", line["value"])
+        self._found.values[quantity][place] = Value(int(str(line["update"])), value, size, file)
 
     def _read_update(self, line: Line) -> None:
         if line["gradients"] is not None:
@@ -151,7 +174,7 @@ class _Reader:
         for index, rate in enumerate(line["rates"] if isinstance(line["rates"], list) else []):
             self._add(RATES, line, f"group {index}", rate)
         if line["bits"]:
-            self._add(WEIGHTS, line, "norm", line["bits"], size=line["norm"])
+            self._add(WEIGHTS, line, "norm", line["bits"], size=float(str(line["norm"])))
         training, update = int(str(line["training"])), int(str(line["update"]))
         if self._rank == 0:
             self._found.updates += 1
@@ -161,52 +184,24 @@ class _Reader:
                 self._found.resumed.add(training)
         self._first_updates.add(training)
 
-    def _read_log(self, line: Line) -> None:
-        for name, value in _without_times(line["values"]):
-            self._add(LOGS, line, name, value)
-
-    def _read_metrics(self, line: Line) -> None:
-        for name, value in _without_times(line["values"]):
-            self._add(METRICS, line, name, value)
-
-    def _read_predictions(self, line: Line) -> None:
-        for name, digest in _items(line["digests"]):
-            self._add(PREDICTIONS, line, name.lstrip("."), digest, file=(str(line["file"]), name))
-
-    def _read_weights(self, line: Line) -> None:
-        for name, digest in _items(line["digests"]):
-            self._add(FINAL, line, name, digest, file=(str(line["file"]), name))
-
-    def _read_event(self, line: Line) -> None:
-        self._add(EVENTS, line, "event", f"{line['event']} (epoch {line['epoch']}, flags {line['flags']})")
-
-    def _read_train(self, line: Line) -> None:
-        self._found.trainings = max(self._found.trainings, int(str(line["training"])))
-
-    def _read_trained(self, line: Line) -> None:
-        for name, value in _without_times(line["metrics"]):
-            self._add(RETURNED, line, name, value)
-
-    def _read_override(self, line: Line) -> None:
-        self._found.overridden.setdefault(str(line["name"]), (str(line["was"]), str(line["now"])))
-
-    def _read_end(self, line: Line) -> None:
-        end = End(rank=self._rank, **line)  # type: ignore[arg-type]  # the fields are those of the record
-        if self._found.end is None or (self._found.end.is_whole and not end.is_whole):
-            self._found.end = end
+    def _read_other(self, kind: str, line: dict[str, object]) -> None:
+        found = self._found
+        if kind == "train":
+            found.trainings = max(found.trainings, int(str(line["training"])))
+        elif kind == "override":
+            found.overridden.setdefault(str(line["name"]), (str(line["was"]), str(line["now"])))
+        elif kind == "end":
+            end = End(rank=self._rank, **line)  # type: ignore[arg-type]  # the fields are those of the record
+            if found.end is None or (found.end.is_whole and not end.is_whole):
+                found.end = end
 
 
-def _items(values: object) -> Iterator[tuple[str, object]]:
-    if isinstance(values, Mapping):
-        yield from values.items()
-
-
-def _without_times(values: object) -> Iterator[tuple[str, object]]:
-    return ((name, value) for name, value in _items(values) if not name.endswith(TIMED))
+def _items(values: object) -> Mapping[str, object]:
+    return values if isinstance(values, Mapping) else {}
 
 
 def same(left: object, right: object) -> bool:
-    """Return whether two values are equal to the last bit; NaN equals NaN, 0.0 does not equal -0.0."""
+    """Whether two values are equal to the last bit. NaN equals NaN, and 0.0 does not equal -0.0."""
     if isinstance(left, float) and isinstance(right, float):
         if left != left or right != right:
             return left != left and right != right

@@ -1,11 +1,11 @@
-"""A comparison for people, as lines and a table, and for programs, as JSON."""
+"""Report a comparison as lines and a table, or as JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 
-from hf_compat.tools.comparison.compared import Comparison, SideReport
+from hf_compat.tools.comparison.compared import Comparison
 from hf_compat.tools.comparison.running import Limits
 from hf_compat.tools.comparison.verdicts import Difference, Verdict
 from hf_compat.tools.terminal import Table
@@ -14,16 +14,41 @@ _WIDEST = 110  # letters of a value
 
 
 def as_parts(comparison: Comparison, limits: Limits) -> list[str | Table]:
-    """Make the report for people: lines, and a table of what was compared.
+    """Report a comparison within limits as lines and a table."""
+    parts: list[str | Table] = [*_conditions(comparison, limits)]
+    if comparison.verdicts:
+        head = ("quantity", "compared", "result", "largest difference", "first at")
+        table = Table(head, [_row(verdict) for verdict in comparison.verdicts], numbers=frozenset({1}))
+        parts += ["", table, ""]
+        times = [one.found.seconds_of_update for one in (comparison.theirs, comparison.ours)]
+        if times[0] is not None and times[1] is not None:
+            parts.append(f"an update took {times[0]:.4f} s | {times[1]:.4f} s (median, without the first)")
+    explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
+    if explained:
+        parts += ["", "explained, not counted:", *_shortened(explained)]
+    if comparison.beside:
+        parts += ["", f"not compared, kept in files/ of each side: {comparison.beside}"]
+    first = comparison.first
+    if first is not None:
+        parts += ["", f"first difference: {_place(first)}"]
+        for side, value in (("transformers:", str(first.theirs)), ("hf_compat:   ", str(first.ours))):
+            parts.append(f"  {side} {value if len(value) <= _WIDEST else f'{value[:_WIDEST]}…'}")
+    for complaint in comparison.complaints:
+        parts += ["", complaint.rstrip()]
+    not_compared = "Nothing was compared."
+    if not comparison.is_repeatable:
+        not_compared = "Not compared: a script that does not repeat itself cannot be."
+    elif comparison.verdicts:
+        not_compared = "Not compared to the end. What is above was compared until then."
+    return [*parts, "", ("Equal, bit for bit.", "Different.", not_compared)[comparison.status]]
 
-    Args:
-        comparison: What was found.
-        limits: How far the sides were run.
-    """
+
+def _conditions(comparison: Comparison, limits: Limits) -> list[str]:
+    """The lines on the conditions under which the sides were run."""
     theirs, ours = comparison.theirs, comparison.ours
     stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
     processes = f"; {limits.devices} processes" if limits.devices > 1 else ""
-    lines = [f"{theirs.side.title} | {ours.side.title}: {stop}{processes}"]
+    lines = [f"transformers {theirs.side.transformers} | {ours.side.name}: {stop}{processes}"]
     if comparison.isolation:
         lines.append(f"  {comparison.isolation}")
     if comparison.compat is not None:
@@ -35,31 +60,11 @@ def as_parts(comparison: Comparison, limits: Limits) -> list[str | Table]:
     ends = [one.end for one in (theirs, ours)]
     if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
         lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
-    parts: list[str | Table] = [*lines]
-    if comparison.verdicts:
-        head = ("quantity", "compared", "result", "largest difference", "first at")
-        table = Table(head, [_row(verdict) for verdict in comparison.verdicts], numbers=frozenset({1}))
-        parts += ["", table, "", *_times(comparison)]
-    explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
-    if explained:
-        parts += ["", "explained, not counted:", *_shortened(explained)]
-    if comparison.beside:
-        parts += ["", f"not compared, kept in files/ of each side: {comparison.beside}"]
-    first = comparison.first
-    if first is not None:
-        parts += ["", f"first difference: {_place(first)}", *_both(first)]
-    for complaint in comparison.complaints:
-        parts += ["", complaint.rstrip()]
-    return [*parts, "", _conclusion(comparison)]
+    return lines
 
 
 def as_json(comparison: Comparison, limits: Limits) -> str:
-    """Return everything as JSON.
-
-    Args:
-        comparison: What was found.
-        limits: How far the sides were run.
-    """
+    """Report a comparison within limits as JSON."""
     first = comparison.first
     told = {
         "status": comparison.status,
@@ -68,28 +73,24 @@ def as_json(comparison: Comparison, limits: Limits) -> str:
         "compat": comparison.compat,
         "isolation": comparison.isolation,
         "not_compared": comparison.beside,
-        "sides": [_side(one) for one in (comparison.theirs, comparison.ours)],
+        "sides": [
+            {
+                **asdict(one.side),
+                "folder": str(one.folder),
+                "end": asdict(one.end),
+                "trainings": one.found.trainings,
+                "updates": one.found.updates,
+                "seconds_of_update": one.found.seconds_of_update,
+                "overridden": {name: {"was": was, "now": now} for name, (was, now) in one.found.overridden.items()},
+            }
+            for one in (comparison.theirs, comparison.ours)
+        ],
         "quantities": [{**asdict(verdict), "equal": verdict.is_equal} for verdict in comparison.verdicts],
         "repeatable": comparison.is_repeatable,
         "first_difference": None if first is None else asdict(first),
         "complaints": list(comparison.complaints),
     }
     return json.dumps(told, indent=2, default=str)
-
-
-def _side(report: SideReport) -> dict[str, object]:
-    found = report.found
-    return {
-        "name": report.side.name,
-        "python": report.side.python,
-        "transformers": report.side.transformers,
-        "folder": str(report.folder),
-        "end": asdict(report.end),
-        "trainings": found.trainings,
-        "updates": found.updates,
-        "seconds_of_update": found.seconds_of_update,
-        "overridden": {name: {"was": was, "now": now} for name, (was, now) in found.overridden.items()},
-    }
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
@@ -102,13 +103,6 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     return verdict.quantity, str(verdict.compared), f"{verdict.differing} differ", largest, where
 
 
-def _times(comparison: Comparison) -> list[str]:
-    times = [one.found.seconds_of_update for one in (comparison.theirs, comparison.ours)]
-    if times[0] is None or times[1] is None:
-        return []
-    return [f"an update took {times[0]:.4f} s | {times[1]:.4f} s (median, without the first)"]
-
-
 def _place(first: Difference, with_quantity: bool = True) -> str:
     training = f"training {first.training}, " if first.training > 1 else ""
     rank = f"process {first.rank}, " if first.rank else ""
@@ -116,31 +110,11 @@ def _place(first: Difference, with_quantity: bool = True) -> str:
     return f"{training}{rank}update {first.update}, {quantity}{first.name}"
 
 
-def _both(first: Difference) -> list[str]:
-    return [f"  transformers: {_cut(first.theirs)}", f"  hf_compat:    {_cut(first.ours)}"]
-
-
-def _cut(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
-
-
 def _shortened(reasons: list[str]) -> list[str]:
-    """Return the reasons, those of one kind that differ in a file's name only once, with their number."""
+    """Write reasons that differ only in the folder of a file once, with their number."""
     kinds: dict[str, list[str]] = {}
     for reason in reasons:
         path, _, rest = reason.partition(" ")
         name = path.rpartition("/")[2]
         kinds.setdefault(f"{name} {rest}" if "/" in path else reason, []).append(reason)
     return [f"  {kind}" + (f" [{len(all_of)} times]" if len(all_of) > 1 else "") for kind, all_of in kinds.items()]
-
-
-def _conclusion(comparison: Comparison) -> str:
-    if comparison.status == 0:
-        return "Equal, bit for bit."
-    if comparison.status == 1:
-        return "Different."
-    if not comparison.is_repeatable:
-        return "Not compared: a script that does not repeat itself cannot be."
-    is_part = " What is above was compared until then." if comparison.verdicts else ""
-    return f"Not compared to the end.{is_part}" if comparison.verdicts else "Nothing was compared."

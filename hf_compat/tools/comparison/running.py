@@ -1,69 +1,131 @@
-"""One side of a comparison is run: a process of its own, watched, stopped with this one."""
+"""The two sides of a comparison, and a run of the script on one of them in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import VARIABLE
 from hf_compat.interop import user_script
 from hf_compat.runtime.launch import environment_with
-from hf_compat.tools.comparison.sides import Side
 from hf_compat.tools.isolation.isolated import Isolation, command, shortage
-from hf_compat.tools.isolation.plan import Plan
 from hf_compat.tools.until_train import UserScript
 
+# Asks an interpreter for its packages, without importing transformers.
+_QUESTION = (
+    "import importlib.metadata as m, json\n"
+    "def of(n):\n"
+    "    try: return m.version(n)\n"
+    "    except m.PackageNotFoundError: return ''\n"
+    "print(json.dumps([of('transformers'), of('torch')]))"
+)
+_SECONDS = 60  # for the answer, because a first start on a slow disk takes some
 _CHILD = Path(__file__).with_name("child") / "main.py"
 _LOOK_EVERY_SECONDS = 0.2
 _TIME_TO_END_SECONDS = 5.0
-# No set is walked through in another order in the other process, and no tracker is told of a comparison.
+# Both processes walk through sets in the same order, and no tracker gets the comparison.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
-Progress = Callable[[str, int, int], None]  # side's name, training, updates done in it
+Progress = Callable[[str, int, int], None]  # the side's name, the training, and its updates so far
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How far a side is run.
+class Side:
+    """One of the two sides that run the script.
 
     Args:
-        max_steps: Updates of each training; 0 is as the script says.
-        timeout_seconds: Until a side is ended; None waits.
-        devices: Processes.
+        name: Its name in tables and folders: `transformers` or `hf_compat`.
+        python: The interpreter.
+        transformers: The release of transformers that is installed there.
+    """
+
+    name: str
+    python: str
+    transformers: str
+
+
+def sides_of(against: str | None) -> tuple[Side, Side]:
+    """The side of transformers and that of this package.
+
+    Args:
+        against: `PYTHON` or `RELEASE:PYTHON`, an interpreter with transformers. None is this one.
+
+    Raises:
+        ArgumentError: It is not an interpreter, lacks transformers, or has another release than named.
+    """
+    try:
+        installed = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise ArgumentError(
+            "transformers is not installed in this interpreter, and a comparison needs it.\n\n"
+            "Hint: pip install 'hf-compat[transformers]'"
+        ) from None
+    python, found = (sys.executable, installed) if against is None else _interpreter(against)
+    return (
+        Side(name="transformers", python=python, transformers=found),
+        Side(name="hf_compat", python=sys.executable, transformers=installed),
+    )
+
+
+def _interpreter(against: str) -> tuple[str, str]:
+    """The path and the release of transformers of `RELEASE:PYTHON`."""
+    head, colon, rest = against.partition(":")
+    is_release = bool(colon) and head.replace(".", "").isdigit()
+    release, named = (head, rest) if is_release else ("", against)
+    path = shutil.which(named) or shutil.which(os.path.expanduser(named))
+    if path is None:
+        raise ArgumentError(
+            f"`--against {against}`: there is no interpreter {named!r}.\n\n"
+            "Hint: the path of a Python that has transformers, `--against 4.57:old/bin/python` say."
+        )
+    python = os.path.abspath(path)
+    try:
+        done = subprocess.run(
+            [python, "-c", _QUESTION], capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
+        )
+        found, torch = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise ArgumentError(
+            f"`--against {against}`: {python} does not answer as a Python interpreter does.\n\n"
+            "Hint: give the path of the interpreter itself, `env/bin/python`."
+        ) from error
+    if not (found and torch):
+        lacking = "transformers" if not found else "torch"
+        raise ArgumentError(
+            f"`--against {against}`: {python} has no {lacking}.\n\nHint: {python} -m pip install {lacking}"
+        )
+    if release and not f"{found}.".startswith(f"{release}."):
+        raise ArgumentError(
+            f"`--against {against}`: {python} has transformers {found}, not {release}.\n\n"
+            "Hint: leave the release out to take what is there."
+        )
+    return python, str(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of a run.
+
+    Args:
+        max_steps: Updates of each training. 0 runs all.
+        timeout_seconds: Time after which a side is ended. None waits.
+        devices: Number of processes.
     """
 
     max_steps: int = 20
     timeout_seconds: float | None = None
     devices: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideRun:
-    """What a side has left.
-
-    Args:
-        side: Which.
-        folder: Its folder: `record/`, `output/`, `files/`, `log.txt`.
-        status: Exit status of its process; negative for a signal.
-        ended_by: `""`, `timeout` or `interrupt`, where this process ended it.
-    """
-
-    side: Side
-    folder: Path
-    status: int
-    ended_by: str = ""
-
-    @property
-    def log(self) -> Path:
-        """What it has printed."""
-        return self.folder / "log.txt"
 
 
 def run_side(
@@ -76,48 +138,25 @@ def run_side(
     compat: str | None = None,
     progress: Progress | None = None,
     tell: Tell = print,
-) -> SideRun:
-    """Run the script on one side, to its end.
+) -> tuple[int, str]:
+    """Run the script on one side to its end.
 
     Args:
-        side: Which.
-        script: What is run.
-        folder: The side's folder; made here.
-        limits: How far.
-        isolation: Of the user's files from the script.
-        compat: Generation of transformers whose defaults count here.
-        progress: Told whenever updates were done.
-        tell: Told of files that are copied.
+        side: The side.
+        script: The script.
+        folder: The side's new folder. It gets `record/`, `output/`, `files/` and `log.txt`.
+        limits: The limits.
+        isolation: Keeps the user's files from the script.
+        compat: Generation of transformers whose defaults count on our side.
+        progress: Called when updates were done.
+        tell: Called with lines about copied files.
 
     Returns:
-        What it left, also where it failed or was ended.
+        The exit status of its process, negative for a signal, and `timeout` or `interrupt` if this process ended it.
     """
     (folder / "record").mkdir(parents=True)
     plan = isolation.begin(str(folder), True, tell)
-    settings = folder / "settings.json"
-    settings.write_text(json.dumps(_settings(side, script, folder, limits, plan)))
-    environment = environment_with(_ENVIRONMENT)
-    if compat is not None and side.name == "hf_compat":
-        environment[VARIABLE] = compat
-    with open(folder / "log.txt", "wb") as log:
-        process = subprocess.Popen(
-            command(plan, _command(side, settings, limits.devices)), env=environment,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        ended_by = _watch(process, folder / "record" / "record-0.jsonl", side.name, limits, progress)
-    if process.returncode and shortage(str(folder)):
-        tell(shortage(str(folder)))
-    settings.unlink()  # the script's words may hold secrets
-    return SideRun(side=side, folder=folder, status=process.returncode, ended_by=ended_by)
-
-
-def script_folder_of(script: UserScript) -> str:
-    """Return the folder that a script lies in; a module's is where the command was given."""
-    return os.getcwd() if script.is_module else os.path.dirname(os.path.abspath(script.path))
-
-
-def _settings(side: Side, script: UserScript, folder: Path, limits: Limits, plan: Plan) -> dict[str, object]:
-    return {
+    settings = {
         "engine": side.name,
         "script": script.path if script.is_module else plan.inside(script.path),
         "arguments": list(script.arguments),
@@ -127,34 +166,49 @@ def _settings(side: Side, script: UserScript, folder: Path, limits: Limits, plan
         "output_folder": str(folder / "output"),
         "user_script": user_script.__file__,
     }
-
-
-def _command(side: Side, settings: Path, devices: int) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(devices)]
-    return [side.python, *(launcher if devices > 1 else []), str(_CHILD), str(settings)]
+    file = folder / "settings.json"
+    file.write_text(json.dumps(settings))
+    environment = environment_with(_ENVIRONMENT)
+    if compat is not None and side.name == "hf_compat":
+        environment[VARIABLE] = compat
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(limits.devices)]
+    words = [side.python, *(launcher if limits.devices > 1 else []), str(_CHILD), str(file)]
+    with open(folder / "log.txt", "wb") as log:
+        process = subprocess.Popen(
+            command(plan, words), env=environment,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        ended_by = _watch(process, folder / "record" / "record-0.jsonl", side.name, limits, progress)
+    if process.returncode and shortage(str(folder)):
+        tell(shortage(str(folder)))
+    file.unlink()  # the script's arguments may hold secrets
+    return process.returncode, ended_by
 
 
 def _watch(process: subprocess.Popen[bytes], record: Path, name: str, limits: Limits, progress: Progress | None) -> str:
-    """Wait for a side's end, telling its progress; returns by what this process has ended it, if it has."""
+    """Wait for the end of a side and report its progress. Returns how this process has ended it, if it has."""
     deadline = None if limits.timeout_seconds is None else time.monotonic() + limits.timeout_seconds
-    ended_by = ""
     try:
         for training, updates in _counts(process, record):
             if progress is not None:
                 progress(name, training, updates)
             if deadline is not None and time.monotonic() > deadline:
-                ended_by = "timeout"
-                break
+                return "timeout"
     except KeyboardInterrupt:
-        ended_by = "interrupt"
+        return "interrupt"
     finally:
-        if process.poll() is None:
-            _end(process)
-    return ended_by
+        # End it with all processes that it has started
+        for sent in (signal.SIGTERM, signal.SIGKILL) if process.poll() is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TIME_TO_END_SECONDS)
+                break
+    return ""
 
 
 def _counts(process: subprocess.Popen[bytes], record: Path) -> Iterator[tuple[int, int]]:
-    """Yield the training and its updates, again and again until the process ends."""
+    """Yield the training and its updates repeatedly until the process ends."""
     read, training, updates = 0, 0, 0
     while True:
         is_over = process.poll() is not None
@@ -173,13 +227,3 @@ def _counts(process: subprocess.Popen[bytes], record: Path) -> Iterator[tuple[in
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_EVERY_SECONDS)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a side with all processes that it has started."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_TIME_TO_END_SECONDS)
-            return

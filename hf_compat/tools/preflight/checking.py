@@ -1,4 +1,4 @@
-"""The order of a preflight: what needs nothing first, then data, update, save, evaluation, what follows."""
+"""The order of a preflight: checks that need nothing, then data, update, save and evaluation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ import tempfile
 from collections.abc import Callable
 
 from hf_compat.runtime.collectives import broadcast_object, is_failed_exchange, naming_absent_ranks
-from hf_compat.tools.preflight.data_checks import check_columns, check_training_data
+from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, check_training_data
 from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
-from hf_compat.tools.preflight.explaining import line_of
-from hf_compat.tools.preflight.numbers import check_numbers
-from hf_compat.tools.preflight.plan_checks import check_metric_followers, check_plan
-from hf_compat.tools.preflight.report import PreflightReport
-from hf_compat.tools.preflight.session import Session
-from hf_compat.tools.preflight.space import check_space
-from hf_compat.tools.preflight.subject import Train, place_for_scratch, weights_in_bytes
-from hf_compat.tools.preflight.surroundings import (
-    check_devices,
-    check_hub,
-    check_trackers,
-    tell_of_callbacks,
-    tell_of_old_fields,
-)
+from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_followers, check_plan, check_space
+from hf_compat.tools.preflight.report import PreflightReport, line_of
+from hf_compat.tools.preflight.session import Session, Train, place_for_scratch, weights_in_bytes
+from hf_compat.tools.preflight.surroundings import check_hub, check_trackers, tell_of_callbacks, tell_of_old_fields
 from hf_compat.tools.preflight.update import check_resumption, check_update
 from hf_compat.trainer import Trainer
 
@@ -51,15 +41,15 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
 def check(
     trainer: Trainer, train: Train, resume_from_checkpoint: str | bool | None, output_dir: str
 ) -> PreflightReport:
-    """Check a run before it begins; the Trainer is as it was afterwards, bit for bit.
+    """Check a run before it begins. Afterwards the Trainer is as it was, bit for bit.
 
     Args:
         trainer: The Trainer.
         train: Its training, from a checkpoint or from the beginning.
-        resume_from_checkpoint: What the run will go on from.
-        output_dir: Where the run will save.
+        resume_from_checkpoint: The checkpoint from which the run will resume.
+        output_dir: The folder to which the run will save.
     """
-    # Make a folder that has room for a checkpoint, the same one for all processes
+    # A folder with room for a checkpoint, the same one for all processes
     place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
     made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
     folder = broadcast_object(made)
@@ -70,19 +60,13 @@ def check(
         )  # fmt: skip
         with naming_absent_ranks():
             for make in _CHECKS:
-                _guarded(make, session)
+                try:
+                    make(session)
+                except Exception as error:
+                    if is_failed_exchange(error):  # the processes are at different places, so no check can follow
+                        raise
+                    name = make.__name__.removeprefix("check_").replace("_", " ")
+                    session.leave_out(name, f"it failed by itself: {line_of(error)}")
             return session.report()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _guarded(make: Callable[[Session], None], session: Session) -> None:
-    """Make a check; where it fails by itself, say so, and let the others go on."""
-    try:
-        make(session)
-    except Exception as error:
-        if is_failed_exchange(error):  # the other processes are somewhere else: no check goes on from here
-            raise
-        session.leave_out(
-            make.__name__.removeprefix("check_").replace("_", " "), f"it failed by itself: {line_of(error)}"
-        )

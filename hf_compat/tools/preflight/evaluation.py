@@ -1,7 +1,8 @@
-"""One evaluation batch with its metrics; the names of the metrics; what a whole evaluation would keep in memory."""
+"""Check one evaluation batch with its metrics, their names, and the memory of a whole evaluation."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sized
 from itertools import islice
 
@@ -15,24 +16,23 @@ from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import Nested, leaves
-from hf_compat.tools.preflight.session import Session
+from hf_compat.runtime.nested import leaves
+from hf_compat.tools.preflight.plan_checks import in_words
+from hf_compat.tools.preflight.session import Session, overrides, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
-from hf_compat.tools.preflight.space import free_memory, in_words
-from hf_compat.tools.preflight.subject import overrides, without_workers
 from hf_compat.training_run.run import tracked_value
 
 CHECK, METRIC = "evaluation", "metric name"
-# What every evaluation gives, whatever the metrics are.
+# The values of every evaluation, without those of `compute_metrics`.
 _ALWAYS = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
 class SomeSamples:
-    """A few samples of a data set, from all over it; all else is the data set's.
+    """A few samples from all over a data set. Its other attributes are the data set's.
 
     Args:
         dataset: A map-style data set.
-        count: How many.
+        count: Number of samples.
     """
 
     def __init__(self, dataset: Sized, count: int) -> None:
@@ -59,7 +59,7 @@ class FirstSamples(IterableDataset[Sample]):
 
     Args:
         dataset: The stream.
-        count: How many.
+        count: Number of samples.
     """
 
     def __init__(self, dataset: IterableDataset[Sample], count: int) -> None:
@@ -71,7 +71,7 @@ class FirstSamples(IterableDataset[Sample]):
 
 
 class FirstBatch:
-    """The first batch of a loader that a subclass has made; all else is the loader's."""
+    """The first batch of a loader that a subclass has made. Its other attributes are the loader's."""
 
     def __init__(self, loader: object) -> None:
         self._loader = loader
@@ -89,7 +89,7 @@ class FirstBatch:
 
 
 def few_of(dataset: object, count: int) -> object:
-    """Return a few samples of a data set, in its own kind where that has a way to choose."""
+    """Take a few samples of a data set, as the same kind of data set if it can select."""
     if isinstance(dataset, dict):
         return {name: few_of(part, count) for name, part in dataset.items()}
     select, names = getattr(dataset, "select", None), getattr(dataset, "column_names", None)
@@ -102,82 +102,49 @@ def few_of(dataset: object, count: int) -> object:
 
 
 def check_evaluation(session: Session) -> None:
-    """Evaluate one batch; where that fails, ask the metrics about training data for their names."""
-    trainer = session.trainer
-    own_loader = overrides(trainer, "get_eval_dataloader")
-    if trainer.eval_dataset is None and not own_loader:
+    """Evaluate one batch. If that fails, evaluate training data for the names of the metrics."""
+    trainer, data = session.trainer, session.trainer.eval_dataset
+    if data is None and not overrides(trainer, "get_eval_dataloader"):
         return
-    held = one_shot_iterators(trainer.eval_dataset)
+    held = one_shot_iterators(data)
     if held:
         session.leave_out(CHECK, f"it reads from an iterator, which gives each sample once ({type(held[0]).__name__})")
         return
-    data = session.trainer.eval_dataset
     parts = data.items() if isinstance(data, dict) else [(None, data)]
     empty = [name for name, part in parts if part is not None and has_length(part) and len(part) == 0]
     for name in empty:
         told = "`eval_dataset`" if name is None else f"`eval_dataset[{name!r}]`"
         session.error(CHECK, f"{told} is empty: an evaluation gives no number.", "look how it was loaded or filtered")
-    if bool(empty):
+    if empty:
         return
-    evaluated = _Evaluated()
-    error = _evaluate(session, trainer.eval_dataset, evaluated)
+    kept: list[tuple[int, int]] = []
+    error = _evaluate(session, data, kept)
     if error is None:
-        session.checked += [CHECK, *(["generation"] if _generates(session) else [])]
-        _estimate_memory(session, evaluated)
+        generates = isinstance(trainer.args, Seq2SeqTrainingArguments) and trainer.args.predict_with_generate
+        session.checked += [CHECK, *(["generation"] if generates else [])]
+        _estimate_memory(session, sum(size for size, _ in kept), sum(samples for _, samples in kept))
         return
     session.raised(error, CHECK, "The first evaluation fails")
     if trainer.train_dataset is not None and not one_shot_iterators(trainer.train_dataset):
-        _evaluate(session, trainer.train_dataset, _Evaluated())
+        _evaluate(session, trainer.train_dataset, [])
 
 
-def _generates(session: Session) -> bool:
-    args = session.trainer.args
-    return isinstance(args, Seq2SeqTrainingArguments) and args.predict_with_generate
+def _evaluate(session: Session, dataset: object, kept: list[tuple[int, int]]) -> Exception | None:
+    """Evaluate one batch within a run that saves and reports nothing, and give the error.
 
-
-class _Evaluated:
-    """What an evaluation has kept.
-
-    Attributes:
-        kept_bytes: Of predictions, labels and inputs.
-        samples: That it was given.
+    Args:
+        session: The session.
+        dataset: The data.
+        kept: Gets the bytes and samples of each evaluation loop.
     """
-
-    def __init__(self) -> None:
-        self.kept_bytes = 0
-        self.samples = 0
-
-    def take(self, output: EvalLoopOutput) -> None:
-        kept: list[Nested] = [output.predictions, output.label_ids]
-        self.kept_bytes += sum(getattr(leaf, "nbytes", 0) for part in kept for leaf in leaves(part))
-        self.samples += output.num_samples or 0
-
-
-def _evaluate(session: Session, dataset: object, evaluated: _Evaluated) -> Exception | None:
-    """Evaluate one batch within a run that saves and reports nothing, and return what went wrong."""
     trainer = session.trainer
     samples = trainer.args.eval_batch_size * trainer.args.world_size
-    with session.on_a_copy(name="evaluation"):
-        trainer.is_in_train = True  # as an evaluation within training
-        trainer._evaluator.is_prepared = True
-        without_workers(trainer.args)
-        trainer.eval_dataset = few_of(dataset, samples)
-        _watch(session, evaluated)
-        try:
-            session.metrics = dict(trainer.evaluate())
-        except Exception as error:
-            return error
-    return None
-
-
-def _watch(session: Session, evaluated: _Evaluated) -> None:
-    """See what an evaluation keeps, and give it one batch of a loader that is a subclass's own."""
-    trainer = session.trainer
     loop, load = trainer.evaluation_loop, trainer.get_eval_dataloader
 
     def watched_loop(*args: object, **kwargs: object) -> EvalLoopOutput:
-        output = loop(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they are
-        evaluated.take(output)
+        output = loop(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
+        found = (leaf for part in (output.predictions, output.label_ids) for leaf in leaves(part))
+        kept.append((sum(getattr(leaf, "nbytes", 0) for leaf in found), output.num_samples or 0))
         return output
 
     def first_of_own(*args: object, **kwargs: object) -> object:
@@ -185,31 +152,44 @@ def _watch(session: Session, evaluated: _Evaluated) -> None:
         is_short = isinstance(loader, PreparedDataLoader) and has_length(loader) and len(loader) <= 1
         return loader if is_short else FirstBatch(loader)
 
-    vars(trainer)["evaluation_loop"] = watched_loop
-    if overrides(trainer, "get_eval_dataloader"):
-        vars(trainer)["get_eval_dataloader"] = first_of_own
+    is_own = overrides(trainer, "get_eval_dataloader")
+    with session.on_a_copy(name="evaluation"):
+        trainer.is_in_train = True  # as an evaluation within training
+        trainer._evaluator.is_prepared = True
+        without_workers(trainer.args)
+        trainer.eval_dataset = few_of(dataset, samples)
+        vars(trainer).update(evaluation_loop=watched_loop, **({"get_eval_dataloader": first_of_own} if is_own else {}))
+        try:
+            session.metrics = dict(trainer.evaluate())
+        except Exception as error:
+            return error
+    return None
 
 
-def _estimate_memory(session: Session, evaluated: _Evaluated) -> None:
-    """Compare what a whole evaluation keeps with the memory that is free."""
-    dataset = session.trainer.eval_dataset
+def _free_memory() -> int | None:
+    """The free memory in bytes. None if the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _estimate_memory(session: Session, kept_bytes: int, evaluated: int) -> None:
+    """Compare the memory of a whole evaluation with the free memory."""
+    dataset, args = session.trainer.eval_dataset, session.trainer.args
     parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
-    args, samples = (
-        session.trainer.args,
-        sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part)),
-    )
-    if not samples or not evaluated.samples or not evaluated.kept_bytes:
+    samples = sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part))
+    if not samples or not evaluated or not kept_bytes:
         return
-    needed = evaluated.kept_bytes * samples // evaluated.samples
+    needed = kept_bytes * samples // evaluated
     on_gpu = args.eval_accumulation_steps is None and args.device.type == "cuda"
-    free = torch.cuda.mem_get_info()[0] if on_gpu else free_memory()
-    where = "GPU memory" if on_gpu else "memory"
+    free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
     session.measured.append(f"an evaluation of {samples} samples keeps {in_words(needed)} of predictions and labels")
     if free is not None and needed > free / 2:
         session.error(
             "evaluation memory",
             f"An evaluation keeps {in_words(needed)} of predictions and labels for {samples} samples, as much again "
-            f"when they are joined, and {in_words(free)} of {where} are free.",
+            f"when they are joined, and {in_words(free)} of {'GPU memory' if on_gpu else 'memory'} are free.",
             ("set `eval_accumulation_steps`, " if on_gpu else "")
             + "reduce them by `preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as "
             "`compute_metrics`",
@@ -217,27 +197,21 @@ def _estimate_memory(session: Session, evaluated: _Evaluated) -> None:
 
 
 def check_metric_name(session: Session) -> None:
-    """Look whether the metric that the run follows is among those that an evaluation gives."""
-    args = session.trainer.args
-    wanted = args.metric_for_best_model
-    if wanted is None or args.eval_strategy == IntervalStrategy.NO:
+    """Check that an evaluation gives the metric that the run follows."""
+    trainer, wanted = session.trainer, session.trainer.args.metric_for_best_model
+    if wanted is None or trainer.args.eval_strategy == IntervalStrategy.NO:
         return
-    if session.metrics is None and not _gives_only_known(session):
-        session.leave_out(METRIC, f"no evaluation went through that would tell whether {wanted!r} is a metric")
-        return
-    metrics = session.metrics if session.metrics is not None else dict.fromkeys(_ALWAYS, 0.0)
+    metrics = session.metrics
+    if metrics is None:
+        own = any(overrides(trainer, name) for name in ("evaluate", "evaluation_loop", "_evaluate"))
+        if trainer.compute_metrics is not None or own or isinstance(trainer.eval_dataset, dict):
+            session.leave_out(METRIC, f"no evaluation went through that would tell whether {wanted!r} is a metric")
+            return
+        metrics = dict.fromkeys(_ALWAYS, 0.0)
     try:
         tracked_value(metrics, wanted)
         session.checked.append(METRIC)
     except Exception as error:
-        way_out = (
-            f"name one of them, or let `compute_metrics` return {eval_metric_name(wanted).removeprefix('eval_')!r}"
-        )
+        name = eval_metric_name(wanted).removeprefix("eval_")
+        way_out = f"name one of them, or let `compute_metrics` return {name!r}"
         session.raised(error, METRIC, "The metric cannot be followed", way_out)
-
-
-def _gives_only_known(session: Session) -> bool:
-    """Return whether an evaluation can give the loss and its speed only."""
-    trainer = session.trainer
-    own = any(overrides(trainer, name) for name in ("evaluate", "evaluation_loop", "_evaluate"))
-    return trainer.compute_metrics is None and not own and not isinstance(trainer.eval_dataset, dict)

@@ -1,22 +1,36 @@
-"""What the arguments say of a run, against the counts of its data: nothing is started."""
+"""Check what the arguments ask of a run: its length, intervals, followed metric, devices and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import os
+import shutil
 
+import torch
+
+from hf_compat.errors import HfCompatError
 from hf_compat.hf.builtin_callbacks import EarlyStoppingCallback
 from hf_compat.hf.callbacks import is_callback_of
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
+from hf_compat.plan.translate import translate
 from hf_compat.runtime.inspection import has_length
-from hf_compat.tools.preflight.session import Session
+from hf_compat.tools.isolation.plan import real_path
+from hf_compat.tools.preflight.session import Session, existing_parent, weights_in_bytes
 
-CHECK = "plan"
+CHECK, FOLLOWED, DEVICES, SPACE = "plan", "followed metric", "devices", "disk space"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+# The consequence of an interval that is longer than the run.
+_TOO_LONG = {
+    "logging": "nothing is logged but the summary at the end",
+    "eval": "only the last update is evaluated",
+    "save": "only the last update is saved",
+}
 
 
 def check_plan(session: Session) -> None:
     """Compare epochs, updates, warmup and intervals."""
-    counts = session.counts
+    counts, args = session.counts, session.trainer.args
     if counts is None:
         session.leave_out(CHECK, "the training data does not say how many updates there are")
         return
@@ -25,12 +39,11 @@ def check_plan(session: Session) -> None:
         if updates <= 0:
             session.error(
                 CHECK,
-                f"The run has 0 updates (`num_train_epochs={session.trainer.args.num_train_epochs}`, "
-                f"`max_steps={session.trainer.args.max_steps}`): nothing would be trained.",
+                f"The run has 0 updates (`num_train_epochs={args.num_train_epochs}`, "
+                f"`max_steps={args.max_steps}`): nothing would be trained.",
                 "set `num_train_epochs` or `max_steps`",
             )
             return
-        args = session.trainer.args
         warmup = args.get_warmup_steps(updates)
         if warmup >= updates:
             session.warn(
@@ -39,88 +52,142 @@ def check_plan(session: Session) -> None:
                 f"`learning_rate={args.learning_rate}`.",
                 f"set `warmup_steps` well below {updates}",
             )
-        args, steps = session.trainer.args, intervals(session, updates)
-        consequences = {
-            "logging": "nothing is logged but the summary at the end",
-            "eval": "only the last update is evaluated",
-            "save": "only the last update is saved",
-        }
-        for name, consequence in consequences.items():
-            strategy = getattr(args, f"{name}_strategy")
-            if strategy == "steps" and steps[name] > updates:
-                session.note(
-                    CHECK, f"`{name}_steps={getattr(args, f'{name}_steps')}` and the run has {updates} updates: "
-                    f"{consequence}.", f"set `{name}_steps` below {updates}, if you want more",
-                )  # fmt: skip
-        by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
-        if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
+        _check_intervals(session, updates)
+        # How much of an epoch `dataloader_drop_last` leaves out
+        data = session.trainer.train_dataset
+        if args.dataloader_drop_last and has_length(data):
+            used = counts.micro_batches_per_epoch * session.trainer._train_batch_size * args.world_size
+            if len(data) - used > len(data) / 4:
+                session.warn(
+                    CHECK,
+                    f"`dataloader_drop_last=True` leaves {len(data) - used} of {len(data)} training samples out of "
+                    "every epoch.",
+                    "use a smaller `per_device_train_batch_size`, or keep the last batch",
+                )
+        window = args.gradient_accumulation_steps
+        if not counts.is_endless and counts.micro_batches_per_epoch < window:
             session.note(
                 CHECK,
-                f"`save_steps={steps['save']:g}` is no multiple of `eval_steps={steps['eval']:g}`: the update with the "
-                f"best {args.metric_for_best_model!r} may not be among those that are saved.",
-                "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
+                f"An epoch has {counts.micro_batches_per_epoch} micro-batches, and "
+                f"`gradient_accumulation_steps={window}`: each epoch makes one update of fewer.",
+                "accumulate fewer, if more updates are wanted",
             )
-        _check_dropped(session)
-        _check_window(session)
 
 
-def intervals(session: Session, updates: int) -> dict[str, float]:
-    """Return the updates between logs, evaluations and saves; a share of the run is one of its updates here."""
+def _intervals(session: Session, updates: int) -> dict[str, float]:
+    """The updates between logs, evaluations and saves. A share of the run becomes a number of updates."""
     state = TrainerState()
     state.compute_steps(session.trainer.args, updates)
     return {"logging": state.logging_steps, "eval": state.eval_steps, "save": state.save_steps}
 
 
-def _check_dropped(session: Session) -> None:
-    """Say how much of an epoch `dataloader_drop_last` leaves out."""
-    trainer, counts = session.trainer, session.counts
-    data = trainer.train_dataset
-    if counts is None or not trainer.args.dataloader_drop_last or not has_length(data):
-        return
-    used = counts.micro_batches_per_epoch * trainer._train_batch_size * trainer.args.world_size
-    left_out = len(data) - used
-    if left_out > len(data) / 4:
-        session.warn(
-            CHECK,
-            f"`dataloader_drop_last=True` leaves {left_out} of {len(data)} training samples out of every epoch.",
-            "use a smaller `per_device_train_batch_size`, or keep the last batch",
-        )
-
-
-def _check_window(session: Session) -> None:
-    counts, window = session.counts, session.trainer.args.gradient_accumulation_steps
-    if counts is not None and not counts.is_endless and counts.micro_batches_per_epoch < window:
+def _check_intervals(session: Session, updates: int) -> None:
+    args, steps = session.trainer.args, _intervals(session, updates)
+    for name, consequence in _TOO_LONG.items():
+        if getattr(args, f"{name}_strategy") == "steps" and steps[name] > updates:
+            given = f"`{name}_steps={getattr(args, f'{name}_steps')}`"
+            problem = f"{given} and the run has {updates} updates: {consequence}."
+            session.note(CHECK, problem, f"set `{name}_steps` below {updates}, if you want more")
+    by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
+    if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
         session.note(
             CHECK,
-            f"An epoch has {counts.micro_batches_per_epoch} micro-batches, and `gradient_accumulation_steps={window}`: "
-            "each epoch makes one update of fewer.",
-            "accumulate fewer, if more updates are wanted",
+            f"`save_steps={steps['save']:g}` is not a multiple of `eval_steps={steps['eval']:g}`: the update with the "
+            f"best {args.metric_for_best_model!r} may not be among those that are saved.",
+            "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
         )
 
 
 def check_metric_followers(session: Session) -> None:
-    """Look whether what follows a metric has one: early stopping, a schedule, the best model."""
-    with session.checking("followed metric"):
-        for who in _followers(session):
-            args = session.trainer.args
+    """Check that early stopping or a schedule that follows a metric gets one."""
+    trainer, args = session.trainer, session.trainer.args
+    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    callbacks = trainer.callback_handler.callbacks
+    with session.checking(FOLLOWED):
+        followers = {
+            "EarlyStoppingCallback": any(is_callback_of(one, EarlyStoppingCallback) for one in callbacks),
+            f"`lr_scheduler_type={kind!r}`": trainer.lr_scheduler is None
+            and kind in ("reduce_lr_on_plateau", "greedy"),
+        }
+        for who in (name for name, follows in followers.items() if follows):
             if args.metric_for_best_model is None:
-                session.error(
-                    "followed metric",
-                    f"{who} follows a metric, and `metric_for_best_model` names none.",
-                    'set `metric_for_best_model="loss"`, say',
-                )
+                problem = f"{who} follows a metric, and `metric_for_best_model` names none."
+                session.error(FOLLOWED, problem, 'set `metric_for_best_model="loss"`, say')
             if args.eval_strategy == IntervalStrategy.NO:
-                session.error(
-                    "followed metric",
-                    f"{who} follows a metric, and `eval_strategy='no'` makes no evaluation.",
-                    'set `eval_strategy="epoch"`, say',
-                )
+                problem = f"{who} follows a metric, and `eval_strategy='no'` makes no evaluation."
+                session.error(FOLLOWED, problem, 'set `eval_strategy="epoch"`, say')
 
 
-def _followers(session: Session) -> Iterator[str]:
-    trainer = session.trainer
-    if any(is_callback_of(one, EarlyStoppingCallback) for one in trainer.callback_handler.callbacks):
-        yield "EarlyStoppingCallback"
-    kind = getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type)
-    if trainer.lr_scheduler is None and kind in ("reduce_lr_on_plateau", "greedy"):
-        yield f"`lr_scheduler_type={kind!r}`"
+def check_devices(session: Session) -> None:
+    """Read the strategy off the plan, and compare processes with devices."""
+    trainer, args = session.trainer, session.trainer.args
+    with session.checking(DEVICES):
+        try:
+            plan = translate(args, session.counts, getattr(trainer.model, "config", None))
+        except HfCompatError as error:
+            session.raised(error, DEVICES, "The run cannot be planned")
+            return
+        session.strategy = plan.strategy
+        told = f" in {args.world_size} processes by {plan.strategy}" if args.world_size > 1 else ""
+        session.measured.append(f"trains on {plan.device}{told}, precision {plan.precision}")
+        visible = torch.cuda.device_count()
+        if args.device.type == "cpu" and visible and not args.use_cpu:
+            problem = f"{visible} GPUs are there, and the run is on the CPU."
+            session.warn(DEVICES, problem, "look at CUDA_VISIBLE_DEVICES")
+        elif visible > 1 and args.world_size == 1 and args.device.type == "cuda":
+            problem = f"{visible} GPUs are visible, and one process uses one of them."
+            session.note(DEVICES, problem, f"`hf-compat run --devices {visible} …` uses all")
+
+
+def in_words(size: float) -> str:
+    """Write a number of bytes with a unit."""
+    place = min(int(math.log(size, 1024)), len(_UNITS) - 1) if size >= 1 else 0
+    return f"{size / 1024**place:.{0 if place == 0 else 1}f} {_UNITS[place]}"
+
+
+def check_space(session: Session) -> None:
+    """Compare the checkpoints that the run keeps with the room for them, and check that it may write."""
+    args, place = session.trainer.args, existing_parent(session.output_dir)
+    saves = _saves(session)
+    with session.checking(SPACE):
+        if saves == 0:
+            return
+        if not os.access(real_path(place), os.W_OK):
+            problem = f"`output_dir={session.output_dir!r}` cannot be written to."
+            session.error(SPACE, problem, "name a folder that can be")
+        size, how = session.checkpoint_bytes, "measured"
+        if size is None:
+            size = weights_in_bytes(session.trainer.model) * (1 if args.save_only_model else 3)
+            how = "estimated by its weights"
+        kept = saves
+        if args.save_total_limit:
+            # Old checkpoints are removed when a new one is whole
+            best = 1 if args.load_best_model_at_end and args.save_total_limit == 1 else 0
+            kept = min(args.save_total_limit + best + 1, saves)
+        needed, free = size * kept, shutil.disk_usage(real_path(place)).free
+        counted = f"{saves} checkpoint{'s' if saves != 1 else ''}"
+        session.measured.append(
+            f"a checkpoint takes {in_words(size)} ({how}); of {counted} {kept} are there at once: "
+            f"{in_words(needed)} of the {in_words(free)} that are free in {place}"
+        )
+        if needed > free:
+            fits = free // max(size, 1)
+            limit = f"set `save_total_limit={max(fits - 2, 1)}`, save less often, or make room"
+            more = "" if args.save_only_model else "; `save_only_model=True` leaves out what it takes to resume"
+            session.error(
+                SPACE,
+                f"The run keeps {kept} checkpoints of {in_words(size)} at once (of {counted} that it writes): "
+                f"{in_words(needed)}, and {in_words(free)} are free in {place}.",
+                f"{limit if fits > 1 else 'make room'}{more}",
+            )
+
+
+def _saves(session: Session) -> int:
+    """The number of checkpoints that the run writes."""
+    counts, strategy = session.counts, SaveStrategy(session.trainer.args.save_strategy)
+    if counts is None or strategy == SaveStrategy.NO or counts.max_updates <= 0:
+        return 0
+    if strategy == SaveStrategy.EPOCH:
+        return 1 if counts.is_endless else counts.num_train_epochs
+    every = _intervals(session, counts.max_updates)["save" if strategy == SaveStrategy.STEPS else "eval"]
+    return max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1

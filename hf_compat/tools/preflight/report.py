@@ -1,35 +1,63 @@
-"""`PreflightReport`: what a preflight has found, for people and as JSON. Plain data."""
+"""`PreflightReport` with its findings, for people and as JSON, and exceptions as findings."""
 
 from __future__ import annotations
 
 import json
+import os
 import textwrap
+import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from hf_compat.errors import HfCompatError
 from hf_compat.hf.state import ShownAsPrinted
 
 _WIDTH = 108
+_OWN = str(Path(__file__).resolve().parents[2])
+_LONGEST = 600
+
+# Words of errors of torch and transformers, and the way out. The first that fits counts.
+_WAYS_OUT = (
+    ("does not have a padding token", "set one: `tokenizer.pad_token = tokenizer.eos_token`"),
+    ("no padding token is defined", "set `model.config.pad_token_id = tokenizer.pad_token_id`"),
+    ("Unable to create tensor", "remove columns that hold no numbers, tokenize, and let the collator pad and truncate"),
+    ("stack expects each tensor to be equal size", "let a collator pad: `DataCollatorWithPadding(tokenizer)`, say"),
+    ("out of memory", "use a smaller batch with more `gradient_accumulation_steps`, or `gradient_checkpointing=True`"),
+    ("is out of bounds", "labels count from 0: give the model as many classes (`num_labels`) as the data has"),
+    ("index out of range in self", "an input is larger than an embedding: compare tokens with the vocabulary, and "
+                                   "lengths with the model's positions"),
+    ("device-side assert", "run it on the CPU (`use_cpu=True`), which names the index that is out of range"),
+    ("pickle", "define what the workers need at the top of a module, or set `dataloader_num_workers=0`"),
+    ("expected scalar type", "cast what the loss is computed from to one type"),
+    ("must match the size of tensor", "compare the shapes of the logits and the labels"),
+    ("Expected input batch_size", "compare the shapes of the logits and the labels"),
+    ("unexpected keyword argument", "let the collator leave that entry out, or let the forward take it"),
+    ("missing", "let the data set or the collator give that entry"),
+    ("different dtypes", "cast what is compared to one type"),
+    ("Only one class", "it was called with one batch only; let the metric take that, or look whether the data has all "
+                       "classes"),
+)  # fmt: skip
 
 
 class Severity(StrEnum):
     """How bad a finding is."""
 
     ERROR = "error"  # the run fails, or its result is of no use
-    WARNING = "warning"  # the run goes through, and hardly does what is meant
+    WARNING = "warning"  # the run goes through, and hardly does what the user means
     NOTE = "note"  # worth knowing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that a preflight has found.
+    """A finding of a preflight.
 
     Args:
         severity: `error`, `warning` or `note`.
         check: The check that has found it.
-        problem: What is wrong.
-        way_out: What to do about it; empty for a note that asks for nothing.
+        problem: The problem.
+        way_out: The way out. Empty for a note that asks for nothing.
     """
 
     severity: Severity
@@ -40,12 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unchecked:
-    """Something that a preflight could not look at.
-
-    Args:
-        check: The check.
-        reason: Why it was left out.
-    """
+    """A check that could not be made, and why."""
 
     check: str
     reason: str
@@ -71,7 +94,7 @@ class PreflightReport(ShownAsPrinted):
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error and no warning; notes are allowed."""
+        """Whether there is no error and no warning. Notes are allowed."""
         return all(finding.severity == Severity.NOTE for finding in self.findings)
 
     @property
@@ -81,7 +104,7 @@ class PreflightReport(ShownAsPrinted):
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """The findings with which the run hardly does what is meant."""
+        """The findings with which the run hardly does what the user means."""
         return self._of(Severity.WARNING)
 
     @property
@@ -93,38 +116,77 @@ class PreflightReport(ShownAsPrinted):
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
+        """Write everything as JSON."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterable[str]:
-        yield f"preflight: {self._summary()} ({self.seconds:.1f} s)"
-        for finding in self.findings:
-            yield ""
-            yield from _paragraph(f"{finding.severity.value:<8} {finding.check}: ", finding.problem)
-            if finding.way_out:
-                yield from _paragraph("         → ", finding.way_out)
-        if self.unchecked:
-            yield from ("", "not checked")
-            for left_out in self.unchecked:
-                yield from _paragraph(f"  {left_out.check}: ", left_out.reason)
-        if self.measured:
-            yield from ("", "measured", *(f"  {line}" for line in self.measured))
-        yield from ("", f"checked: {', '.join(self.checked) or 'nothing'}")
-
-    def _summary(self) -> str:
         counts = [(len(self._of(severity)), severity.value) for severity in Severity]
-        told = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count]
-        return ", ".join(told) or "nothing found"
+        told = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+        lines = [f"preflight: {told or 'nothing found'} ({self.seconds:.1f} s)"]
+        for finding in self.findings:
+            lines += ["", *_paragraph(f"{finding.severity.value:<8} {finding.check}: ", finding.problem)]
+            lines += _paragraph("         → ", finding.way_out) if finding.way_out else ()
+        lines += ["", "not checked"] if self.unchecked else []
+        for left_out in self.unchecked:
+            lines += _paragraph(f"  {left_out.check}: ", left_out.reason)
+        lines += ["", "measured", *(f"  {line}" for line in self.measured)] if self.measured else []
+        return "\n".join([*lines, "", f"checked: {', '.join(self.checked) or 'nothing'}"])
 
 
 def _paragraph(head: str, text: str) -> Iterable[str]:
-    """Yield a text under a head, its lines indented below it."""
+    """Yield a text under a head, with its lines indented."""
     for place, line in enumerate(text.splitlines() or [""]):
         first = head if place == 0 else "         "
         yield from textwrap.wrap(
             line, _WIDTH, initial_indent=first, subsequent_indent="         ", break_long_words=False,
             break_on_hyphens=False, drop_whitespace=True,
         ) or [first.rstrip()]  # fmt: skip
+
+
+def finding_of(
+    error: BaseException, check: str, doing: str, way_out: str = "", severity: Severity = Severity.ERROR
+) -> Finding:
+    """Turn an exception into a finding.
+
+    Args:
+        error: The exception.
+        check: The check that raised it.
+        doing: The failed action, as the beginning of a sentence.
+        way_out: The way out, if the caller knows better than the exception.
+        severity: The severity.
+    """
+    said, _, hint = str(error).partition("\n\nHint: ")
+    if isinstance(error, HfCompatError):
+        return Finding(severity=severity, check=check, problem=said, way_out=way_out or hint)
+    frames = traceback.extract_tb(error.__traceback__)
+    # The innermost line of the user's own code, or else of any package but this one
+    own = [frame for frame in frames if not _is_packaged(frame.filename)]
+    places = own or [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    place = f"\n(in {places[-1].name}, {_short(places[-1].filename)}:{places[-1].lineno})" if places else ""
+    text = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} …"
+    searched = f"{type(error).__name__}: {error}".lower()
+    known = next((way for words, way in _WAYS_OUT if words.lower() in searched), None)
+    return Finding(
+        severity=severity,
+        check=check,
+        problem=f"{doing}: {type(error).__name__}: {text}{place}",
+        way_out=way_out or known or "correct the code at that place; the run would stop there",
+    )
+
+
+def _is_packaged(file: str) -> bool:
+    """Whether a file belongs to an installed package, to Python itself or to this package."""
+    parts = os.path.normpath(file).split(os.sep)
+    of_python = file.startswith(os.path.dirname(os.__file__)) or file.startswith("<")
+    return "site-packages" in parts or "dist-packages" in parts or file.startswith(_OWN) or of_python
+
+
+def _short(file: str) -> str:
+    """The relative path of a file below the working folder."""
+    relative = os.path.relpath(file) if os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0] else file
+    return file if relative.startswith("..") else relative
+
+
+def line_of(error: BaseException) -> str:
+    """Write an exception in one line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,43 +1,70 @@
-"""One preflight: the Trainer on a copy of its state, and what is found on the way."""
+"""One preflight: the Trainer works on a copy of its state, and the checks collect findings."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from torch import nn
+
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.data.types import Batch
-from hf_compat.hf.callbacks import Callback
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.callbacks import Callback, CallbackHandler
+from hf_compat.hf.enums import IntervalStrategy
+from hf_compat.hf.metrics import TrainOutput
 from hf_compat.plan.lightning_plan import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
-from hf_compat.tools.preflight.explaining import finding_of, line_of
-from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked
+from hf_compat.tools.isolation.plan import real_path
+from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked, finding_of, line_of
 from hf_compat.tools.preflight.snapshot import Snapshot
-from hf_compat.tools.preflight.subject import Train, enter_scratch, quietly
 from hf_compat.trainer import Trainer
 
-_ORDER = list(Severity)
+# Trains from a checkpoint as the Trainer's own `train` does, even if a subclass overrides that.
+Train = Callable[[str | None], TrainOutput]
+
+# Values of arguments that would reach beyond an update, or beyond the scratch folder.
+_QUIET: Mapping[str, object] = {
+    "async_save": False,
+    "auto_find_batch_size": False,
+    "debug": [],
+    "enable_jit_checkpoint": False,
+    "eval_on_start": False,
+    "load_best_model_at_end": False,
+    "push_to_hub": False,
+    "restore_callback_states_from_checkpoint": False,
+    "save_total_limit": None,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+}
 
 
 @dataclass
 class Session:
-    """What the checks share.
+    """The state that the checks share.
 
     Args:
-        trainer: The Trainer that is checked.
+        trainer: The checked Trainer.
         train: Its `train`.
-        folder: The scratch folder, of all processes of this machine.
-        output_dir: Where the run will save.
-        resume_from_checkpoint: What the run will go on from.
-        strategy: How several processes train together, in the plan's words.
-        counts: Updates, epochs and samples; None where the data does not give them.
-        batches: The micro-batches of the first update, as the collator makes them; empty where there are none.
-        checkpoint_bytes: Size of a checkpoint, measured; None where none was written.
-        metrics: Names and values that an evaluation gave; None where none was made.
-        dropped_columns: Columns of the training data that the forward does not take, and that are removed.
+        folder: The scratch folder of all processes of this machine.
+        output_dir: The folder to which the run will save.
+        resume_from_checkpoint: The checkpoint from which the run will resume.
+        strategy: The plan's strategy for several processes.
+        counts: Updates, epochs and samples. None if the data does not give them.
+        batches: The collated micro-batches of the first update. Empty if there are none.
+        checkpoint_bytes: The measured size of a checkpoint.
+        metrics: Names and values of an evaluation. None if there was none.
+        dropped_columns: Columns of the training data that are removed, because the forward does not take them.
     """
 
     trainer: Trainer
@@ -63,86 +90,130 @@ class Session:
 
     @contextlib.contextmanager
     def on_a_copy(self, *callbacks: Callback, name: str = "run") -> Iterator[str]:
-        """Let the Trainer work as in a run within a context, and be as it was after it.
+        """Let the Trainer work as in a run, and restore it afterwards. Logs and warnings are left out.
 
         Args:
-            callbacks: The callbacks that are called, in place of the Trainer's.
-            name: Of the folder that it saves into, within the scratch folder.
+            callbacks: The callbacks that are called instead of the Trainer's.
+            name: Name of the folder within the scratch folder to which it saves.
         """
-        place = os.path.join(self.folder, name)
+        place, trainer, before = os.path.join(self.folder, name), self.trainer, logging.root.manager.disable
         try:
             os.makedirs(place, exist_ok=True)
-            enter_scratch(self.trainer, place, list(callbacks))
-            with quietly():
+            args = trainer.args
+            trainer.args = object.__new__(type(args))
+            known = {name: value for name, value in _QUIET.items() if name in vars(args)}
+            vars(trainer.args).update(vars(args), **known, output_dir=place)
+            trainer.state, trainer.control = copy.deepcopy(trainer.state), copy.deepcopy(trainer.control)
+            handler = CallbackHandler(
+                [], trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+            )
+            handler.requestable_kwargs["trainer"] = trainer
+            trainer.callback_handler = handler
+            trainer._callbacks = CallbackSet(trainer)
+            for one in callbacks:
+                handler.add_callback(one)
+                trainer._callbacks.order.append(one)
+            vars(trainer)["log"] = _log_nothing
+            logging.disable(logging.CRITICAL)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 yield place
         finally:
+            logging.disable(before)
             self._snapshot.restore()
 
-    def add(self, severity: Severity, check: str, problem: str, way_out: str = "") -> None:
-        """Add a finding."""
-        self.findings.append(Finding(severity=severity, check=check, problem=problem, way_out=way_out))
-
     def error(self, check: str, problem: str, way_out: str) -> None:
-        """Add something with which the run fails."""
-        self.add(Severity.ERROR, check, problem, way_out)
+        self.findings.append(Finding(severity=Severity.ERROR, check=check, problem=problem, way_out=way_out))
 
     def warn(self, check: str, problem: str, way_out: str) -> None:
-        """Add something with which the run hardly does what is meant."""
-        self.add(Severity.WARNING, check, problem, way_out)
+        self.findings.append(Finding(severity=Severity.WARNING, check=check, problem=problem, way_out=way_out))
 
     def note(self, check: str, problem: str, way_out: str = "") -> None:
-        """Add something that is worth knowing."""
-        self.add(Severity.NOTE, check, problem, way_out)
+        self.findings.append(Finding(severity=Severity.NOTE, check=check, problem=problem, way_out=way_out))
 
     def raised(self, error: BaseException, check: str, doing: str, way_out: str = "") -> None:
-        """Add what an exception says."""
+        """Add an exception as an error."""
         self.findings.append(finding_of(error, check, doing, way_out))
 
     def leave_out(self, check: str, reason: str) -> None:
-        """Say that something was not looked at."""
+        """Record a check that was not made."""
         self.unchecked.append(Unchecked(check=check, reason=reason))
 
     def has_error(self, *checks: str) -> bool:
-        """Return whether one of some checks has found an error."""
+        """Whether one of some checks has found an error."""
         return any(one.check in checks and one.severity == Severity.ERROR for one in self.findings)
 
     @contextlib.contextmanager
     def checking(self, check: str) -> Iterator[None]:
-        """Count a check as made; where it fails by itself, say so, and let the others go on."""
+        """Count a check as made. If it fails by itself, record that, so that the others are still made."""
         try:
             yield
             self.checked.append(check)
-        except Exception as error:  # of an object of the user's, which a check has asked something
+        except Exception as error:  # of a user's object that the check has called
             self.leave_out(check, f"it could not be made ({line_of(error)})")
 
     def report(self) -> PreflightReport:
-        """Return what was found, of all processes."""
-        findings = sorted(self._findings_of_all(), key=lambda finding: _ORDER.index(finding.severity))
+        """Collect the findings of all processes. A finding that not all have names its ranks."""
+        of_ranks = gather_objects(self.findings)
+        found: dict[Finding, list[int]] = {}
+        for rank, of_rank in enumerate(of_ranks):
+            for finding in dict.fromkeys(of_rank):
+                found.setdefault(finding, []).append(rank)
+        findings = [
+            one
+            if len(ranks) == len(of_ranks)
+            else replace(one, problem=f"rank {', '.join(map(str, ranks))}: {one.problem}")
+            for one, ranks in found.items()
+        ]
         return PreflightReport(
-            findings=tuple(findings),
+            findings=tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity))),
             unchecked=tuple(self.unchecked),
             checked=tuple(self.checked),
             measured=tuple(self.measured),
             seconds=round(time.monotonic() - self._began, 3),
         )
 
-    def _findings_of_all(self) -> list[Finding]:
-        """Return the findings of all processes; one that not all have says whose it is."""
-        of_ranks = gather_objects(self.findings)
-        found: dict[Finding, list[int]] = {}
-        for rank, findings in enumerate(of_ranks):
-            for finding in findings:
-                found.setdefault(finding, []).append(rank)
-        return [_of_ranks(finding, ranks, len(of_ranks)) for finding, ranks in found.items()]
+
+def _log_nothing(logs: Mapping[str, float], start_time: float | None = None) -> None:
+    """Replace `log`, because an override may report to a tracker."""
 
 
-def _of_ranks(finding: Finding, ranks: list[int], world_size: int) -> Finding:
-    if len(set(ranks)) == world_size:
-        return finding
-    told = ", ".join(map(str, sorted(set(ranks))))
-    return Finding(
-        severity=finding.severity,
-        check=finding.check,
-        problem=f"rank {told}: {finding.problem}",
-        way_out=finding.way_out,
+def overrides(trainer: Trainer, name: str) -> bool:
+    """Whether a method is the user's: in a subclass, on this object, or assigned to our class."""
+    return name in vars(trainer) or not getattr(type(trainer), name).__module__.startswith("hf_compat.")
+
+
+def without_workers(args: TrainingArguments) -> None:
+    """Let a copy of arguments read its data in this process. Only the update starts the workers."""
+    vars(args).update(
+        dataloader_num_workers=0,
+        dataloader_persistent_workers=False,
+        dataloader_prefetch_factor=None,
+        dataloader_multiprocessing_context=None,
     )
+
+
+def without_evaluation(args: TrainingArguments) -> None:
+    """Let a copy of arguments evaluate nothing, because evaluations are a check of their own."""
+    vars(args)["eval_strategy"] = IntervalStrategy.NO
+
+
+def place_for_scratch(args: TrainingArguments, bytes_needed: int) -> str | None:
+    """A folder with enough room: that of temporary files, or else the parent of the output folder."""
+    for place in (tempfile.gettempdir(), real_path(existing_parent(str(args.output_dir)))):
+        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > bytes_needed:
+            return place
+    return None
+
+
+def existing_parent(folder: str) -> str:
+    """The nearest existing folder of a path, outside of the check's isolation."""
+    path = os.path.abspath(folder)
+    while not os.path.isdir(real_path(path)) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def weights_in_bytes(model: nn.Module) -> int:
+    """The size of a model's weights in memory."""
+    return sum(parameter.nbytes for parameter in model.parameters() if not parameter.is_meta)

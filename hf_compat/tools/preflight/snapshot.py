@@ -1,7 +1,7 @@
-"""`Snapshot`: the state of everything that a Trainer reaches, to be put back in place, bit for bit.
+"""`Snapshot` keeps the state of everything that a Trainer reaches, and restores it in place, bit for bit.
 
-What is reached: attributes, containers, closures. Of these the contents are kept, not the objects themselves: whoever
-holds one finds it as it was. Tensors are copied to the CPU, but for those of data sets, which nothing trains.
+It follows attributes, containers and closures, and keeps their contents, so that references to them stay valid. Tensors
+are copied to the CPU, except those of data sets, which nothing trains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import random
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from hf_compat.errors import warn_once
 from hf_compat.runtime.seeding import read_rng, write_rng
 
 Restore = Callable[[], object]
-_Function: TypeAlias = types.FunctionType | types.MethodType | functools.partial[object]
 
-# Objects that are looked at, and items of a container: data sets may have millions.
+# Bounds on visited objects, and on the items of a container, because data sets may have millions.
 _MOST_OBJECTS = 500_000
 _MOST_ITEMS = 20_000
 _LARGEST_ARRAY_BYTES = 2**20
-# Packages whose objects stand for something outside of Python: threads, files, connections.
+# Packages whose objects represent something outside of Python: threads, files, connections.
 _FOREIGN = frozenset(
     (
         "_io", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "ctypes", "io", "logging", "multiprocessing",
@@ -40,8 +39,8 @@ class Snapshot:
     """The state of some objects and of all that they reach.
 
     Args:
-        trained: Objects whose tensors may be changed: model, optimizer, the Trainer itself.
-        data: Data sets: their attributes and generators are kept, their tensors are not copied.
+        trained: Objects whose tensors may change: model, optimizer, the Trainer itself.
+        data: Data sets. Their attributes and generators are kept, but their tensors are not copied.
     """
 
     def __init__(self, trained: Iterable[object], data: Iterable[object] = ()) -> None:
@@ -54,30 +53,23 @@ class Snapshot:
                 torch.cuda.set_rng_state_all(on_gpus)
 
         self._restores: list[Restore] = [put_back]
-        self._seen: dict[int, object] = {}  # the objects, so that no id is given twice
+        self._seen: dict[int, object] = {}  # keeps the objects, so that no other one gets their id
         self.iterators: list[object] = []
-        for root in data:
-            self._walk(root, copies_tensors=False)
-        for root in trained:
-            self._walk(root, copies_tensors=True)
+        for root, copies_tensors in [*((one, False) for one in data), *((one, True) for one in trained)]:
+            waiting = [root]
+            while waiting and len(self._seen) < _MOST_OBJECTS:
+                thing = waiting.pop()
+                if not isinstance(thing, _ATOMS) and id(thing) not in self._seen:
+                    self._seen[id(thing)] = thing
+                    waiting.extend(self._keep(thing, copies_tensors))
 
     def restore(self) -> None:
-        """Put everything back."""
         for put_back in self._restores:
             put_back()
-        warn_once.cache_clear()  # what was said meanwhile is said again
-
-    def _walk(self, root: object, copies_tensors: bool) -> None:
-        waiting = [root]
-        while waiting and len(self._seen) < _MOST_OBJECTS:
-            thing = waiting.pop()
-            if isinstance(thing, _ATOMS) or id(thing) in self._seen:
-                continue
-            self._seen[id(thing)] = thing
-            waiting.extend(self._keep(thing, copies_tensors))
+        warn_once.cache_clear()  # warnings of the checks are shown again by the run
 
     def _keep(self, thing: object, copies_tensors: bool) -> Iterable[object]:
-        """Keep the state of one object, and return what it reaches."""
+        """Keep the state of one object, and list the objects that it reaches."""
         if isinstance(thing, torch.Tensor):
             if copies_tensors:
                 self._restores.append(_of_tensor(thing))
@@ -86,14 +78,16 @@ class Snapshot:
         if restore is not None:
             self._restores.append(restore)
             return ()
-        if isinstance(thing, (types.FunctionType, types.MethodType, functools.partial)):
-            if isinstance(thing, types.MethodType):
-                return [thing.__self__, thing.__func__]
-            if isinstance(thing, functools.partial):
-                return [thing.func, thing.args, thing.keywords]
-            for cell in thing.__closure__ or ():
-                self._restores.append(_of_cell(cell))
-            held = [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+        if isinstance(thing, types.MethodType):
+            return [thing.__self__, thing.__func__]
+        if isinstance(thing, functools.partial):
+            return [thing.func, thing.args, thing.keywords]
+        if isinstance(thing, types.FunctionType):
+            filled = [cell for cell in thing.__closure__ or () if _is_filled(cell)]
+            held = [cell.cell_contents for cell in filled]
+            self._restores += [
+                functools.partial(setattr, *kept) for kept in zip(filled, repeat("cell_contents"), held, strict=False)
+            ]
             drawn = [thing.__globals__.get(name) for name in thing.__code__.co_names]
             generators = [value for value in drawn if _of_generator(value) is not None]
             return [*held, *generators, *(thing.__defaults__ or ()), *vars(thing).values()]
@@ -110,9 +104,7 @@ class Snapshot:
                 kept = thing.copy()
                 self._restores.append(lambda: np.copyto(thing, kept))
             return []
-        if not isinstance(thing, (dict, list, set, collections.deque)):
-            return []
-        if len(thing) > _MOST_ITEMS:
+        if not isinstance(thing, (dict, list, set, collections.deque)) or len(thing) > _MOST_ITEMS:
             return []
         self._restores.append(_of_container(thing))
         return [*thing, *thing.values()] if isinstance(thing, dict) else list(thing)
@@ -128,7 +120,7 @@ class Snapshot:
         for name in _slots_of(type(thing)):
             if hasattr(thing, name):
                 found.append(getattr(thing, name))
-                self._restores.append(_of_slot(thing, name, found[-1]))
+                self._restores.append(functools.partial(_set_slot, thing, name, found[-1]))
         return found
 
 
@@ -139,7 +131,7 @@ _ITERATORS: tuple[type, ...] = (
 
 
 def one_shot_iterators(dataset: object) -> list[object]:
-    """Return the iterators that a data set holds: reading it would take samples away from the run."""
+    """List the iterators in a data set. Reading them would take samples away from the run."""
     return Snapshot((), (dataset,)).iterators
 
 
@@ -152,12 +144,9 @@ def _slots_of(kind: type) -> Iterator[str]:
                 yield name
 
 
-def _of_slot(thing: object, name: str, kept: object) -> Restore:
-    def put_back() -> None:
-        if getattr(thing, name, None) is not kept:
-            object.__setattr__(thing, name, kept)
-
-    return put_back
+def _set_slot(thing: object, name: str, kept: object) -> None:
+    if getattr(thing, name, None) is not kept:
+        object.__setattr__(thing, name, kept)
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -168,48 +157,33 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def _of_cell(cell: types.CellType) -> Restore:
-    if not _is_filled(cell):
-        return lambda: None
-    kept = cell.cell_contents
-
-    def put_back() -> None:
-        cell.cell_contents = kept
-
-    return put_back
-
-
 def _of_container(thing: dict[object, object] | list[object] | set[object] | collections.deque[object]) -> Restore:
-    """Keep the items of a container; one that is unchanged is not touched."""
-    if isinstance(thing, dict):
-        return _of_dict(thing)
+    """Keep the items of a container. An unchanged container is not touched."""
     kept = list(thing)
+    values = list(thing.values()) if isinstance(thing, dict) else kept
 
     def put_back() -> None:
-        if len(thing) == len(kept) and all(now is then for now, then in zip(thing, kept, strict=True)):
+        now = list(thing.values()) if isinstance(thing, dict) else kept
+        both = [*zip(thing, kept, strict=False), *zip(now, values, strict=False)]
+        if len(thing) == len(kept) and all(one is other for one, other in both):
             return
         thing.clear()
-        thing.update(kept) if isinstance(thing, set) else thing.extend(kept)
-
-    return put_back
-
-
-def _of_dict(thing: dict[object, object]) -> Restore:
-    kept = list(thing.items())
-
-    def put_back() -> None:
-        same = zip(thing.items(), kept, strict=False)
-        if len(thing) == len(kept) and all(now[0] is then[0] and now[1] is then[1] for now, then in same):
-            return
-        thing.clear()
-        thing.update(kept)
+        if isinstance(thing, dict):
+            thing.update(zip(kept, values, strict=True))
+        else:
+            thing.update(kept) if isinstance(thing, set) else thing.extend(kept)
 
     return put_back
 
 
 def _of_tensor(tensor: torch.Tensor) -> Restore:
-    """Keep a tensor's numbers, and what stands beside them; it may have been given another memory meanwhile."""
-    if tensor.is_meta or not _has_memory(tensor):
+    """Keep a tensor's numbers, memory, gradient and `requires_grad`."""
+    try:
+        tensor.data_ptr()
+        has_memory = tensor.layout == torch.strided and not tensor.is_meta
+    except RuntimeError:  # a fake one, or a wrapper around others
+        has_memory = False
+    if not has_memory:
         return lambda: None
     memory, wanted = tensor.data, tensor.requires_grad
     kept = memory.to("cpu", copy=True)
@@ -227,25 +201,16 @@ def _of_tensor(tensor: torch.Tensor) -> Restore:
     return put_back
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    try:
-        tensor.data_ptr()
-    except RuntimeError:  # a fake one, or a wrapper around others
-        return False
-    return tensor.layout == torch.strided
-
-
 def _of_generator(thing: object) -> Restore | None:
-    """Return what sets a generator of random numbers back; None where it is none."""
+    """Keep the state of a generator of random numbers. None for any other object."""
     if isinstance(thing, torch.Generator):
+        return functools.partial(thing.set_state, thing.get_state())
+    if isinstance(thing, np.random.RandomState):
         return functools.partial(thing.set_state, thing.get_state())
     if isinstance(thing, np.random.Generator):
         return _of_generator(thing.bit_generator)
     if isinstance(thing, np.random.BitGenerator):
-        numbers = thing.state
-        return functools.partial(setattr, thing, "state", numbers)
-    if isinstance(thing, np.random.RandomState):
-        return functools.partial(thing.set_state, thing.get_state())
+        return functools.partial(setattr, thing, "state", thing.state)
     if isinstance(thing, random.Random):
         return functools.partial(thing.setstate, thing.getstate())
     return None

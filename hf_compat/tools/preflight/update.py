@@ -1,4 +1,4 @@
-"""One update, as training makes it, and one checkpoint of it: forward, backward, step, save, load."""
+"""Check the first update as training makes it, and its checkpoint: forward, backward, step, save, load, resume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
@@ -16,24 +15,23 @@ from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.tools.preflight.data_checks import removed_column
-from hf_compat.tools.preflight.explaining import line_of
-from hf_compat.tools.preflight.session import Session
-from hf_compat.tools.preflight.subject import without_evaluation, without_workers
+from hf_compat.tools.preflight.report import line_of
+from hf_compat.tools.preflight.session import Session, without_evaluation, without_workers
 
 UPDATE, SAVE, LOAD = "update", "save", "load"
 _MOST_NAMES = 8
 
 
 class Probe(TrainerCallback):
-    """The one callback of a preflight: looks at an update, has it saved, and ends the training after it.
+    """The only callback of a preflight. It watches an update, saves it if asked to, and ends the training after it.
 
     Args:
         saves: Whether a checkpoint is written.
 
     Attributes:
-        losses: Of the micro-batches.
-        without_gradient: Names of parameters that are trained and got no gradient.
-        norms: The gradients' norms, by parameter.
+        losses: The losses of the micro-batches.
+        without_gradient: Names of trained parameters that got no gradient.
+        norms: The norms of the gradients by parameter.
         has_stepped: Whether the optimizer has made its step.
     """
 
@@ -47,7 +45,8 @@ class Probe(TrainerCallback):
     def on_substep_end(
         self, args: Args, state: TrainerState, control: TrainerControl, loss: Kwarg = None, **kwargs: Kwarg
     ) -> None:
-        self._take(loss)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self.losses.append(float(loss))
 
     def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         for name, parameter in kwargs["model"].named_parameters():
@@ -59,61 +58,50 @@ class Probe(TrainerCallback):
     def on_step_end(
         self, args: Args, state: TrainerState, control: TrainerControl, loss: Kwarg = None, **kwargs: Kwarg
     ) -> None:
-        self._take(loss)
+        self.on_substep_end(args, state, control, loss)
         self.has_stepped = True
         control.should_save, control.should_training_stop = self.saves, True
 
-    def _take(self, loss: object) -> None:
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self.losses.append(float(loss))
-
 
 def check_update(session: Session) -> None:
-    """Make the first update and its checkpoint, and load that."""
-    reason = _reason_to_leave_out(session)
+    """Make the first update and its checkpoint, and load that. Without an update, only save the model."""
+    reason, probe = _reason_to_leave_out(session), Probe()
     if any(gather_objects(reason)):
         session.leave_out(UPDATE, reason or "another process cannot make it")
-        _save_alone(session)
+    elif not _fails_on_one_rank(session):
+        with session.on_a_copy(probe) as place:
+            without_evaluation(session.trainer.args)
+            if session.has_error("workers"):  # a finding already, which need not stop this check
+                without_workers(session.trainer.args)
+            try:
+                session.train(None)
+            except Exception as error:
+                _report_error(session, probe, error)
+            else:
+                session.checked += [UPDATE, SAVE]
+                if session.compiles:
+                    why = "the update was made by the model as it is: compiling takes minutes"
+                    session.leave_out("compilation", why)
+                _load(session, names.checkpoint_path(place, 1))
+        _judge(session, probe)
+    if probe.has_stepped:
         return
-    if _fails_on_one_rank(session):
-        _save_alone(session)
-        return
-    probe = Probe()
-    with session.on_a_copy(probe) as place:
-        without_evaluation(session.trainer.args)
-        if session.has_error("workers"):  # told already, and no reason to look no further
-            without_workers(session.trainer.args)
+    # A model that cannot be saved is found even without an update
+    saves: Callable[[str], None] = session.trainer.save_model
+    with session.on_a_copy(name="model") as place:
         try:
-            session.train(None)
+            saves(place)
         except Exception as error:
-            _tell_of_error(session, probe, error)
-        else:
-            session.checked += [UPDATE, SAVE]
-            if session.compiles:
-                session.leave_out("compilation", "the update was made by the model as it is: compiling takes minutes")
-            _load(session, names.checkpoint_path(place, 1))
-    # Say what is odd about an update that went through
-    bad = [loss for loss in probe.losses if not math.isfinite(loss)]
-    if bad:
-        session.error(
-            UPDATE,
-            f"The loss of the first update is {bad[0]}."
-            + (
-                " `logging_nan_inf_filter=True` would hide it in the log."
-                if bool(session.trainer.args.logging_nan_inf_filter)
-                else ""
-            ),
-            "look at the batch, the learning rate and the precision; a division by 0 or a log of 0 is the usual cause",
-        )
-    _judge_gradients(session, probe, is_finite=not bad)
-    if not probe.has_stepped:
-        _save_alone(session)
+            session.raised(error, SAVE, "The model cannot be saved")
+            return
+        session.checked.append(SAVE)
+        session.leave_out(LOAD, "no update was made whose checkpoint could be loaded")
 
 
 def _fails_on_one_rank(session: Session) -> bool:
-    """Return whether a process of several fails on its own part of the data: the others would wait for it in vain.
+    """Whether one of several processes fails on its own data. The others would wait for it in vain.
 
-    Each runs forward and backward by itself first, where nobody waits.
+    So each first runs forward and backward by itself.
     """
     trainer, failed = session.trainer, ""
     if trainer.args.world_size == 1:
@@ -132,7 +120,7 @@ def _fails_on_one_rank(session: Session) -> bool:
 
 
 def _reason_to_leave_out(session: Session) -> str:
-    """Return why no update can be made; empty where one can."""
+    """The reason why no update can be made. Empty if one can."""
     trainer = session.trainer
     if session.strategy in ("fsdp2", "deepspeed"):
         return "FSDP and DeepSpeed take the model apart, and it could not be put back as it was"
@@ -145,7 +133,7 @@ def _reason_to_leave_out(session: Session) -> str:
     return ""
 
 
-def _tell_of_error(session: Session, probe: Probe, error: Exception) -> None:
+def _report_error(session: Session, probe: Probe, error: Exception) -> None:
     if probe.has_stepped:
         session.checked.append(UPDATE)
         session.raised(error, SAVE, "The first checkpoint cannot be written")
@@ -158,18 +146,18 @@ def _tell_of_error(session: Session, probe: Probe, error: Exception) -> None:
         session.leave_out(UPDATE, f"it reports to wandb by itself, and no run was begun ({error})")
         return
     session.raised(error, UPDATE, "The first update fails", _way_out(session, error))
-    callbacks = session.trainer.callback_handler.callbacks
-    own = [type(one).__name__ for one in callbacks if _is_users(one)]
+    kinds = (type(one) for one in session.trainer.callback_handler.callbacks)
+    own = [kind.__name__ for kind in kinds if not kind.__module__.startswith(("hf_compat.", "transformers."))]
     if own:
         session.note(
             UPDATE,
-            f"The callbacks {', '.join(own)} were not called: where one of them prepares what the step needs, the run "
-            "may go through all the same.",
+            f"The callbacks {', '.join(own)} were not called. If one of them prepares what the step needs, the run may "
+            "succeed all the same.",
         )
 
 
 def _way_out(session: Session, error: Exception) -> str:
-    """Name the column that is missing because it is removed, where that is what the error says."""
+    """For a missing key: name the removed column, or the keys of the batch."""
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(error, HfCompatError) or not isinstance(key, str):
         return ""
@@ -179,40 +167,37 @@ def _way_out(session: Session, error: Exception) -> str:
     return f"the batch has {has}: let the collator give {key!r}, or ask for what is there"
 
 
-def _is_users(callback: object) -> bool:
-    return not type(callback).__module__.startswith(("hf_compat.", "transformers."))
-
-
-def _judge_gradients(session: Session, probe: Probe, is_finite: bool) -> None:
+def _judge(session: Session, probe: Probe) -> None:
+    """Report odd losses and gradients of an update that succeeded."""
+    args, unused = session.trainer.args, probe.without_gradient
+    bad = [loss for loss in probe.losses if not math.isfinite(loss)]
     odd = [name for name, norm in probe.norms.items() if not math.isfinite(norm)]
-    if odd and is_finite and not session.trainer.args.fp16:  # its scaler looks for a scale at first
+    if bad:
+        hidden = " `logging_nan_inf_filter=True` would hide it in the log." if args.logging_nan_inf_filter else ""
+        session.error(
+            UPDATE,
+            f"The loss of the first update is {bad[0]}.{hidden}",
+            "look at the batch, the learning rate and the precision; a division by 0 or a log of 0 is the usual cause",
+        )
+    elif odd and not args.fp16:  # its scaler searches for a scale at first
         session.error(
             UPDATE,
             f"The gradients of {_listed(odd)} are not finite, though the loss is.",
             "look for a root, a norm or a division at 0 in the forward",
         )
-    elif probe.norms and not odd and is_finite and not any(probe.norms.values()):
+    elif probe.norms and not odd and not any(probe.norms.values()):
         session.warn(
             UPDATE,
             "All gradients are 0: the loss does not depend on what is trained.",
             "compute the loss from what the model gives, without `detach`, `argmax` or `item`",
         )
-    if probe.without_gradient:
-        _judge_unused(session, probe.without_gradient)
-
-
-def _judge_unused(session: Session, unused: list[str]) -> None:
     problem = f"{len(unused)} parameters get no gradient in the first update: {_listed(unused)}."
-    args = session.trainer.args
-    looks = args.ddp_find_unused_parameters
-    if args.world_size > 1 and looks is False:
-        session.error(
-            UPDATE, f"{problem} DDP waits for them.", "set `ddp_find_unused_parameters=True`, or freeze or remove them"
-        )
-    else:
-        session.note(
-            UPDATE, problem, "freeze them (`requires_grad_(False)`), if that is meant; DDP has to look for them"
-        )
+    if unused and args.world_size > 1 and args.ddp_find_unused_parameters is False:
+        way_out = "set `ddp_find_unused_parameters=True`, or freeze or remove them"
+        session.error(UPDATE, f"{problem} DDP waits for them.", way_out)
+    elif unused:
+        way_out = "freeze them (`requires_grad_(False)`), if that is meant; DDP has to look for them"
+        session.note(UPDATE, problem, way_out)
 
 
 def _listed(found: list[str]) -> str:
@@ -221,37 +206,34 @@ def _listed(found: list[str]) -> str:
 
 
 def _load(session: Session, checkpoint: str) -> None:
-    """Measure a checkpoint, and load it: weights, optimizer, schedule."""
+    """Measure a checkpoint, load its weights, optimizer and schedule, and compare the weights."""
     trainer = session.trainer
     if not trainer.args.should_save or not os.path.isdir(checkpoint):
         return
-    session.checkpoint_bytes = bytes_below(checkpoint)
+    found = (os.path.join(place, file) for place, _, files in os.walk(checkpoint) for file in files)
+    session.checkpoint_bytes = sum(os.path.getsize(path) for path in found)
     before = {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
     try:
         trainer._load_from_checkpoint(checkpoint)
         if not trainer.args.save_only_model:
             trainer._load_optimizer_and_scheduler(checkpoint)
     except Exception as error:
-        session.raised(error, LOAD, "What was saved cannot be loaded again")
+        session.raised(error, LOAD, "The saved checkpoint cannot be loaded again")
         return
     session.checked.append(LOAD)
-    _compare(session, before, trainer.model)
-
-
-def _compare(session: Session, before: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    after: Mapping[str, torch.Tensor] = model.state_dict()
+    after: Mapping[str, torch.Tensor] = trainer.model.state_dict()
     changed = [name for name, tensor in before.items() if not _is_same(tensor, after[name])]
-    lacking = list(session.trainer._weights_not_loaded)
+    lacking = list(trainer._weights_not_loaded)
     if lacking:
         session.warn(
             LOAD,
-            f"A checkpoint does not hold {_listed(lacking)}: a run that goes on from it begins with other values.",
+            f"A checkpoint does not hold {_listed(lacking)}: a run that resumes from it begins with other values.",
             "let `state_dict` or `save_pretrained` of the model write them",
         )
     elif changed:
         session.warn(
             LOAD,
-            f"{_listed(changed)} are not what they were after they were saved and loaded.",
+            f"{_listed(changed)} have other values after they were saved and loaded.",
             "look at what `_save`, `save_pretrained` and `state_dict` do with them",
         )
 
@@ -263,27 +245,8 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((same | (one.isnan() & other.isnan())).all()) if one.is_floating_point() else bool(same.all())
 
 
-def _save_alone(session: Session) -> None:
-    """Save the model without an update: what cannot be saved shows all the same."""
-    saves: Callable[[str], None] = session.trainer.save_model
-    with session.on_a_copy(name="model") as place:
-        try:
-            saves(place)
-        except Exception as error:
-            session.raised(error, SAVE, "The model cannot be saved")
-            return
-        session.checked.append(SAVE)
-        session.leave_out(LOAD, "no update was made whose checkpoint could be loaded")
-
-
-def bytes_below(folder: str) -> int:
-    """Return what the files in a folder take."""
-    found = (os.path.join(place, file) for place, _, files in os.walk(folder) for file in files)
-    return sum(os.path.getsize(path) for path in found)
-
-
 def check_resumption(session: Session) -> None:
-    """Load the checkpoint that the run will go on from, and make the update after it."""
+    """Load the checkpoint from which the run will resume, and make the update after it."""
     wanted = session.resume_from_checkpoint
     if not wanted:
         return
@@ -298,7 +261,7 @@ def check_resumption(session: Session) -> None:
         without_evaluation(session.trainer.args)
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
-            session.train(_chosen(session, wanted))
+            session.train(wanted if isinstance(wanted, str) else _newest(session))
         except Exception as error:
             session.raised(error, "resume", f"The run cannot go on from {wanted}")
             return
@@ -311,16 +274,14 @@ def check_resumption(session: Session) -> None:
         )
 
 
-def _chosen(session: Session, wanted: str | bool) -> str:
-    """Return the folder that is asked for; True takes the newest of the output folder, in which nothing is changed."""
-    if isinstance(wanted, str):
-        return wanted
-    folder = session.output_dir
-    newest = manifest.newest_checkpoint(folder, session.trainer._resumer.problems) if os.path.isdir(folder) else None
+def _newest(session: Session) -> str:
+    """The newest checkpoint of the output folder, in which nothing is changed."""
+    folder, resumer = session.output_dir, session.trainer._resumer
+    newest = manifest.newest_checkpoint(folder, resumer.problems) if os.path.isdir(folder) else None
     if newest is None:
         raise CheckpointError(
             f"No valid checkpoint found in output directory ({folder}).\n\n"
             "Hint: train without `resume_from_checkpoint`, or name a folder."
         )
-    session.trainer._resumer.refuse_misfits(newest)
+    resumer.refuse_misfits(newest)
     return newest

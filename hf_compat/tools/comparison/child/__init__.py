@@ -1,5 +1,4 @@
-"""What runs beside a script that is compared: in any interpreter with transformers, hf_compat installed or not.
+"""The files that run beside a compared script, in any interpreter with transformers, even without hf_compat.
 
-These files import the standard library, and torch and transformers when the script is about to run, and nothing
-of hf_compat.
+They import only the standard library, and torch and transformers when the script is about to run.
 """

@@ -1,4 +1,4 @@
-"""Runs one side of a comparison: `python main.py SETTINGS`, or under torchrun. The settings are a file of JSON.
+"""Run one side of a comparison: `python main.py SETTINGS`, or under torchrun, with settings in a JSON file.
 
 It is run by its path, so that an interpreter without hf_compat can run it.
 """
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from .recording import Record
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_SHOWN_FRAMES = 7  # the innermost, beside the script's own; the log has all
+_SHOWN_FRAMES = 7  # the innermost ones beside the script's own, while the log has all
 _NAME = "_compared_by_hf_compat"
 
 
 def main(settings_file: str) -> None:
-    """Run the script that the settings name, and write down what happens."""
+    """Run the script that the settings name, and record it."""
     with open(settings_file, encoding="utf-8") as file:
         settings = json.load(file)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
     recording = _part("recording")
-    rank = int(os.environ.get("RANK", "0"))  # noqa: TID251 - torchrun says it, and runtime/ is out of reach
+    rank = int(os.environ.get("RANK", "0"))  # noqa: TID251 - torchrun sets it, and runtime/ is out of reach
     record = recording.Record(settings["record_folder"], rank)
     try:
         script = _prepare(settings, record)
@@ -50,13 +50,13 @@ def main(settings_file: str) -> None:
 
 
 def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
-    """Import the engine and wrap what is looked at; returns the module that runs scripts."""
+    """Import the engine, wrap the observed methods, and give the module that runs scripts."""
     script = _module("user_script", str(settings["user_script"]))
     if settings["engine"] == "hf_compat":
         importlib.import_module("hf_compat.interop.patching").patch()
-    observing = _part("observing")
-    overrides = observing.Overrides(str(settings["output_folder"]), int(str(settings["max_steps"])))
-    observer: Observer = observing.Observer(record, overrides)
+    observer: Observer = _part("observing").Observer(
+        record, str(settings["output_folder"]), int(str(settings["max_steps"]))
+    )
     observer.install()
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
@@ -65,45 +65,35 @@ def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
 
 
 def _write_end(record: Record, error: BaseException, script: str) -> None:
-    """Write how the script ended by an exception."""
+    """Record an exception that ended the script."""
     if isinstance(error, SystemExit):
         code = error.code
         status = code if isinstance(code, int) else int(code is not None)
         record.write("end", how="exit", status=status, account=code if isinstance(code, str) else "")
     else:
-        account = _account(error)
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        wants_input = isinstance(error, EOFError)
-        kind = type(error).__name__
         record.write(
-            "end", how="error", status=1, account=account, error=kind, missing=missing, wants_input=wants_input
-        )
+            "end", how="error", status=1, account=_account(error), error=type(error).__name__, missing=missing,
+            wants_input=isinstance(error, EOFError),
+        )  # fmt: skip
     record.flush()
 
 
 def _account(error: BaseException) -> str:
-    """Return the traceback from the script's first frame on, without what only looks on."""
-    told = traceback.TracebackException(type(error), error, _of_script(error.__traceback__))
+    """Format the traceback from the script's first frame on, without the frames of the observer."""
+    first, here = error.__traceback__, os.path.abspath(__file__)  # this file was `__main__`, too, before the script
+    while first is not None:
+        frame = first.tb_frame
+        if frame.f_globals.get("__name__") == "__main__" and os.path.abspath(frame.f_code.co_filename) != here:
+            break
+        first = first.tb_next
+    told = traceback.TracebackException(type(error), error, first or error.__traceback__)
     one: traceback.TracebackException | None = told
     while one is not None:
         frames = [frame for frame in one.stack if not frame.filename.startswith(_HERE)]
         one.stack = traceback.StackSummary.from_list([*frames[:1], *frames[1:][-_SHOWN_FRAMES:]])
         one = one.__cause__ or one.__context__
     return "".join(told.format())
-
-
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the script's first frame on."""
-    here = os.path.abspath(__file__)  # it was `__main__`, too, before the script
-    first = trace
-    while first is not None and not _is_of_script(first, here):
-        first = first.tb_next
-    return first or trace
-
-
-def _is_of_script(trace: TracebackType, here: str) -> bool:
-    frame = trace.tb_frame
-    return frame.f_globals.get("__name__") == "__main__" and os.path.abspath(frame.f_code.co_filename) != here
 
 
 def _part(name: str) -> ModuleType:
@@ -115,7 +105,7 @@ def _part(name: str) -> ModuleType:
 
 def _module(name: str, path: str, inner: list[str] | None = None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=inner)
-    assert spec is not None and spec.loader is not None  # a file of Python's, which is there
+    assert spec is not None and spec.loader is not None  # an existing Python file
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
-"""Looks on while transformers' Trainer, or ours in its place, trains: what happens at which update.
+"""Observe the training of transformers' Trainer, or of ours in its place, update by update.
 
-Nothing is drawn at random, no callback is added, and each method that is wrapped keeps its signature and its answer.
+It draws no random numbers and adds no callback. A wrapped method keeps its signature and its result.
 """
 
 from __future__ import annotations
@@ -9,63 +9,25 @@ import copy
 import functools
 import importlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .recording import Record, digest, fingerprint, tensors_in
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # transformers' classes have the same attributes
     import torch
+
+    from hf_compat.hf.state import TrainerControl, TrainerState
+    from hf_compat.trainer import Trainer
 
 Method = Callable[..., object]
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
-class _State(Protocol):
-    """The part of a `TrainerState` that is read."""
-
-    global_step: int
-    epoch: float | None
-    log_history: list[dict[str, float]]
-
-
-class _Control(Protocol):
-    """The part of a `TrainerControl` that is set."""
-
-    should_training_stop: bool
-
-
-class _Optimizer(Protocol):
-    """Of an optimizer, its groups."""
-
-    param_groups: list[dict[str, float]]
-
-
-class _Model(Protocol):
-    """Of a model, its weights."""
-
-    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
-
-    def state_dict(self) -> dict[str, torch.Tensor]: ...
-
-
-class _Trainer(Protocol):
-    """Of a Trainer, what is recorded."""
-
-    state: _State
-    model: _Model
-
-
-class _Output(Protocol):
-    """What `train` and `evaluation_loop` return."""
-
-    metrics: dict[str, float] | None
-
-
 @dataclass
 class _Update:
-    """One update under way: when it began, and how long the recording took since."""
+    """The current update: its beginning, and the time that its recording took."""
 
     began: float = 0.0
     recording: float = 0.0
@@ -73,30 +35,19 @@ class _Update:
     gradients: float | None = None
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """What counts in place of what the script says.
-
-    Args:
-        output_folder: Each output folder that the script names becomes a folder of this name, numbered.
-        updates: Where each training is stopped; 0 lets it run.
-    """
-
-    output_folder: str
-    updates: int
-
-
 @dataclass
 class Observer:
     """Wraps the methods that a run passes through, in one process.
 
     Args:
-        record: Where it is written down.
-        overrides: What counts in place of what the script says.
+        record: The record.
+        output_folder: Each output folder of the script becomes a folder of this name with a number.
+        max_updates: Updates after which each training is stopped. 0 lets it run.
     """
 
     record: Record
-    overrides: Overrides
+    output_folder: str
+    max_updates: int
     trainings: int = 0
     _depth: int = 0
     _steps: int = 0
@@ -107,7 +58,7 @@ class Observer:
     _wrapped_steps: set[object] = field(default_factory=set)
 
     def install(self) -> None:
-        """Wrap the methods of the names that `import transformers` gives now."""
+        """Wrap the methods of the current names of transformers."""
         trainer = importlib.import_module("transformers.trainer").Trainer
         self._wrap(trainer, "train", self._train)
         self._wrap(trainer, "training_step", self._training_step)
@@ -119,8 +70,8 @@ class Observer:
             self._wrap(owner, "push_to_hub", self._no_push)
         self._wrap(importlib.import_module("torch"), "save", functools.partial(_save_without_tokens, arguments))
 
-    def _wrap_own_steps(self, trainer: _Trainer) -> None:
-        """Look at each `training_step` that stands in the place of the Trainer's own, in a class or on the object."""
+    def _wrap_own_steps(self, trainer: Trainer) -> None:
+        """Observe each `training_step` that overrides the Trainer's, in a class or on the object."""
         for owner in (trainer, *type(trainer).__mro__):
             is_own = isinstance(owner, type) and owner.__module__.partition(".")[0] in ("transformers", "hf_compat")
             if "training_step" in vars(owner) and not is_own and owner not in self._wrapped_steps:
@@ -129,8 +80,8 @@ class Observer:
                 around = self._training_step if takes_trainer else functools.partial(self._own_step, trainer)
                 self._wrap(owner, "training_step", around)
 
-    def _own_step(self, trainer: _Trainer, step: Method, *arguments: object, **keywords: object) -> object:
-        def of_trainer(_: _Trainer, *arguments: object, **keywords: object) -> object:
+    def _own_step(self, trainer: Trainer, step: Method, *arguments: object, **keywords: object) -> object:
+        def of_trainer(_: Trainer, *arguments: object, **keywords: object) -> object:
             return step(*arguments, **keywords)
 
         return self._training_step(of_trainer, trainer, *arguments, **keywords)
@@ -144,7 +95,7 @@ class Observer:
 
         setattr(owner, name, wrapped)
 
-    # what counts in place of what the script says
+    # Overridden values of the script
 
     def _override(self, finish: Method, args: object) -> None:
         given = vars(args)
@@ -158,19 +109,19 @@ class Observer:
         finish(args)
 
     def _folder_for(self, named: str) -> str:
-        """Return the folder in place of one that the script names: the same for the same name."""
+        """The folder that replaces one of the script's, the same for the same name."""
         if named in self._folders.values():  # arguments made of arguments
             return named
         number = len(self._folders) + 1
-        place = self.overrides.output_folder + (f"-{number}" if number > 1 else "")
+        place = self.output_folder + (f"-{number}" if number > 1 else "")
         return self._folders.setdefault(named, place)
 
     def _no_push(self, push: Method, *arguments: object, **keywords: object) -> None:
         self.record.write("override", name="push_to_hub()", was="called", now="left out")
 
-    # what is looked at
+    # Observed methods
 
-    def _train(self, train: Method, trainer: _Trainer, *arguments: object, **keywords: object) -> object:
+    def _train(self, train: Method, trainer: Trainer, *arguments: object, **keywords: object) -> object:
         self.trainings += 1
         number, self._updates = self.trainings, 0
         self.record.write("train", training=number, trainer=type(trainer).__name__)
@@ -190,13 +141,13 @@ class Observer:
         self.record.flush()
         return output
 
-    def _training_step(self, step: Method, trainer: _Trainer, *arguments: object, **keywords: object) -> object:
+    def _training_step(self, step: Method, trainer: Trainer, *arguments: object, **keywords: object) -> object:
         self._steps += 1
         try:
             loss = step(trainer, *arguments, **keywords)
         finally:
             self._steps -= 1
-        if self._steps:  # an override calls the method above it: its own answer is the micro-batch's loss
+        if self._steps:  # an override calls the method that it overrides, and only its own result counts
             return loss
         began = time.perf_counter()
         value = float(loss.item()) if hasattr(loss, "item") else str(loss)
@@ -205,7 +156,7 @@ class Observer:
         self._update.recording += time.perf_counter() - began
         return loss
 
-    def _evaluation_loop(self, loop: Method, trainer: _Trainer, *arguments: object, **keywords: object) -> object:
+    def _evaluation_loop(self, loop: Method, trainer: Trainer, *arguments: object, **keywords: object) -> object:
         output = loop(trainer, *arguments, **keywords)
         predictions = getattr(output, "predictions", None)
         found = dict(tensors_in({"predictions": predictions, "labels": getattr(output, "label_ids", None)}))
@@ -222,7 +173,7 @@ class Observer:
         handler: object,
         event: str,
         args: object,
-        state: _State,
+        state: TrainerState,
         control: object,
         **keywords: object,
     ) -> object:
@@ -237,23 +188,23 @@ class Observer:
             self._update.recording += time.perf_counter() - began
         elapsed = time.perf_counter() - self._update.began - self._update.recording
         if event == "on_log":
-            self._write("log", state, values=dict(_numbers(keywords.get("logs"))))
+            self._write("log", state, values=_numbers(keywords.get("logs")))
         elif event in ("on_evaluate", "on_predict"):
-            self._write("metrics", state, event=event, values=dict(_numbers(keywords.get("metrics"))))
+            self._write("metrics", state, event=event, values=_numbers(keywords.get("metrics")))
         answer = call(handler, event, args, state, control, **keywords)
         if event == "on_step_end":
             self._end_update(handler, state, elapsed)
             self._updates += 1
-            if 0 < self.overrides.updates <= self._updates:
-                told: _Control = answer  # type: ignore[assignment]  # both packages' controls have the flag
+            if 0 < self.max_updates <= self._updates:
+                told: TrainerControl = answer  # type: ignore[assignment]  # both packages' controls have the flag
                 told.should_training_stop = True
         flags = "".join(str(int(bool(getattr(answer, name, False)))) for name in _FLAGS)
         self._write("event", state, event=event, epoch=float(state.epoch or 0), flags=flags)
         return answer
 
-    def _end_update(self, handler: object, state: _State, seconds: float) -> None:
-        model: _Model | None = vars(handler).get("model")
-        optimizer: _Optimizer | None = vars(handler).get("optimizer")
+    def _end_update(self, handler: object, state: TrainerState, seconds: float) -> None:
+        model: torch.nn.Module | None = vars(handler).get("model")
+        optimizer = vars(handler).get("optimizer")
         trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
         bits, norm = fingerprint(trained)
         rates = [float(group["lr"]) for group in getattr(optimizer, "param_groups", [])]
@@ -261,13 +212,13 @@ class Observer:
         self._write("update", state, 0, rates=rates, **told)
         self.record.flush()
 
-    def _write(self, kind: str, state: _State, done: int = 0, **values: object) -> None:
+    def _write(self, kind: str, state: TrainerState, done: int = 0, **values: object) -> None:
         place = {"training": self.trainings, "within": self._depth > 0, "update": state.global_step + done}
         self.record.write(kind, **place, **values)
 
 
 def _save_without_tokens(arguments: type, save: Method, thing: object, *more: object, **keywords: object) -> object:
-    """Save, and training arguments without what logs in: the file is kept."""
+    """Save training arguments without tokens, because the file is kept."""
     if isinstance(thing, arguments):
         thing = copy.copy(thing)
         given = vars(thing)
@@ -275,8 +226,8 @@ def _save_without_tokens(arguments: type, save: Method, thing: object, *more: ob
     return save(thing, *more, **keywords)
 
 
-def _numbers(values: object) -> Iterable[tuple[str, object]]:
-    return values.items() if isinstance(values, Mapping) else ()
+def _numbers(values: object) -> dict[str, object]:
+    return dict(values) if isinstance(values, Mapping) else {}
 
 
 def _told(value: object) -> str:
