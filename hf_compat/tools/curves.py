@@ -1,6 +1,6 @@
-"""What runs have logged, read from `trainer_state.json` whoever wrote it. HF words; draws nothing.
+"""Read the logs of runs from `trainer_state.json` of this package or of transformers.
 
-A state may be half written, or of a release that writes other fields: only what curves need is read and checked.
+A state may be half written or have other fields, so only the fields of curves are read and checked.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Log = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
-    """What a run has logged.
+    """The logs of a run.
 
     Args:
-        name: How the run is called in legends.
-        folder: Where its state was read.
-        step: Updates done.
-        max_steps: Updates planned; 0 where the state does not say.
+        name: Its name in legends.
+        folder: The folder of its state.
+        step: Updates so far.
+        max_steps: Planned updates. 0 if the state does not say.
         curves: Name of a value → points (update, epoch, value).
-        best: Value → its best point, of the value that `metric_for_best_model` names, else of evaluation losses.
+        best: Name → best point, of the value of `metric_for_best_model` or else of evaluation losses.
     """
 
     name: str
@@ -46,10 +46,10 @@ class RunCurves:
 
 
 def read_run(path: str, name: str | None = None) -> RunCurves:
-    """Read a run's logs: of its output folder, finished or not, of one checkpoint, or of a `trainer_state.json`.
+    """Read a run's logs from its output folder, one checkpoint, or a `trainer_state.json`.
 
     Raises:
-        ArgumentError: There is no state, or it cannot be read; the message names the file and the field.
+        ArgumentError: The state is missing or cannot be read. The message names the file and the field.
     """
     file = _state_file(path)
     try:
@@ -57,13 +57,18 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
     except CheckpointError as error:
         raise ArgumentError(first_line(error)) from error
     if not isinstance(state, dict) or "log_history" not in state:
-        raise ArgumentError(f"{file} is no readable trainer state: it has no `log_history`.")
+        raise ArgumentError(f"{file} is not a readable trainer state: it has no `log_history`.")
     curves: dict[str, list[Point]] = {}
     is_over, has_best = False, state.get("best_model_checkpoint") is not None
-    for index, log in enumerate(_history(file, state)):
+    history = [] if state["log_history"] is None else state["log_history"]
+    if not isinstance(history, list):
+        raise _wrong(file, "log_history", history, "a list of logs")
+    for index, log in enumerate(history):
         where = f"log_history[{index}]"
-        step = _count(file, f"{where}.step", log.get("step"))
-        epoch = _epoch(file, f"{where}.epoch", log.get("epoch"))
+        if not isinstance(log, dict):
+            raise _wrong(file, where, log, "a log")
+        step = int(_number(file, f"{where}.step", log.get("step"), is_whole=True))
+        epoch = _number(file, f"{where}.epoch", log.get("epoch"))
         is_over = is_over or "train_runtime" in log
         for key, value in _values(log):
             points = curves.setdefault(key, [])
@@ -73,15 +78,15 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
     return RunCurves(
         name=name or os.path.basename(os.path.abspath(folder)),
         folder=str(file.parent),
-        step=_count(file, "global_step", state.get("global_step")),
-        max_steps=_count(file, "max_steps", state.get("max_steps")),
+        step=int(_number(file, "global_step", state.get("global_step"), is_whole=True)),
+        max_steps=int(_number(file, "max_steps", state.get("max_steps"), is_whole=True)),
         curves=curves,
         best=_best(state.get("best_metric"), state.get("best_global_step"), curves),
     )
 
 
 def _best(metric: object, step: object, curves: dict[str, list[Point]]) -> dict[str, Point]:
-    """Find the points to mark: a state has the best value and its update, without the name of the value."""
+    """Find the best points. A state has the best value and its update without the name of the value."""
     chosen = {
         name: point
         for name, points in curves.items()
@@ -94,7 +99,7 @@ def _best(metric: object, step: object, curves: dict[str, list[Point]]) -> dict[
 
 
 def _state_file(path: str) -> Path:
-    """Return the newest state of a run: a finished one's own, else its last checkpoint's."""
+    """The newest state of a run: its own, or that of its last checkpoint."""
     if not os.path.lexists(path):
         raise ArgumentError(f"There is no run at {path!r}.\n\nHint: name the output folder of a run.")
     if not os.path.isdir(path):
@@ -109,20 +114,8 @@ def _state_file(path: str) -> Path:
     return Path(max(files, key=lambda file: os.lstat(file).st_mtime_ns))
 
 
-def _history(file: Path, state: Log) -> list[Log]:
-    history = state["log_history"]
-    if history is None:
-        return []
-    if not isinstance(history, list):
-        raise _wrong(file, "log_history", history, "a list of logs")
-    for index, log in enumerate(history):
-        if not isinstance(log, dict):
-            raise _wrong(file, f"log_history[{index}]", log, "a log")
-    return history
-
-
 def _values(log: Log) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a log that make curves; true and false are 1 and 0, as trackers show them."""
+    """Yield the numbers of a log that make curves. True and false are 1 and 0, as in trackers."""
     for key, value in log.items():
         if key in _NO_CURVES or key.endswith(_TIMED) or not isinstance(value, (int, float)):
             continue
@@ -133,32 +126,22 @@ def _values(log: Log) -> Iterator[tuple[str, float]]:
 
 
 def _repeats(points: list[Point], step: int, value: float, has_best: bool) -> bool:
-    """Return whether what is evaluated after training says nothing about its last update.
+    """Whether an evaluation after training repeats a point.
 
-    Either that was evaluated before, and the best model's value would stand above it; or the value is the best model's,
-    whose own update has it.
+    Either its update was evaluated before, or the value is that of the best model, whose own update has it.
     """
     return any(before == step or (has_best and known == value) for before, _, known in points)
 
 
-def _count(file: Path, field: str, value: object) -> int:
-    """Return a count of updates; 0 where the state has none."""
+def _number(file: Path, field: str, value: object, *, is_whole: bool = False) -> float:
+    """Read an epoch or a count of updates. 0 if the state has none."""
     if value is None:
         return 0
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST_COUNT:
-        raise _wrong(file, field, value, "a whole number from 0 on")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
+    if not isinstance(value, (int, float)) or not is_number or (is_whole and int(value) != value):
+        raise _wrong(file, field, value, f"a {'whole ' if is_whole else ''}number from 0 on")
     return value
 
 
-def _epoch(file: Path, field: str, value: object) -> float:
-    if value is None:
-        return 0.0
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < _LARGEST_COUNT:
-        raise _wrong(file, field, value, "a number from 0 on")
-    return float(value)
-
-
 def _wrong(file: Path, field: str, value: object, expected: str) -> ArgumentError:
-    return ArgumentError(f"{file} is no readable trainer state: `{field}` is {brief(value, 60)}, not {expected}.")
+    return ArgumentError(f"{file} is not a readable trainer state: `{field}` is {brief(value, 60)}, not {expected}.")

@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code's tables. Text only."""
+"""Make `docs/arguments.md` from the code's tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_compat.hf.argument_values import ALONE, OWN_ARGUMENTS, ROWS, Row, checks_of
+from hf_compat.hf.argument_values import ALONE, OWN_ARGUMENTS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.plan.argument_support import default_of
-
-
-def _status(row: Row) -> str:
-    if row.refuse is not None:
-        return "some values not yet" if row.refuses is not None else "not yet"
-    return "no effect" if row.inert not in (None, ALONE) else "yes"
-
 
 _HEAD = """# Arguments
 
@@ -34,7 +27,7 @@ This page lists every argument: its default, the values that it takes, whether i
 
 
 def arguments_page() -> str:
-    """Return the page on arguments: every field of today, and every name of earlier releases."""
+    """Write the page on all current arguments, and on the names of earlier releases."""
     head = ["", "| argument | default | values | supported | where it goes |", "|---|---|---|---|---|"]
     of_seq2seq = fields(Seq2SeqTrainingArguments)[len(fields(TrainingArguments)) :]
     lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
@@ -50,17 +43,14 @@ def _row_of_field(field: Field[Any]) -> str:
     row = ROWS[field.name]
     inert = None if row.inert == ALONE else row.inert
     where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
-    values = _values_of(field.name)
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[field.name].kind
+    values = ("anything" if kind is None else kind.expected).replace("known", "words of a closed set")
+    status = "no effect" if row.inert not in (None, ALONE) else "yes"
+    if row.refuse is not None:
+        status = "some values not yet" if row.refuses is not None else "not yet"
     # `checkpoint-<updates>` would be an HTML tag
     becomes = (inert or where or "").replace("<", "&lt;")
-    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {becomes} |"
-
-
-def _values_of(name: str) -> str:
-    """The values of an argument, in words."""
-    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
-    expected = "anything" if kind is None else kind.expected
-    return expected.replace("known", "words of a closed set")
+    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {status} | {becomes} |"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The answers of commands: plain text, and on a terminal with rich the same in tables and colours.
+"""Print the answers of commands as plain text, or on a terminal with rich in tables and colours.
 
-rich leaves colours out where NO_COLOR is set.
+rich leaves colours out if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hf_compat.runtime.text import is_installed
 
-# Words that a person looks for first, as regular expressions, and how rich shows them.
+# Words that a person looks for first, as regular expressions, with their styles of rich.
 MARKS: Mapping[str, str] = {
     r"(?m)^(error|refused)\b|\d+ differ\b|^Different\.": "bold red",
     r"(?m)^warning\b|differs silently|\bfails\b": "bold yellow",
@@ -28,11 +28,11 @@ DIFF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a head.
+    """A table.
 
     Args:
         head: The names of the columns.
-        rows: A text for each column.
+        rows: The rows, each with a text for each column.
         numbers: The columns that are aligned to the right.
     """
 
@@ -53,12 +53,12 @@ class Table:
 
 
 def show(parts: Sequence[str | Table], marks: Mapping[str, str] = MARKS, end: str = "\n") -> None:
-    """Print an answer, a part below the other.
+    """Print the parts of an answer below each other.
 
     Args:
         parts: Texts and tables.
         marks: Regular expression → style of rich.
-        end: What follows the last part.
+        end: The end of the last part.
     """
     if not (sys.stdout.isatty() and is_installed("rich")):
         print(*parts, sep="\n", end=end)  # noqa: T201 - a command's answer

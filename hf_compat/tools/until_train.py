@@ -1,4 +1,4 @@
-"""A user's script, run up to its first `train()`: what checks, explains or exports a run begins with its Trainer."""
+"""Run a user's script up to its first `train()`, for the commands that check, explain or export a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -29,7 +29,7 @@ class UserScript:
     """A script and its command line.
 
     Args:
-        path: A file, folder or archive; the name of a module with `is_module`.
+        path: A file, folder or archive, or with `is_module` the name of a module.
         arguments: The words after it.
         is_module: Whether it is run as `python -m`.
     """
@@ -38,20 +38,15 @@ class UserScript:
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
-    def run(self) -> None:
-        """Run it as this process's `__main__`; what it raises is raised."""
-        run = run_module if self.is_module else run_script
-        run(self.path, self.arguments)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapturedTrain:
-    """A call of `train()` that a script made, and that was not carried out.
+    """A script's call of `train()`, which was not carried out.
 
     Args:
-        trainer: The Trainer, as the script has made it.
-        positional: What the call passed by place.
-        keywords: What it passed by name.
+        trainer: The script's Trainer.
+        positional: The positional arguments.
+        keywords: The named arguments.
     """
 
     trainer: Trainer
@@ -60,61 +55,58 @@ class CapturedTrain:
 
 
 class _TrainReached(BaseException):
-    """Ends the script where it would train; no `except Exception` of the script stops it."""
-
-
-class _Interception(Generic[Result]):
-    """Stands in the place of `Trainer.train`: the first call is used, this and each later one ends the script."""
-
-    def __init__(self, use: Callable[[CapturedTrain], Result]) -> None:
-        self._use = use
-        self.results: list[Result] = []
-        self.error: BaseException | None = None
-
-    def __call__(self, trainer: Trainer, positional: tuple[object, ...], keywords: Mapping[str, object]) -> None:
-        captured = CapturedTrain(trainer=trainer, positional=positional, keywords=keywords)
-        if not self.results and self.error is None:
-            try:
-                self.results.append(self._use(captured))
-            except BaseException as error:  # raised to the caller below: it is no error of the script
-                self.error = error
-        raise _TrainReached
+    """Ends the script at its `train()`. No `except Exception` of the script stops it."""
 
 
 def run_until_train(
     script: UserScript, use: Callable[[CapturedTrain], Result], overrides: Mapping[str, object] | None = None
 ) -> Result:
-    """Run a script, unchanged, up to its first call of `train()`, and return what `use` makes of that call.
+    """Run an unchanged script up to its first call of `train()`, and give the result of `use` for that call.
 
-    The script runs as this process's `__main__`, with our names in the place of transformers' and an empty standard
-    input, without progress bars and without logs below warnings. `use` is called in the place of the first `train()`;
-    then the script ends. Call it once a process: what the script imports and sets stays.
+    The script runs as this process's `__main__`, with our names instead of transformers'. Its standard input is empty,
+    and progress bars and logs below warnings are off. `use` is called instead of the first `train()`, and then the
+    script ends. Call this once a process, because the script's imports and settings stay.
 
     Args:
-        script: What to run.
-        use: From the captured call to the result. What it raises is raised as it is.
-        overrides: Values of training arguments that count, whatever the script or its command line says.
+        script: The script.
+        use: Makes the result from the captured call. Its exceptions are raised unchanged.
+        overrides: Values of training arguments that replace those of the script or its command line.
 
     Raises:
         ScriptError: The script failed by itself, left early, asked for input, or never called `train()`.
     """
     patching.patch()
     let_children_import_from(child_site.FOLDER)
-    interception = _Interception(use)
-    with _train_intercepted(interception), arguments_overridden(overrides or {}), _no_input(), _quiet():
-        ended = _ended(script)
-    if interception.error is not None:
-        raise interception.error
-    if interception.results:
-        return interception.results[0]
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def train(self: Trainer, *positional: object, **keywords: object) -> None:
+        if not results and not errors:
+            try:
+                results.append(use(CapturedTrain(trainer=self, positional=positional, keywords=keywords)))
+            except BaseException as error:  # raised to the caller below, because it is not an error of the script
+                errors.append(error)
+        raise _TrainReached
+
+    carried_out = Trainer.train
+    Trainer.train = train  # type: ignore[assignment,method-assign]  # it never returns
+    try:
+        with _arguments_overridden(overrides or {}), _no_input(), _quiet():
+            ended = _ended(script)
+    finally:
+        Trainer.train = carried_out  # type: ignore[method-assign]
+    if errors:
+        raise errors[0]
+    if results:
+        return results[0]
     raise ended
 
 
 def _ended(script: UserScript) -> ScriptError:
-    """Run the script to its end; return why it has not trained, should it turn out that it has not."""
+    """Run the script to its end, and explain why it has not trained, in case it has not."""
     shown_by = sys.excepthook
     try:
-        script.run()
+        (run_module if script.is_module else run_script)(script.path, script.arguments)
     except _TrainReached:
         pass
     except SystemExit as left:
@@ -128,11 +120,11 @@ def _ended(script: UserScript) -> ScriptError:
         )
     except Exception as error:
         if isinstance(error, EOFError):
-            what = "asked for input before it called `train()`; there is nobody to answer"
+            what = "asked for input before it called `train()`, and this command gives none"
             hint = "pass what it asks for on its command line."
         else:
             what, hint = "failed before it called `train()`", "run it alone with the same arguments until it trains."
-        # The traceback from the script's first frame on, without those of the command above it
+        # The traceback from the script's first frame on, without the frames of the command
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
             trace = trace.tb_next
@@ -150,25 +142,12 @@ def _ended(script: UserScript) -> ScriptError:
 
 
 @contextlib.contextmanager
-def _train_intercepted(interception: _Interception[Result]) -> Iterator[None]:
-    def train(self: Trainer, *positional: object, **keywords: object) -> None:
-        interception(self, positional, keywords)
-
-    carried_out = Trainer.train
-    Trainer.train = train  # type: ignore[assignment,method-assign]  # it never returns
-    try:
-        yield
-    finally:
-        Trainer.train = carried_out  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
-    """Let training arguments that are made within have these values, whatever the script says."""
+def _arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
+    """Give these values to training arguments that are made within."""
     finish = TrainingArguments.__post_init__
 
     def override_and_finish(self: TrainingArguments) -> None:
-        # for who wants to know what the script itself has said
+        # `restore_as_written` needs the script's own values
         vars(self)["_as_written"] = {name: getattr(self, name, None) for name in values}
         for name, value in values.items():
             setattr(self, name, value)
@@ -182,14 +161,14 @@ def arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
 
 
 def restore_as_written(args: TrainingArguments) -> None:
-    """Give overridden arguments the values that the script has written; None becomes the default again."""
+    """Give overridden arguments the script's values again. None becomes the default again."""
     for name, value in vars(args).get("_as_written", {}).items():
         setattr(args, name, value)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what libraries show of their loading: progress bars, and logs that are no warnings."""
+    """Turn off progress bars and logs below warnings, which libraries show while they load."""
     init, level = tqdm.__init__, logging.root.manager.disable
 
     @functools.wraps(init)
@@ -207,7 +186,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_input() -> Iterator[None]:
-    """Answer whoever reads from the standard input with its end, as a job without a terminal does."""
+    """Give the script an empty standard input, as in a job without a terminal."""
     found = sys.stdin
     with open(os.devnull, encoding="utf-8") as nothing:
         sys.stdin = nothing

@@ -57,7 +57,7 @@ def test_explain_of_a_refused_argument_has_the_status_1(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "bf16"], "'bf16' is no name=value.\n\nHint: write e.g. learning_rate=1e-4.\n"),
+        (["explain", "bf16"], "'bf16' is not name=value.\n\nHint: write e.g. learning_rate=1e-4.\n"),
         (["explain", "lerning_rate=1"], "learning_rate"),
         (["convert", "nowhere", "target"], "nowhere"),
         (["plot", "nowhere"], "There is no run at 'nowhere'.\n\nHint: name the output folder of a run.\n"),

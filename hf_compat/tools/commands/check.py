@@ -1,6 +1,6 @@
-"""`hf-compat check script.py ARGS…`: what would go wrong in a training, found before it; `--devices N`, `-m`, `--json`.
+"""`hf-compat check script.py ARGS…` finds what would go wrong in a training, without training.
 
-The script runs up to its first `train()`, which is checked in place of being carried out (`Trainer.preflight`).
+The script runs up to its first `train()`, which is checked by `Trainer.preflight` instead of being carried out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
-from hf_compat.tools.commands.isolated import add_options, call_again
-from hf_compat.tools.terminal import show
+from hf_compat.tools.commands.isolated import add_options, add_script, call_again
+from hf_compat.tools.terminal import say, show
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
@@ -27,10 +26,12 @@ if TYPE_CHECKING:
 
 FINE, FOUND, NOT_CHECKED = 0, 1, 2
 _RESULT = "result.json"
+# The exit status, the text for people, and the JSON.
+Outcome = tuple[int, str, str]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
     parser = argparse.ArgumentParser(
         prog="hf-compat check",
         description="Find what would go wrong in a script's training, without training: one update, one evaluation and "
@@ -42,30 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)  # the ranks' folder
     add_options(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
-    parser.add_argument("script", help="the script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    return parser
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a check has come to.
-
-    Args:
-        status: The exit status.
-        text: For people.
-        as_json: For programs.
-    """
-
-    status: int
-    text: str
-    as_json: str
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    chosen = make_parser().parse_args(list(words))
+    add_script(parser)
+    chosen = parser.parse_args(list(words))
     status = call_again("check", words, chosen, chosen.script)
     if status is not None:
         return status
@@ -76,13 +55,20 @@ def main(words: Sequence[str]) -> int:
         except HfCompatError as error:
             outcome = _not_checked(error)
         if chosen.scratch is not None:
-            return _hand_over(outcome, scratch)
-    show([outcome.as_json if chosen.json else outcome.text])
-    return outcome.status
+            from hf_compat.runtime.launch import read_launch
+
+            # The process that has started the ranks reads the first one's outcome
+            if read_launch().process_index == 0:
+                with open(os.path.join(scratch, _RESULT), "w", encoding="utf-8") as file:
+                    json.dump(outcome, file)
+            return FINE
+    status, text, as_json = outcome
+    show([as_json if chosen.json else text])
+    return status
 
 
 def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | None:
-    """Check in several processes; None where this one is enough, or is one of them."""
+    """Check in several processes. None if this one is enough, or is one of them."""
     from hf_compat.cli.run import number_of, supervised
     from hf_compat.interop.user_script import require_script
     from hf_compat.runtime.launch import read_launch
@@ -105,56 +91,43 @@ def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | Non
     supervised(lambda: elastic_run(get_args_parser().parse_args(words)))  # type: ignore[no-untyped-call]  # torch's
     path = os.path.join(scratch, _RESULT)
     if not os.path.exists(path):
-        raise ScriptError(f"The processes of {chosen.script} have ended, and none has told what it found.")
+        raise ScriptError(f"The processes of {chosen.script} have ended without a result.")
     with open(path, encoding="utf-8") as file:
-        return Outcome(**json.load(file))
-
-
-def _hand_over(outcome: Outcome, scratch: str) -> int:
-    """Leave the first process's outcome to the one that has started the ranks."""
-    from hf_compat.runtime.launch import read_launch
-
-    if read_launch().process_index == 0:
-        told = {"status": outcome.status, "text": outcome.text, "as_json": outcome.as_json}
-        with open(os.path.join(scratch, _RESULT), "w", encoding="utf-8") as file:
-            json.dump(told, file)
-    return FINE
+        status, text, as_json = json.load(file)
+    return status, text, as_json
 
 
 def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
-    """Run the script in this process up to its first `train()`, and check that; what it prints goes to the errors."""
+    """Run the script up to its first `train()` and check that. Its output goes to the standard error."""
     from hf_compat.hf.arguments_rules import VARIABLE
     from hf_compat.runtime.launch import end_with_launcher, set_for_children
+    from hf_compat.tools.preflight.report import PreflightReport, Unchecked, finding_of
     from hf_compat.tools.until_train import UserScript, run_until_train
 
     if chosen.launcher is not None:
         end_with_launcher(chosen.launcher)
     else:
-        first = f"hf-compat check: {chosen.script} runs up to its first `train()`"
-        print(first, file=sys.stderr, flush=True)  # noqa: T201 - what follows is the script's
+        say(f"hf-compat check: {chosen.script} runs up to its first `train()`")
     if chosen.compat is not None:
         set_for_children(VARIABLE, chosen.compat)
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
-    # nothing is made in the script's own folder, and no repository on the Hub
+    # Nothing is made in the script's own folder, and no repository on the Hub
     overrides = {"output_dir": os.path.join(scratch, "output"), "push_to_hub": False}
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            report = run_until_train(script, _preflight, overrides)
+            report = _with_ranks(run_until_train(script, _preflight, overrides))
         except ScriptError as error:
-            # What it means that a script has not trained: a refusal of a Trainer is a finding
             cause = error.__cause__
             if cause is None or not _is_refusal(cause):
                 return _not_checked(error)
-            from hf_compat.tools.preflight.report import PreflightReport, Unchecked, finding_of
-
             finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
-            return _outcome(PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",)))
-    return _outcome(_with_ranks(report))
+            report = PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",))
+    return FINE if report.ok else FOUND, str(report), report.to_json()
 
 
 def _with_ranks(report: PreflightReport) -> PreflightReport:
-    """Add notes of what the script compares with local rank 0, where no process has it."""
+    """Add notes on comparisons with local rank 0, which no process has here."""
     from hf_compat.hf.arguments_rules import generation_beside
     from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
     from hf_compat.tools.preflight.report import Finding, Severity
@@ -170,7 +143,7 @@ def _with_ranks(report: PreflightReport) -> PreflightReport:
 
 
 def _preflight(captured: CapturedTrain) -> PreflightReport:
-    """Check a call of `train()` with the arguments as the script has written them."""
+    """Check a call of `train()` with the script's own arguments."""
     from hf_compat.tools.until_train import restore_as_written
 
     trainer = captured.trainer
@@ -180,12 +153,8 @@ def _preflight(captured: CapturedTrain) -> PreflightReport:
     return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
 
 
-def _outcome(report: PreflightReport) -> Outcome:
-    return Outcome(status=FINE if report.ok else FOUND, text=str(report), as_json=report.to_json())
-
-
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether a Trainer or its arguments, as they were made, have raised an error."""
+    """Whether the making of a Trainer or of its arguments has raised an error. That is a finding."""
     if isinstance(error, HfCompatError):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -195,4 +164,4 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _not_checked(error: HfCompatError) -> Outcome:
     told = {"ok": False, "could_not_check": str(error)}
-    return Outcome(status=NOT_CHECKED, text=f"could not check: {error}", as_json=json.dumps(told, indent=2))
+    return NOT_CHECKED, f"could not check: {error}", json.dumps(told, indent=2)

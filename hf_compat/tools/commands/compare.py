@@ -1,4 +1,4 @@
-"""`hf-compat compare script.py ARGS…`: the same script under transformers and here, and where they differ."""
+"""`hf-compat compare script.py ARGS…` runs a script under transformers and here, and shows the differences."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import PROFILES
-from hf_compat.tools.commands.isolated import add_options
-from hf_compat.tools.terminal import show
+from hf_compat.tools.commands.isolated import add_options, add_script
+from hf_compat.tools.terminal import say, show
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status.
+
+    Raises:
+        ArgumentError: An option has an impossible value, or the script, interpreter or folder is missing.
+    """
     parser = argparse.ArgumentParser(
         prog="hf-compat compare",
         description="Run a script, unchanged, under transformers and on Lightning's engine, one after the other, and "
@@ -30,32 +35,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="a side that takes longer is stopped")
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it, and no table")
     parser.add_argument("--quiet", action="store_true", help="no lines while the sides run")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
-    parser.add_argument("script", help="the script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status.
-
-    Raises:
-        ArgumentError: An option has a value that cannot be, or there is no such script, interpreter or folder.
-    """
+    add_script(parser)
+    chosen = parser.parse_args(list(words))
+    from hf_compat.runtime.launch import read_launch
     from hf_compat.tools.comparison.compared import Request, compare
     from hf_compat.tools.comparison.report import as_json, as_parts
-    from hf_compat.tools.until_train import UserScript
-
-    chosen = make_parser().parse_args(list(words))
-    from hf_compat.errors import ArgumentError
-    from hf_compat.runtime.launch import read_launch
     from hf_compat.tools.comparison.running import Limits
+    from hf_compat.tools.until_train import UserScript
 
     for name, value, least in (("max-steps", chosen.max_steps, 0), ("devices", chosen.devices, 1)):
         if value < least:
-            raise ArgumentError(f"`--{name} {value}` is no number from {least} on.\n\nHint: leave it out.")
+            raise ArgumentError(f"`--{name} {value}` is not a number from {least} on.\n\nHint: leave it out.")
     if chosen.timeout is not None and not chosen.timeout > 0:
-        raise ArgumentError(f"`--timeout {chosen.timeout}` is no time.\n\nHint: seconds above 0, or leave it out.")
+        raise ArgumentError(f"`--timeout {chosen.timeout}` is not a time.\n\nHint: seconds above 0, or leave it out.")
     if read_launch().world_size > 1:
         raise ArgumentError(
             f"A launcher has started {read_launch().world_size} processes, and a comparison starts its own.\n\n"
@@ -73,12 +65,19 @@ def main(words: Sequence[str]) -> int:
     if chosen.json not in (None, "-"):
         Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
     show([as_json(found, limits)] if chosen.json == "-" else as_parts(found, limits))
-    _leave(found.theirs.folder.parent, chosen.clean, is_new=chosen.output is None)
+    folder = found.theirs.folder.parent
+    if not chosen.clean:
+        say(f"kept: {folder} (each side's log.txt, output/, files/, record/)")
+        return found.status
+    for side in ("transformers", "hf_compat", "again"):
+        shutil.rmtree(folder / side, ignore_errors=True)
+    if chosen.output is None:
+        folder.rmdir()
     return found.status
 
 
 class _Progress:
-    """Lines on the standard error while the sides run: on a terminal one that is written over."""
+    """Lines on the standard error while the sides run. On a terminal, one line is updated."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -86,11 +85,9 @@ class _Progress:
         self._last = ("", -1, -1)
 
     def tell(self, line: str) -> None:
-        """Say what there is to know beside the updates."""
         self._say(f"{line}\n")
 
     def update(self, side: str, training: int, updates: int) -> None:
-        """Tell of a side's progress."""
         now = (side, training, updates)
         if now == self._last or (not self._is_terminal and side == self._last[0]):
             return
@@ -102,20 +99,8 @@ class _Progress:
         self._say(f"\r{side}{count} " if self._is_terminal else f"{side} runs\n")
 
     def end(self) -> None:
-        """Leave the line."""
         self._say("\n\n" if self._is_terminal else "")
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - the command's answer
-
-
-def _leave(folder: Path, clean: bool, is_new: bool) -> None:
-    """Name the folder that is kept, or remove what the runs have left."""
-    if not clean:
-        print(f"kept: {folder} (each side's log.txt, output/, files/, record/)", file=sys.stderr)  # noqa: T201 - as above
-        return
-    for side in ("transformers", "hf_compat", "again"):
-        shutil.rmtree(folder / side, ignore_errors=True)
-    if is_new:
-        folder.rmdir()

@@ -1,4 +1,4 @@
-"""`hf-compat explain`: what training arguments become, those of a command line or of a script."""
+"""`hf-compat explain` shows what training arguments become, those of a command line or of a script."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a line
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command; what stands behind a script is the script's."""
-    parser = _options()
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10")
-    return parser
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status, which is 1 if an argument is refused.
 
-
-def _options() -> argparse.ArgumentParser:
+    Raises:
+        ArgumentError: A word is not name=value, a number of processes is impossible, or the script is missing.
+        ScriptError: The script does not come to its first `train()`.
+    """
     parser = argparse.ArgumentParser(
         prog="hf-compat explain",
         description="Say what training arguments become. Of a script: it runs up to its first `train()`, which is not "
@@ -49,23 +48,20 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--trained", type=float, help="of these, where not all are trained, as with LoRA")
     add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="the first word is a module, as in `python -m`")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status: 1 where an argument is refused.
-
-    Raises:
-        ArgumentError: A word is no name=value, a number is none of processes, or there is no such script.
-        ScriptError: The script does not come to its first `train()`.
-    """
-    chosen = make_parser().parse_args(list(words))
+    # The words after a script are the script's, while options may stand among arguments
+    of_script = argparse.ArgumentParser(
+        parents=[parser], prog=parser.prog, description=parser.description, allow_abbrev=False, add_help=False
+    )
+    of_script.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10"
+    )
+    chosen = of_script.parse_args(list(words))
     is_script = _is_script(chosen)
-    if not is_script:  # options may stand among the arguments
-        chosen, chosen.words = _options().parse_known_args(list(words))
+    if not is_script:
+        chosen, chosen.words = parser.parse_known_args(list(words))
     for name, count in (("--world-size", chosen.world_size), ("--per-node", chosen.per_node)):
         if count is not None and count < 1:
-            raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
+            raise ArgumentError(f"`{name} {count}` is not a number of processes.\n\nHint: write 1 or more.")
     status = call_again("explain", words, chosen, chosen.words[0] if chosen.words else "") if is_script else None
     if status is not None:
         return status
@@ -79,10 +75,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _is_script(chosen: argparse.Namespace) -> bool:
-    """Return whether the words are a script and its command line.
+    """Whether the words are a script and its command line.
 
     Raises:
-        ArgumentError: The first is named as a script is, and there is none.
+        ArgumentError: The first word looks like a script that does not exist.
     """
     first = chosen.words[0] if chosen.words else ""
     if chosen.module or "=" in first or not first or first.startswith("-"):
@@ -102,11 +98,8 @@ def _assumed(chosen: argparse.Namespace) -> AbstractContextManager[None]:
     return assuming(launch, "cuda:0") if world else contextlib.nullcontext()
 
 
-# of a script
-
-
 def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
-    """Explain the arguments of the Trainer that a script makes; also returns what there is to say of that Trainer."""
+    """Explain the arguments of a script's Trainer, and describe that Trainer."""
     from hf_compat.hf.arguments_rules import VARIABLE
     from hf_compat.runtime.launch import set_for_children
     from hf_compat.tools.until_train import UserScript, run_until_train
@@ -116,7 +109,7 @@ def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, objec
     if chosen.compat is not None:
         set_for_children(VARIABLE, chosen.compat)
     script = UserScript(path=chosen.words[0], arguments=tuple(chosen.words[1:]), is_module=chosen.module)
-    # what the script prints is no part of the answer
+    # The script's output does not belong to the answer
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
         return run_until_train(script, lambda captured: _of_trainer(captured, chosen), {"output_dir": scratch})
 
@@ -130,11 +123,10 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
     counts, data = _counts(trainer)
     with _assumed(chosen):
         args = dataclasses.replace(trainer.args) if chosen.world_size else trainer.args
-        # the counts are those of the processes that there are
         told_size = chosen.parameters or (size if size >= _LARGE_MODEL else None)
         explanation = explain(
             args,
-            None if chosen.world_size else counts,
+            None if chosen.world_size else counts,  # the counts of the real processes
             parameters=told_size,
             trained=chosen.trained or (None if chosen.parameters else trained),
         )
@@ -143,7 +135,7 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
         "model": f"{type(trainer.model).__name__}, {size:,} parameters",
         "run": data,
     }
-    # Leave out the output folder, which is not the one that the script names
+    # Leave out the output folder, which is not the script's
     listed = tuple(one for one in explanation.arguments if one.name != "output_dir")
     plan = explanation.plan
     if plan is not None:
@@ -152,7 +144,7 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
 
 
 def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
-    """Return the counts of a Trainer's run, and them in words; without counts, why there are none."""
+    """The counts of a Trainer's run and their description, or why there are none."""
     if trainer.train_dataset is None:
         return None, "no training data"
     try:
@@ -163,17 +155,14 @@ def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
     return counts, f"{counts.max_updates} updates{epochs}, {counts.total_train_batch_size} samples each"
 
 
-# of words
-
-
 def _of_pairs(chosen: argparse.Namespace) -> Explanation:
-    """Explain arguments; those are listed that were given."""
+    """Explain the given arguments."""
     from hf_compat.plan.explain import explain
 
     pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
     with _assumed(chosen):
         explanation = explain(_training_arguments(pairs), parameters=chosen.parameters, trained=chosen.trained)
-    # The names of the arguments that somebody set, as they are today; others follow from them
+    # List the given arguments by their current names, without those that follow from them
     from hf_compat.hf.legacy import OLD_NAMES
     from hf_compat.interop.object_parser import todays_values
 
@@ -193,7 +182,7 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
     for pair in pairs:
         name, equals, text = pair.lstrip("-").partition("=")
         if not equals:
-            raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
+            raise ArgumentError(f"{pair!r} is not name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
     plain = {one.name for one in dataclasses.fields(TrainingArguments)}
     added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
@@ -202,7 +191,7 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
 
 
 def _value(text: str) -> object:
-    """Read a value as JSON where it is, else as a string."""
+    """Read a value as JSON, or else as a string."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except (json.JSONDecodeError, RecursionError):

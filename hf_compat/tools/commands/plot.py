@@ -1,4 +1,4 @@
-"""`hf-compat plot`: the curves of one or several runs, as a PNG and as one self-contained HTML page."""
+"""`hf-compat plot` draws the curves of one or several runs as a PNG and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Written into every file, and looked for before one is written over.
+# Every file has this mark, and a file without it is not overwritten.
 MARK = "drawn by hf-compat plot"
 _MARK_WITHIN = 2**16  # bytes from the beginning of a file
 _FIRST = ("loss", "learning_rate", "grad_norm")
@@ -41,7 +41,7 @@ _LONGEST_WAIT_SECONDS = 86_400
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and give its exit status."""
     parser = argparse.ArgumentParser(
         prog="hf-compat plot", description="Draw the curves of runs as a picture and as a web page."
     )
@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
-    """Return which values share a picture: the losses of training and evaluation, and every other value by itself."""
+    """Group values into panels: the losses of training and evaluation, and every other value by itself."""
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     losses = [name for name in names if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
     rest = [name for name in names if name not in set(losses)]
@@ -70,25 +70,25 @@ def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
 
 
 def _has_points(runs: Sequence[RunCurves], names: Sequence[str]) -> bool:
-    """Return whether anything of a panel can be drawn."""
+    """Whether a panel has a point that can be drawn."""
     return any(_is_drawn(value) for run in runs for name in names for _, _, value in run.curves.get(name, []))
 
 
 def _not_drawn(runs: Sequence[RunCurves]) -> str:
-    """Say which values have no panel, as not one of them is finite."""
+    """List the values without a panel, because they have no finite point."""
     names = dict.fromkeys(name for run in runs for name in run.curves if not _has_points(runs, [name]))
     return ", ".join(f"{_shown(name)}{_left_out(runs, [name])}".replace("\n", " ") for name in names)
 
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """Draw as this module means it, whatever the user's matplotlibrc says.
+    """Draw with this module's settings instead of the user's matplotlibrc.
 
     Raises:
         MissingPackage: matplotlib is not installed.
     """
     matplotlib = need("matplotlib", "'hf-compat[plot]'", "`hf-compat plot`")
-    # text stays text: it is found, scaled and read aloud, and TeX never reads a run's name
+    # Text stays text, so that it can be found, scaled and read aloud. TeX never reads a run's name
     with matplotlib.rc_context({"text.usetex": False, "svg.fonttype": "none", "agg.path.chunksize": 10_000}):
         yield
 
@@ -97,9 +97,9 @@ def draw(runs: Sequence[RunCurves], by: str = "step", scale: str = "linear") -> 
     """Draw a matplotlib figure for each panel.
 
     Args:
-        runs: The runs; one colour each.
+        runs: The runs, one colour each.
         by: `step` or `epoch`.
-        scale: Of the values, `linear` or `log`.
+        scale: The scale of the values, `linear` or `log`.
 
     Raises:
         MissingPackage: matplotlib is not installed.
@@ -144,7 +144,7 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
 
 
 def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dashes: str) -> Line2D | None:
-    """Draw one value of one run; points that are not finite are left out."""
+    """Draw one value of one run without points that are not finite."""
     points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
     if not points:
         return None
@@ -162,7 +162,7 @@ def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dash
 
 
 def _id_of(index: int, name: str) -> str:
-    """Return the id of a curve's element in the page."""
+    """The id of a curve's element in the page."""
     return f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}"
 
 
@@ -171,14 +171,14 @@ def _is_drawn(value: float) -> bool:
 
 
 def _left_out(runs: Sequence[RunCurves], names: Sequence[str]) -> str:
-    """Say how many values of a panel are not drawn."""
+    """Write how many values of a panel are not drawn."""
     values = (point[2] for run in runs for name in names for point in run.curves.get(name, []))
     count = sum(not _is_drawn(value) for value in values)
     return f"\n(without {count} not finite)" if count else ""
 
 
 def _shown(name: str) -> str:
-    """Return a name as pictures and pages can hold it: what no font has is replaced, and it is cut."""
+    """Replace the characters of a name that no font has, and shorten it."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
@@ -204,7 +204,7 @@ def write_png(runs: Sequence[RunCurves], path: Path, by: str = "step") -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file as a whole: a browser, and a kill, find the old one or the new one."""
+    """Write a file as a whole, so that a browser and a kill find the old one or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)
@@ -311,6 +311,12 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         for index, run in enumerate(runs)
     ]
     names = [name for _, group in panels_of(runs) for name in group]
+    rows = []
+    for run in runs:
+        values = [f"{run.curves[name][-1][2]:.4g}" if name in run.curves else "" for name in names]
+        done = f"{run.step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
+        cells = "".join(f"<td>{value}</td>" for value in (done, *values))
+        rows.append(f"<tr><td>{html.escape(_shown(run.name))}</td>{cells}</tr>")
     page = _PAGE.format(
         mark=MARK,
         refresh="" if refresh is None else f'\n<meta http-equiv="refresh" content="{refresh:g}">',
@@ -319,20 +325,13 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         not_drawn=f"\n<p>Not drawn: {html.escape(missing)}</p>" if (missing := _not_drawn(runs)) else "",
         figures="\n".join(drawn),
         heads="".join(f"<th>{html.escape(_shown(name))}</th>" for name in names),
-        rows="\n".join(_row(run, names) for run in runs),
+        rows="\n".join(rows),
     )
     _write(path, page.encode("utf-8"))
 
 
-def _row(run: RunCurves, names: Sequence[str]) -> str:
-    values = [f"{run.curves[name][-1][2]:.4g}" if name in run.curves else "" for name in names]
-    done = f"{run.step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
-    cells = "".join(f"<td>{value}</td>" for value in values)
-    return f"<tr><td>{html.escape(_shown(run.name))}</td><td>{done}</td>{cells}</tr>"
-
-
 def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str, figure: Figure) -> str:
-    """Return a panel as SVG, with the places of its points for the pointer."""
+    """Write a panel as SVG, with the places of its points for the pointer."""
     buffer = io.StringIO()
     with _settings():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -362,41 +361,40 @@ def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str,
 
 
 def _check_target(path: Path) -> None:
-    """Make the folder of a file, and refuse a file that is somebody else's."""
+    """Make the folder of a file, and refuse to overwrite a file that was not drawn here."""
     try:
         os.makedirs(path.parent, exist_ok=True)
     except (OSError, ValueError) as error:
         raise _not_writable(path, error) from error
-    if os.path.lexists(path) and not _is_drawn_here(path):
-        raise ArgumentError(f"{path} is there already and was not {MARK}.\n\nHint: choose another `--output`.")
-
-
-def _is_drawn_here(path: Path) -> bool:
+    if not os.path.lexists(path):
+        return
     try:
         with open_regular(path) as file:
-            return MARK.encode() in file.read(_MARK_WITHIN)
-    except (CheckpointError, OSError):  # whatever it is, it is not ours
-        return False
+            is_ours = MARK.encode() in file.read(_MARK_WITHIN)
+    except (CheckpointError, OSError):
+        is_ours = False
+    if not is_ours:
+        raise ArgumentError(f"{path} is there already and was not {MARK}.\n\nHint: choose another `--output`.")
 
 
 def plot(
     paths: Sequence[str], output: str = "curves", kind: str = "both", by: str = "step", watch: float | None = None
 ) -> list[Path]:
-    """Draw runs, once or again and again.
+    """Draw runs once or repeatedly.
 
     Args:
-        paths: The runs; `name=path` gives one another name.
+        paths: The runs. `name=path` renames one.
         output: Path of the files without their suffix.
         kind: `png`, `html` or `both`.
         by: `step` or `epoch`.
-        watch: Seconds until they are drawn again; None draws once.
+        watch: Seconds until they are drawn again. None draws once.
 
     Returns:
         The files.
 
     Raises:
-        ArgumentError: A run cannot be read, has no curve, or a file is somebody else's or cannot be written; or
-            an argument has no such value.
+        ArgumentError: A run cannot be read or has no curve, a file was not drawn here or cannot be written, or an
+            argument has an impossible value.
     """
     choices = {"kind": (kind, ("png", "html", "both")), "by": (by, ("step", "epoch"))}
     for name, (value, known) in choices.items():
@@ -412,43 +410,27 @@ def plot(
         _check_target(file)
     runs = _read_runs(paths)
     while True:
-        _write_files(runs, files, by, watch)
+        for file in files:
+            if file.suffix == ".png":
+                write_png(runs, file, by)
+            else:
+                write_page(runs, file, by, watch)
         if watch is None or all(run.max_steps and run.step >= run.max_steps for run in runs):
             return files
         time.sleep(watch)
-        runs = _read_again(paths, runs)
-
-
-def _write_files(runs: Sequence[RunCurves], files: Sequence[Path], by: str, watch: float | None) -> None:
-    for file in files:
-        if file.suffix == ".png":
-            write_png(runs, file, by)
-        else:
-            write_page(runs, file, by, watch)
+        try:
+            runs = _read_runs(paths)
+        except (ArgumentError, CheckpointError) as error:  # a state that is being written, say
+            logger.warning("The curves stay as they are: %s", error)
 
 
 def _read_runs(paths: Sequence[str]) -> list[RunCurves]:
-    runs = _distinct([_read_named(path) for path in paths])
+    """Read runs. Those with the same name get the names of their folders."""
+    runs = []
+    for path in paths:
+        name, equals, rest = path.partition("=")
+        runs.append(read_run(rest, name) if equals and not os.path.exists(path) else read_run(path))
     if not any(run.curves for run in runs):
         raise ArgumentError(f"Nothing is logged in {', '.join(paths)} yet.\n\nHint: lower `logging_steps`.")
-    return runs
-
-
-def _read_again(paths: Sequence[str], before: list[RunCurves]) -> list[RunCurves]:
-    """Read runs that are under way; while one cannot be read, as it is being written say, the curves stay."""
-    try:
-        return _read_runs(paths)
-    except (ArgumentError, CheckpointError) as error:
-        logger.warning("The curves stay as they are: %s", error)
-        return before
-
-
-def _read_named(path: str) -> RunCurves:
-    name, equals, rest = path.partition("=")
-    return read_run(rest, name) if equals and not os.path.exists(path) else read_run(path)
-
-
-def _distinct(runs: list[RunCurves]) -> list[RunCurves]:
-    """Give runs that are called the same the names of their folders."""
     names = [run.name for run in runs]
     return [dataclasses.replace(run, name=run.folder) if names.count(run.name) > 1 else run for run in runs]

@@ -21,7 +21,7 @@ from hf_compat.tools.comparison.verdicts import (
     verdicts_of,
 )
 from hf_compat.tools.isolation.isolated import COPY_LIMIT_GIB, offered
-from hf_compat.tools.isolation.written import files_below, in_words, is_of_the_command
+from hf_compat.tools.isolation.plan import files_below, in_words, is_of_the_command
 from hf_compat.tools.until_train import UserScript
 
 _UNREPEATABLE = (

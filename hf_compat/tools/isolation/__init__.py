@@ -1,1 +1,1 @@
-"""A command that sees the user's files and changes none: what the system offers, tried. The standard library only."""
+"""Run a command that sees the user's files and changes none. It uses only the standard library."""

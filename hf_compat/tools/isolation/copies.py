@@ -1,6 +1,6 @@
-"""Copies of a working folder, where no overlay can be had, and Landlock for what lies elsewhere. Standard library only.
+"""Copy a working folder if the system offers no overlay, and close other folders with Landlock.
 
-The copy stands in a tree of links that looks like the file system: `../more` leads where it did.
+The copy is part of a tree of links that looks like the file system, so that `../more` still works.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 
-from hf_compat.tools.isolation.plan import Plan, is_below, mark_of
-from hf_compat.tools.isolation.written import machine_folders
+from hf_compat.tools.isolation.plan import Plan, is_below, machine_folders, mark_of
 
 Progress = Callable[[str], None]
-_CLONE = 0x40049409  # ioctl FICLONE: the copy shares its blocks, where the file system can
+_CLONE = 0x40049409  # ioctl FICLONE: the copy shares its blocks if the file system can
 _TELL_EVERY_BYTES = 2**28
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's system calls, the same on every machine
 _NO_NEW_RIGHTS = 38  # prctl
 # Landlock's rights to change: write, remove and make anything (bits 4 to 12), move between folders, truncate.
 _TO_CHANGE = 1 << 1 | 0b111111111 << 4 | 1 << 13 | 1 << 14
-_LEAST_VERSION = 3  # before it, truncating is left out
+_LEAST_VERSION = 3  # earlier ones do not cover truncating
 _GIB = 2**30
 
 
 def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
-    """Copy the working folder of a plan into its folder; return what became a link since there was no room for it.
+    """Copy the working folder of a plan into its folder. Returns the files that became links for lack of room.
 
     Args:
-        plan: What is isolated.
-        limit: Bytes that are copied at most, smaller files first.
-        progress: Told what is copied.
+        plan: The plan.
+        limit: Bound on the copied bytes. Smaller files come first.
+        progress: Called with lines about the copies.
     """
     files = plan.in_folder("files")
     links = _link_around(plan, files)
@@ -42,7 +41,7 @@ def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
     copied, linked, told = 0, [], 0
     for path, size in sorted(sizes.items(), key=lambda one: one[1]):
         is_readable = os.access(path, os.R_OK)
-        if is_readable and _cloned(path, files + path):
+        if is_readable and _is_cloned(path, files + path):
             continue
         if not is_readable or copied + size > limit:
             linked.append(path)
@@ -55,17 +54,14 @@ def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
             progress(f"copied {copied / _GIB:.1f} GiB of {sum(sizes.values()) / _GIB:.1f} GiB of {plan.working_folder}")
     for path in sizes.keys() - set(linked):
         shutil.copystat(path, files + path)
-    for parent, _, _ in os.walk(files + plan.working_folder, topdown=False):  # one may be closed to writing
+    for parent, _, _ in os.walk(files + plan.working_folder, topdown=False):  # some may be read-only
         shutil.copymode(parent.removeprefix(files), parent)
     plan.note_copies({path: mark_of(files + path) for path in [*links, *sizes]})
     return linked
 
 
 def restrict(plan: Plan) -> None:
-    """Let this process, and those that it starts, change what the plan allows; where there is no Landlock, anything.
-
-    Args:
-        plan: What is isolated.
+    """Let this process and its children change only what the plan allows. Without Landlock it does nothing.
 
     Raises:
         OSError: The system has Landlock and refuses this.
@@ -74,8 +70,8 @@ def restrict(plan: Plan) -> None:
         return
     rules = _call(_CREATE, ctypes.byref(ctypes.c_uint64(_TO_CHANGE)), 8, 0)
     elsewhere = [one for one in machine_folders() if not is_below(plan.working_folder, os.path.realpath(one))]
-    # Temporary files go with the plan's folder, even where the command is killed.
-    os.environ["TMPDIR"] = plan.in_folder("tmp")  # noqa: TID251 - the command's, which this process becomes
+    # Temporary files are removed with the plan's folder, even if the command is killed.
+    os.environ["TMPDIR"] = plan.in_folder("tmp")  # noqa: TID251 - the environment of the command
     os.makedirs(plan.in_folder("tmp"), exist_ok=True)
     for folder in (plan.folder, *plan.open_to, *elsewhere):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -93,7 +89,7 @@ def restrict(plan: Plan) -> None:
 
 
 def has_landlock() -> bool:
-    """Return whether the system lets a process give up the right to change files."""
+    """Whether the system lets a process give up the right to change files."""
     try:
         return sys.platform.startswith("linux") and _call(_CREATE, None, 0, 1) >= _LEAST_VERSION
     except OSError:
@@ -109,11 +105,11 @@ def _call(number: int, *arguments: object) -> int:
 
 
 def _link_around(plan: Plan, files: str) -> list[str]:
-    """Make the way down to the working folder, with links to all that lies beside it; return the links."""
+    """Make the folders above the working folder, with links to everything beside it. Returns the links."""
     links, folder = [], os.sep
     for part in plan.working_folder.strip(os.sep).split(os.sep):
         os.makedirs(files + folder, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # a folder on the way may be entered, and not be listed
+        with contextlib.suppress(PermissionError):  # such a folder may be entered but not listed
             for entry in os.scandir(folder):
                 if entry.name != part and entry.path != plan.folder:
                     links.append(entry.path)
@@ -124,9 +120,9 @@ def _link_around(plan: Plan, files: str) -> list[str]:
 
 
 def _lay_out(plan: Plan, files: str, links: list[str]) -> Iterator[tuple[str, int]]:
-    """Make the folders and links of the working folder; yield each file with its size.
+    """Make the folders and links of the working folder, and yield each file with its size.
 
-    Left out are sockets, pipes and devices. A folder that holds an interpreter, or that stays real, is a link.
+    Sockets, pipes and devices are left out. A folder that holds an interpreter or stays real becomes a link.
     """
     for parent, folders, names in os.walk(plan.working_folder):
         for name in list(folders):
@@ -145,19 +141,16 @@ def _lay_out(plan: Plan, files: str, links: list[str]) -> Iterator[tuple[str, in
             told = os.lstat(path)
             if stat.S_ISLNK(told.st_mode):
                 links.append(path)
-                os.symlink(_target_of(path, plan.working_folder, files), files + path)
+                # An absolute link into the working folder leads into the copy
+                target = os.readlink(path)
+                is_inside = os.path.isabs(target) and is_below(target, plan.working_folder)
+                os.symlink(files + target if is_inside else target, files + path)
             elif stat.S_ISREG(told.st_mode):
                 yield path, told.st_size
 
 
-def _target_of(link: str, working_folder: str, files: str) -> str:
-    """Return where the copy of a link leads: a whole path into the working folder leads into its copy."""
-    target = os.readlink(link)
-    return files + target if os.path.isabs(target) and is_below(target, working_folder) else target
-
-
-def _cloned(source: str, target: str) -> bool:
-    """Copy a file without copying its blocks, where the file system can."""
+def _is_cloned(source: str, target: str) -> bool:
+    """Copy a file without its blocks. False if the file system cannot."""
     with open(source, "rb") as whole, open(target, "wb") as copy:
         try:
             fcntl.ioctl(copy.fileno(), _CLONE, whole.fileno())

@@ -1,7 +1,7 @@
-"""Runs a command in isolation and ends as it does: `enter(PLAN, COMMAND…)`. The standard library only.
+"""Run a command in isolation and end as it does: `enter(PLAN, COMMAND…)`.
 
-This process stays outside of the isolation: it passes signals on, ends what the command has left running, and leaves
-of the isolation what the plan says, also where whoever has started it is killed.
+This process stays outside of the isolation. It passes signals on, and ends processes that the command has left. It sorts
+or removes the files as the plan says, even if its parent is killed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hf_compat.tools.isolation.plan import VARIABLE, Plan
 
 _END_WITH_PARENT, _ADOPT = 1, 36  # prctl
 _SECONDS_TO_END = 3
-_SECONDS_TO_DIE = 30  # after SIGKILL; on a machine with too much to do it takes a while
+_SECONDS_TO_DIE = 30  # after SIGKILL, because a busy machine takes a while
 _NOT_ISOLATED = 125
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def enter(plan_file: str, *command: str) -> int:
-    """Run a command, without one try whether it could be run; returns its status, negative for a signal.
+    """Run a command, and give its status, negative for a signal. Without a command, only try the isolation.
 
     Args:
-        plan_file: Of a `Plan`. What is read-only is written beside it, or why there is no isolation.
-        command: What is run.
+        plan_file: The file of a `Plan`. The read-only folders, or the reason for a refusal, are written beside it.
+        command: The command.
     """
     plan = Plan.read(plan_file)
     starter = os.getppid()
@@ -43,16 +43,16 @@ def enter(plan_file: str, *command: str) -> int:
     _prctl(_END_WITH_PARENT, signal.SIGTERM)
     for number in _PASSED_ON:
         signal.signal(number, lambda told, _: _pass_on(child, told))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells the command, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the command, too
     signal.signal(signal.SIGALRM, lambda *_: _send(child, signal.SIGKILL))
-    if os.getppid() != starter:  # killed in this instant
+    if os.getppid() != starter:  # the parent was killed meanwhile
         _pass_on(child, signal.SIGTERM)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _end_what_is_left()
+    _end_children()
     if command:
         try:
             plan.settle()
-        except OSError as error:  # the disk is full, say: how the command has ended counts
+        except OSError as error:  # such as a full disk, while the status of the command counts
             sys.stderr.write(f"not all that was written could be sorted into {plan.in_folder('files')}: {error}\n")
     if not plan.is_kept and os.getppid() != starter:
         plan.remove()
@@ -60,7 +60,7 @@ def enter(plan_file: str, *command: str) -> int:
 
 
 def _become(plan: Plan, command: tuple[str, ...]) -> None:
-    """Enter the isolation and become the command; does not return."""
+    """Enter the isolation and become the command. It does not return."""
     try:
         read_only: list[str] = []
         if plan.how == "overlay":
@@ -73,9 +73,9 @@ def _become(plan: Plan, command: tuple[str, ...]) -> None:
             json.dump({"read_only": read_only}, file)
         if not command:
             if os.access(".", os.W_OK):
-                tempfile.TemporaryFile(dir=".").close()  # some systems mount an overlay, and let nobody write
+                tempfile.TemporaryFile(dir=".").close()  # some systems mount an overlay that cannot be written to
             os._exit(0)
-        os.environ[VARIABLE] = plan.folder  # noqa: TID251 - the command's, which this process becomes
+        os.environ[VARIABLE] = plan.folder  # noqa: TID251 - the environment of the command
         os.execvp(command[0], command)
     except OSError as error:
         with open(plan.in_folder("refused"), "w", encoding="utf-8") as file:
@@ -92,8 +92,8 @@ def _pass_on(child: int, number: int) -> None:
         signal.alarm(_SECONDS_TO_END)
 
 
-def _end_what_is_left() -> None:
-    """End processes that the command has left: their parent is this one now."""
+def _end_children() -> None:
+    """End processes that the command has left. Their parent is this process now."""
     until = time.monotonic() + _SECONDS_TO_DIE
     while time.monotonic() < until:
         for child in _children():
@@ -125,7 +125,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Run a command in isolation, and end as it ended."""
+    """Run a command in isolation, and end with its status or signal."""
     status = enter(*words)
     if status < 0:
         if -status != signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Isolation as whoever starts commands sees it: what the system offers, a command in it, what is said of it."""
+"""Find out which isolation the system offers, and prepare commands for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hf_compat.errors import ArgumentError
 from hf_compat.tools.isolation import copies
-from hf_compat.tools.isolation.plan import CHOSEN, Plan
+from hf_compat.tools.isolation.plan import CHOSEN, NAMED, Plan
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _ENTER = (
@@ -20,21 +20,20 @@ _ENTER = (
     "from hf_compat.tools.isolation.entering import main; main(sys.argv[2:])"
 )
 COPY_LIMIT_GIB = 2.0
-_NAMED = 3  # files that a message names
 _LEAST_FREE_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """What the system offers, for runs in one working folder.
+    """The isolation that the system offers for runs in one working folder.
 
     Args:
         how: `overlay` or `copies`.
-        working_folder: Where the user has called.
+        working_folder: The user's working folder.
         open_to: Folders that stay real.
-        read_only: Folders that hold other mounts, and that could not be covered.
-        refused: Why there is no overlay.
-        copy_limit_bytes: Of files that are copied, where there is no overlay.
+        read_only: Folders that hold other mounts and could not be covered.
+        refused: The reason why there is no overlay.
+        copy_limit_bytes: Bound on the copied files if there is no overlay.
     """
 
     how: str
@@ -46,11 +45,11 @@ class Isolation:
 
     @property
     def told(self) -> str:
-        """What holds, and what does not, in one line."""
+        """The covered and the uncovered changes, in one line."""
         opened = f"; as they are: {', '.join(self.open_to)}" if self.open_to else ""
         if self.how == "overlay":
-            more = f" and {len(self.read_only) - _NAMED} more" if len(self.read_only) > _NAMED else ""
-            closed = f"; read-only: {', '.join(self.read_only[:_NAMED])}{more}" if self.read_only else ""
+            more = f" and {len(self.read_only) - NAMED} more" if len(self.read_only) > NAMED else ""
+            closed = f"; read-only: {', '.join(self.read_only[:NAMED])}{more}" if self.read_only else ""
             return (
                 "isolation: overlay: every file is there, and none of yours is changed; not covered: devices, services "
                 f"and the network{closed}{opened}"
@@ -65,44 +64,37 @@ class Isolation:
         return f"isolation: a copy of {self.working_folder} (no overlay: {self.refused}); {rest}{opened}"
 
     def begin(self, folder: str, is_kept: bool, progress: copies.Progress) -> Plan:
-        """Prepare a folder for one command; returns the plan that `command` takes.
+        """Prepare a folder for one command, and make the plan that `command` takes.
 
         Args:
-            folder: For all that the command leaves; made here, where it is not there.
+            folder: The folder for everything that the command leaves. It is made if it is missing.
             is_kept: As in `Plan`.
-            progress: Told what is copied.
+            progress: Called with lines about copies.
 
         Raises:
             ArgumentError: There is no room in the folder, or too much in the working folder that cannot be closed.
         """
+        plan = Plan(
+            folder=folder, working_folder=self.working_folder, open_to=self.open_to, how=self.how, is_kept=is_kept
+        )
+        if self.how == "copies" and self.working_folder == os.sep:
+            raise ArgumentError(
+                f"The system offers no overlay ({self.refused}), and {os.sep} is too much to copy.\n\n"
+                "Hint: work in the script's folder."
+            )
         try:
-            return self._begin(folder, is_kept, progress)
+            for name in ("root", "real", "files"):
+                os.makedirs(plan.in_folder(name), exist_ok=True)
+            plan.write()
+            linked = copies.make(plan, self.copy_limit_bytes, progress) if self.how == "copies" else []
+            size = sum(os.path.getsize(path) for path in linked) / 2**30
         except OSError as error:
             raise ArgumentError(
                 f"{folder} cannot take what a script writes: {error}\n\nHint: set TMPDIR to a disk with room."
             ) from error
-
-    def _begin(self, folder: str, is_kept: bool, progress: copies.Progress) -> Plan:
-        plan = Plan(
-            folder=folder, working_folder=self.working_folder, open_to=self.open_to, how=self.how, is_kept=is_kept
-        )
-        for name in ("root", "real", "files"):
-            os.makedirs(plan.in_folder(name), exist_ok=True)
-        plan.write()
-        if self.how == "copies":
-            if self.working_folder == os.sep:
-                raise ArgumentError(
-                    f"The system offers no overlay ({self.refused}), and {os.sep} is too much to copy.\n\n"
-                    "Hint: work in the script's folder."
-                )
-            linked = copies.make(plan, self.copy_limit_bytes, progress)
-            if linked:
-                self._tell_of_links(linked, progress)
-        return plan
-
-    def _tell_of_links(self, linked: list[str], progress: copies.Progress) -> None:
-        size = sum(os.path.getsize(path) for path in linked) / 2**30
-        named = ", ".join(linked[-_NAMED:])
+        if not linked:
+            return plan
+        named = ", ".join(linked[-NAMED:])
         more = f"{len(linked)} files of {self.working_folder} ({size:.1f} GiB) are above --copy-limit: {named}"
         if not copies.has_landlock():
             raise ArgumentError(
@@ -110,10 +102,11 @@ class Isolation:
                 "in a smaller folder."
             )
         progress(f"{more}; they are read-only")
+        return plan
 
 
 def shortage(folder: str) -> str:
-    """Return what there is to say where the disk is full that a command has written to; mostly nothing."""
+    """A message about a full disk. Mostly empty."""
     free = shutil.disk_usage(folder).free
     if free > _LEAST_FREE_BYTES:
         return ""
@@ -121,30 +114,30 @@ def shortage(folder: str) -> str:
 
 
 def command(plan: Plan, words: list[str]) -> list[str]:
-    """Return a command that runs another one in isolation, and ends as it does; without words it only tries."""
+    """The command that runs another one in isolation and ends as it does. Without words it only tries."""
     return [sys.executable, "-I", "-c", _ENTER, _ROOT, plan.in_folder("plan.json"), *words]
 
 
 def offered(folder: str, allow_writes: tuple[str, ...] = (), copy_limit: float = COPY_LIMIT_GIB) -> Isolation:
-    """Try what the system offers for runs in the current folder.
+    """Try which isolation the system offers for runs in the current folder.
 
     Args:
-        folder: Where the runs will leave what they write; what the trial leaves in it is removed.
-        allow_writes: Folders that stay real; made where they are not there.
-        copy_limit: GiB that are copied, where there is no overlay.
+        folder: The folder of the runs. Files of the trial in it are removed.
+        allow_writes: Folders that stay real. Missing ones are made.
+        copy_limit: Bound in GiB on the copied files if there is no overlay.
     """
     for one in allow_writes:
         try:
             os.makedirs(one, exist_ok=True)
         except OSError as error:
-            raise ArgumentError(f"`--allow-writes {one}` is no folder, and cannot be made: {error}") from error
+            raise ArgumentError(f"`--allow-writes {one}` is not a folder, and cannot be made: {error}") from error
     found = Isolation(
         how="overlay",
         working_folder=os.path.realpath(os.getcwd()),
         open_to=tuple(os.path.realpath(one) for one in allow_writes),
         copy_limit_bytes=int(copy_limit * 2**30),
     )
-    if os.environ.get(CHOSEN, "") == "copies":  # noqa: TID251 - runtime/ imports torch, and this room nothing
+    if os.environ.get(CHOSEN, "") == "copies":  # noqa: TID251 - runtime/ imports torch
         return replace(found, how="copies", refused=f"{CHOSEN}=copies")
     if not sys.platform.startswith("linux"):
         return replace(found, how="copies", refused=f"{sys.platform} has none")

@@ -1,23 +1,23 @@
-"""Overlays over everything that is mounted, in a mount namespace of this process. Linux; the standard library only.
+"""Cover everything that is mounted by overlays, in a mount namespace of this process on Linux.
 
-Root covers each mount whole. Another user needs a user namespace, in which a folder that holds other mounts cannot be
-covered: there the folders in it are, and the folder itself is read-only.
+Root covers each mount whole. Another user needs a user namespace, which cannot cover a folder that holds other mounts.
+Then the folders in it are covered, and the folder itself is read-only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hf_compat.tools.isolation.plan import Plan, is_below
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _UNBINDABLE, _PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
 _RELATIVE_TIMES = 1 << 21
-# What a mount without its own word for it keeps: nosuid, nodev, noexec, noatime, nodiratime, as `statvfs` tells them.
+# Flags of `statvfs` that a mount keeps: nosuid, nodev, noexec, noatime, nodiratime.
 _KEPT_FLAGS, _STATVFS_RELATIVE_TIMES = 2 | 4 | 8 | 1024 | 2048, 4096
-# File systems that hold no files of anybody: devices, the kernel's own.
+# File systems without files of users: devices, the kernel's own.
 _OF_THE_KERNEL = frozenset(
     (
         "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
@@ -27,7 +27,7 @@ _OF_THE_KERNEL = frozenset(
 )  # fmt: skip
 _SHARED_MEMORY = "/dev/shm"
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The best first: renamed folders and hard links as without an overlay need rights that a user namespace lacks.
+# The best first. Renamed folders and hard links need rights that a user namespace lacks.
 _OPTIONS = (
     "redirect_dir=on,metacopy=off,index=on",
     "redirect_dir=on,metacopy=off,index=off",
@@ -35,30 +35,21 @@ _OPTIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
-    """What is mounted.
-
-    Args:
-        point: Where.
-        kind: The file system's name.
-    """
+class Mount(NamedTuple):
+    """A mount point with the name of its file system."""
 
     point: str
     kind: str
 
     @property
     def is_of_the_kernel(self) -> bool:
-        """Whether it holds no files of anybody."""
+        """Whether it holds no files of users."""
         is_within = any(is_below(self.point, one) for one in ("/dev", "/proc", "/sys"))
         return self.kind in _OF_THE_KERNEL or (is_within and self.point != _SHARED_MEMORY)
 
 
 def enter(plan: Plan) -> list[str]:
-    """Cover all files by overlays, for this process and those that it starts; return folders that are read-only.
-
-    Args:
-        plan: What is isolated.
+    """Cover all files by overlays for this process and its children. Returns the read-only folders.
 
     Raises:
         OSError: The system refuses it.
@@ -68,11 +59,11 @@ def enter(plan: Plan) -> list[str]:
     root, real = plan.in_folder("root"), plan.in_folder("real")
     _mount(None, "/", _RECURSIVE | _PRIVATE)
     _mount("/", root, _BIND | (0 if are_nested else _RECURSIVE))
-    _mount(None, root, _UNBINDABLE)  # what is bound from the outside does not hold it once more
+    _mount(None, root, _UNBINDABLE)  # so that a bound folder does not hold it once more
     cover = _Cover(plan, root, mounts, are_nested)
     for mount in mounts:
         cover.one(mount)
-    if are_nested:  # it lies over the first one
+    if are_nested:  # it covers the first one
         _mount(None, root, _UNBINDABLE)
     if plan.working_folder in cover.read_only:
         raise PermissionError(f"{plan.working_folder} holds another mount")
@@ -89,9 +80,9 @@ class _Cover:
     """Covers folder by folder below a new root.
 
     Args:
-        plan: What is isolated.
+        plan: The plan.
         root: The new root.
-        mounts: All that is mounted.
+        mounts: All mounts.
         are_nested: Whether a folder with mounts in it can be covered.
     """
 
@@ -103,10 +94,10 @@ class _Cover:
         self.read_only: list[str] = []
 
     def one(self, mount: Mount) -> None:
-        """Cover a mount, or what is in it; those of the kernel, and what is read-only anyway, stay as they are."""
+        """Cover a mount or the folders in it. Mounts of the kernel and read-only ones stay as they are."""
         is_written = not mount.is_of_the_kernel and not os.statvfs(mount.point).f_flag & os.ST_RDONLY
         if not is_written or not os.path.isdir(mount.point):
-            if self._are_nested or is_written:  # without, it is there with what surrounds it
+            if self._are_nested or is_written:  # otherwise the outer mount shows it
                 _mount(mount.point, self._root + mount.point, _BIND)
             if is_written:
                 self._close(mount.point)
@@ -120,7 +111,7 @@ class _Cover:
         return any(one != folder and is_below(one, folder) for one in self._points)
 
     def _descend(self, folder: str) -> None:
-        """Cover the folders in one that holds mounts; it is closed itself where the user might write there."""
+        """Cover the folders in one that holds mounts, and close that one if the user may write there."""
         if os.access(folder, os.W_OK):
             if folder not in self._points:
                 _mount(folder, self._root + folder, _BIND | _RECURSIVE)
@@ -135,19 +126,19 @@ class _Cover:
                 self._overlay(entry.path)
 
     def _overlay(self, folder: str) -> None:
-        """Cover one folder; what is written there goes into a layer that says which folder it is of."""
+        """Cover one folder by a layer that names it."""
         place = self._plan.new_layer(folder)
-        # Written to memory, and gone with the processes, unless it is where the user works
+        # Its files stay in memory and vanish with the processes, unless the user works there
         if folder == _SHARED_MEMORY and not is_below(self._plan.working_folder, folder):
             _mount("tmpfs", place, 0, "tmpfs")
         parts = [folder, os.path.join(place, "upper"), os.path.join(place, "work")]
         for part in parts[1:]:
             os.mkdir(part)
-        shown = os.stat(folder)  # the uppermost folder is seen as its layer is
+        shown = os.stat(folder)  # the top folder shows the layer's owner and mode
         if not os.getuid():
             os.chown(parts[1], shown.st_uid, shown.st_gid)
         os.chmod(parts[1], shown.st_mode & 0o7777)
-        opened = [os.open(part, os.O_PATH) for part in parts]  # by number: names may hold commas and colons
+        opened = [os.open(part, os.O_PATH) for part in parts]  # by number, because names may hold commas and colons
         try:
             lower, upper, work = (f"/proc/self/fd/{number}" for number in opened)
             layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
@@ -164,14 +155,14 @@ class _Cover:
         self.read_only.append(folder)
 
     def _close(self, folder: str) -> None:
-        """Make a mount read-only; what else it forbids stays forbidden."""
+        """Make a mount read-only, and keep its other restrictions."""
         told = os.statvfs(folder).f_flag
         flags = told & _KEPT_FLAGS | (_RELATIVE_TIMES if told & _STATVFS_RELATIVE_TIMES else 0)
         _mount(None, self._root + folder, _REMOUNT | _BIND | _READ_ONLY | flags)
 
 
 def _unshare() -> bool:
-    """Enter a mount namespace of our own; returns whether folders that hold other mounts can be covered in it."""
+    """Enter a new mount namespace. True if folders that hold other mounts can be covered in it."""
     if _LIBC.unshare(_NEW_MOUNTS) == 0:
         return True
     user, group = os.getuid(), os.getgid()
@@ -194,7 +185,7 @@ def _mount(source: str | None, target: str, flags: int, kind: str | None = None)
 
 
 def _mounted(leave_out: str) -> list[Mount]:
-    """Return what is mounted and can be reached, outer mounts first."""
+    """List the reachable mounts, outer ones first."""
     found = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -208,9 +199,9 @@ def _mounted(leave_out: str) -> list[Mount]:
 
 
 def _let_sockets_through(root: str) -> None:
-    """Show the sockets of services as they are: through an overlay nobody can be reached by them."""
+    """Show the sockets of services as they are, because an overlay disconnects them."""
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         paths = {path for line in file for path in [line.rstrip("\n").partition(" /")[2]] if path}
     for path in paths:
         if os.path.exists(f"/{path}") and os.path.exists(f"{root}/{path}"):
-            _mounts(f"/{path}", f"{root}/{path}", _BIND)  # one that has gone meanwhile is nobody's
+            _mounts(f"/{path}", f"{root}/{path}", _BIND)  # a vanished one does no harm

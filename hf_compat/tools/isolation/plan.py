@@ -1,4 +1,4 @@
-"""What is isolated, and where what a command writes ends up. The standard library only."""
+"""The plan of an isolated command, and the files that it has written."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-# Where a command finds the folder of its isolation; also which process is isolated already.
+# The folder of a command's isolation. It is set only in isolated processes.
 VARIABLE = "HF_COMPAT_ISOLATED_IN"
-# Not tried: `copies`. For machines on which overlays are there and do not do.
+# `copies` avoids overlays, on machines that offer them but not well enough.
 CHOSEN = "HF_COMPAT_ISOLATION"
 _COPIED, _LAYERS = "copied.json", "layers"
+_CACHES = ("CACHE", "TMPDIR", "TMP", "TEMP", "CACHE_DIR", "HF_HOME", "TORCH_HOME")
+NAMED = 3  # files or folders that a message names
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or lies in it; both absolute."""
+    """Whether an absolute path is a folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -26,11 +30,11 @@ class Plan:
     """One isolated command.
 
     Args:
-        folder: A folder for all that it leaves; real inside, too.
-        working_folder: Where the user has called; absolute.
+        folder: The folder of everything that it leaves. It is real inside, too.
+        working_folder: The user's working folder.
         open_to: Folders that stay real.
         how: `overlay` or `copies`.
-        is_kept: Whether what it has written is kept where whoever has started it is killed.
+        is_kept: Whether its files are kept if its parent is killed.
     """
 
     folder: str
@@ -40,28 +44,25 @@ class Plan:
     is_kept: bool = True
 
     def in_folder(self, name: str) -> str:
-        """Return the path of a part of the folder."""
         return os.path.join(self.folder, name)
 
     def inside(self, path: str) -> str:
-        """Return what a path of the user's is for the command: only a whole one is another."""
+        """The path of a user's file for the command. Only an absolute path may differ."""
         is_copied = self.how == "copies" and is_below(path, self.working_folder)
         return f"{self.in_folder('files')}{path}" if is_copied else path
 
     def write(self) -> None:
-        """Write it down."""
         with open(self.in_folder("plan.json"), "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
 
     @classmethod
     def read(cls, path: str) -> Plan:
-        """Read what `write` has written."""
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
         return cls(**{**told, "open_to": tuple(told["open_to"])})
 
     def new_layer(self, folder: str) -> str:
-        """Make a place for what is written into a folder, and return it."""
+        """Make a layer for the files that are written into a folder."""
         layers = self.in_folder(_LAYERS)
         os.makedirs(layers, exist_ok=True)
         place = os.path.join(layers, str(len(os.listdir(layers))))
@@ -71,24 +72,24 @@ class Plan:
         return place
 
     def note_copies(self, copies: dict[str, tuple[int, ...]]) -> None:
-        """Write down what was laid into the folder, so that what the command has changed can be told from it."""
+        """Record the copies, so that changed files can be found."""
         with open(self.in_folder(_COPIED), "w", encoding="utf-8") as file:
             json.dump(copies, file)
 
     def remove(self) -> None:
-        """Remove the folder, with all that the command has written."""
-        self._leave_mount_points()
-        remove_tree(self.folder)
+        """Remove the folder with all that the command has written."""
+        self._remove_mount_points()
+        _remove_tree(self.folder)
 
-    def _leave_mount_points(self) -> None:
-        """Remove where mounts were, in another namespace; one that is not empty here stops everything else."""
+    def _remove_mount_points(self) -> None:
+        """Remove the mount points of another namespace. One that is not empty here raises, which protects its files."""
         for name in ("root", "real"):
             if os.path.isdir(self.in_folder(name)):
                 os.rmdir(self.in_folder(name))
 
     def settle(self) -> None:
-        """Leave of the isolation what the command has written, in `files/`."""
-        self._leave_mount_points()
+        """Keep only the files that the command has written, in `files/`."""
+        self._remove_mount_points()
         deleted = [*self._gather_layers(), *self._leave_out_copies()]
         if deleted:
             with open(self.in_folder("deleted.txt"), "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -97,7 +98,7 @@ class Plan:
             os.unlink(self.in_folder(name))
 
     def _gather_layers(self) -> Iterator[str]:
-        """Move what the layers hold into one tree; yield the user's files that the command has deleted."""
+        """Move the content of the layers into one tree, and yield the user's files that the command has deleted."""
         layers = self.in_folder(_LAYERS)
         if not os.path.isdir(layers):
             return
@@ -108,15 +109,16 @@ class Plan:
             upper = os.path.join(place, "upper")
             for parent, _, names in os.walk(upper):
                 for path in (os.path.join(parent, name) for name in names):
-                    if _is_whiteout(path):
+                    told = os.lstat(path)
+                    if stat.S_ISCHR(told.st_mode) and told.st_rdev == 0:  # an overlay's mark of a deleted file
                         os.unlink(path)
                         yield os.path.join(of, os.path.relpath(path, upper))
             if os.path.isdir(upper) and os.listdir(upper):
                 _merge(upper, f"{self.in_folder('files')}{of}")
-        remove_tree(layers)
+        _remove_tree(layers)
 
     def _leave_out_copies(self) -> Iterator[str]:
-        """Remove the copies and links that the command has left alone; yield those that it has deleted."""
+        """Remove the unchanged copies and links, and yield those that the command has deleted."""
         if not os.path.exists(self.in_folder(_COPIED)):
             return
         with open(self.in_folder(_COPIED), encoding="utf-8") as file:
@@ -136,25 +138,20 @@ class Plan:
 
 
 def mark_of(path: str) -> tuple[int, ...]:
-    """Return numbers that change with a file."""
+    """Numbers that change with a file."""
     told = os.lstat(path)
     return (told.st_ino, told.st_ctime_ns, told.st_size)
 
 
 def real_path(path: str) -> str:
-    """Return where a path of the user's leads without the isolation that this process is in."""
-    inside = os.environ.get(VARIABLE)  # noqa: TID251 - runtime/ imports torch, and this room nothing
+    """The path of a user's file outside of this process's isolation."""
+    inside = os.environ.get(VARIABLE)  # noqa: TID251 - runtime/ imports torch
     real = f"{inside}/real"
     return real + os.path.abspath(path) if inside and os.listdir(real) else path
 
 
-def _is_whiteout(path: str) -> bool:
-    told = os.lstat(path)
-    return stat.S_ISCHR(told.st_mode) and told.st_rdev == 0
-
-
 def _merge(source: str, target: str) -> None:
-    """Move a tree to where a part of it may stand already."""
+    """Move a tree into another one."""
     if not os.path.isdir(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.rename(source, target)
@@ -166,8 +163,8 @@ def _merge(source: str, target: str) -> None:
             os.replace(entry.path, os.path.join(target, entry.name))
 
 
-def remove_tree(folder: str) -> None:
-    """Remove a tree; folders in it that may not be entered become so first."""
+def _remove_tree(folder: str) -> None:
+    """Remove a tree, including folders without permissions."""
 
     def open_and_retry(_: object, path: str, __: object) -> None:
         is_folder = os.path.isdir(path) and not os.path.islink(path)
@@ -176,3 +173,44 @@ def remove_tree(folder: str) -> None:
         shutil.rmtree(path) if is_folder else os.unlink(path)
 
     shutil.rmtree(folder, onerror=open_and_retry)
+
+
+def machine_folders() -> Iterator[str]:
+    """Yield the folders of temporary files, caches and devices."""
+    yield from (tempfile.gettempdir(), os.path.expanduser("~/.cache"), os.path.expanduser("~/.triton"), "/dev", "/proc")
+    for name, value in os.environ.items():  # noqa: TID251 - runtime/ imports torch
+        if name.endswith(_CACHES) and os.path.isabs(value):
+            yield value
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """Yield the regular files in a tree of written files by their absolute paths outside of the isolation."""
+    for parent, _, names in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in names):
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield path.removeprefix(folder)
+
+
+def is_of_the_command(path: str, own: Iterable[str]) -> bool:
+    """Whether a file is the command's own, not one that programs keep for themselves.
+
+    Args:
+        path: The path outside of the isolation.
+        own: Folders in which the user works. Files in their hidden folders are not the command's own.
+    """
+    bases = [one for one in (*own, os.path.expanduser("~")) if is_below(path, one)]
+    parts = os.path.relpath(path, max(bases, key=len, default=os.sep)).split(os.sep)
+    if "__pycache__" in parts or any(part.startswith(".") for part in parts[:-1]):
+        return False
+    if any(is_below(path, one) for one in own):
+        return True
+    return not any(is_below(path, one) for one in (*machine_folders(), sys.prefix, sys.base_prefix, "/run"))
+
+
+def in_words(paths: Iterable[str]) -> str:
+    """Write the number of files and their folders."""
+    found = sorted(paths)
+    folders = list(dict.fromkeys(map(os.path.dirname, found)))
+    outer = [one for one in folders if not any(one != other and is_below(one, other) for other in folders)]
+    more = f" and {len(outer) - NAMED} more folders" if len(outer) > NAMED else ""
+    return f"{len(found)} file{'s' if len(found) != 1 else ''} in {', '.join(outer[:NAMED])}{more}"
