@@ -1,7 +1,7 @@
 """Run a command in isolation and end as it does: `enter(PLAN, COMMAND…)`.
 
-This process stays outside of the isolation. It passes signals on, and ends processes that the command has left. It sorts
-or removes the files as the plan says, even if its parent is killed.
+This process stays outside of the isolation. It passes signals on, and ends processes that the command has left. It
+sorts or removes the files as the plan says, even if its parent is killed.
 """
 
 from __future__ import annotations
