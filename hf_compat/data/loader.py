@@ -165,7 +165,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.drops_last = bool(options.get("drop_last", False))
         if self.rank_slice.world_size > 1 and not self.dispatches:
             dataset, options = self._sliced(dataset, options)
-        self.target_device = device
+        self.device = device
         self.non_blocking = non_blocking
         self.skip_batches = 0
         self.iteration = 0
@@ -212,17 +212,12 @@ class PreparedDataLoader(DataLoader[Batch]):
         order = SequentialSampler(dataset) if sampler is None else sampler
         return BatchSampler(order, self.samples_of_a_batch, self.drops_last)  # type: ignore[arg-type]  # torch checks it
 
-    @property
-    def samples_of_a_round(self) -> int | None:
-        """Samples that all ranks together get at a time, or None if batch sizes vary."""
-        size = self.samples_of_a_batch
-        return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
-
     # Accelerate's names, for scripts that read them from a prepared loader
     @property
     def total_batch_size(self) -> int | None:
         """Samples that all ranks together get at a time, or None if batch sizes vary."""
-        return self.samples_of_a_round
+        size = self.samples_of_a_batch
+        return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
 
     @property
     def total_dataset_length(self) -> int:
@@ -234,11 +229,6 @@ class PreparedDataLoader(DataLoader[Batch]):
     def base_dataloader(self) -> DataLoader[Batch]:
         """Torch's loader, which is this object itself."""
         return self
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device for batches. None leaves them where they are."""
-        return self.target_device
 
     def get_sampler(self) -> Sampler[int] | None:
         """Return the sampler of single samples."""
@@ -322,7 +312,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             if self._skipping is not None:
                 self._skipping.prime()
             resume.after_start()
-        read, device = self._reader(batches), self.target_device
+        read, device = self._reader(batches), self.device
         current = read() if resume is None or resume.lookahead is None else resume.lookahead
         if current is _END:
             return
@@ -391,7 +381,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
                 self.iteration += 1
-            yield move_to_device(batch, self.target_device, self.non_blocking)
+            yield move_to_device(batch, self.device, self.non_blocking)
 
     def resume_at(self, resume: Resume) -> None:
         """Start the next pass after batches that were trained on already."""
@@ -410,7 +400,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     def _remainder(self) -> int:
         """Return the number of samples in the last batch, 0 if it is full, or -1 if it is unknown."""
-        size = self.samples_of_a_round
+        size = self.total_batch_size
         if self.drops_last or not has_length(self.dataset) or size is None:
             return -1
         if not self._is_map_style and self.rank_slice.world_size == 1:

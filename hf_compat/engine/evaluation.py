@@ -25,7 +25,7 @@ from hf_compat.engine.kept_batches import (
     TorchMetrics,
     torch_metrics,
 )
-from hf_compat.engine.windows import PredictionSteps
+from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, plain_metrics
 from hf_compat.runtime.inspection import has_length
@@ -128,7 +128,7 @@ class EvaluationRun:
 
     def __init__(
         self,
-        steps: PredictionSteps,
+        steps: TrainingSteps,
         model: torch.nn.Module,
         loader: Iterable[Batch],
         prefix: str,

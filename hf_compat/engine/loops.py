@@ -9,12 +9,11 @@ precision plugin overrides a hook around a batch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Literal, ParamSpec
 
@@ -299,29 +298,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             raise SIGTERMException
 
 
-# Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
-_BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
-_END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationPart:
-    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately.
-
-    Args:
-        is_first: Call the callbacks' hooks for the start of a validation.
-        is_last: Call their hooks for its end.
-        earlier: Metrics of the previous parts.
-    """
-
-    is_first: bool = True
-    is_last: bool = True
-    earlier: Mapping[str, object] = field(default_factory=dict)
-
-
-WHOLE = EvaluationPart()
-
-
 class _OneLoaderFetcher(_PrefetchDataFetcher):
     """Reads the batches of one loader with a length, without Lightning's iteration over several loaders.
 
@@ -359,42 +335,13 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # as in training
-    _earlier: Mapping[str, object] = {}
+    earlier: Mapping[str, object] = {}  # metrics of the previous parts of this evaluation
     _verified: tuple[pl.LightningModule, int] | None = None
 
     @classmethod
     def replacing(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
         """Make a loop with the settings of one of Lightning's that has not run yet."""
         return cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
-
-    @contextlib.contextmanager
-    def as_part(self, part: EvaluationPart) -> Iterator[None]:
-        """Present the parts of an evaluation to callbacks as one, from the start of the first to the end of the last.
-
-        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
-        a loop can pause between two loaders.
-        """
-        left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
-        fields, trainer = vars(self), self.trainer
-        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of an outer evaluation
-        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
-        before["_earlier"], self._earlier = self._earlier, part.earlier if part.is_last else {}
-
-        def without_callbacks(method: Callable[[], None]) -> None:
-            callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
-            try:
-                method()
-            finally:
-                trainer.callbacks = callbacks  # type: ignore[attr-defined]
-
-        for name in left_out:
-            fields[name] = functools.partial(without_callbacks, getattr(self, name))
-        try:
-            yield
-        finally:
-            for name in left_out:
-                del fields[name]
-            fields.update(before)
 
     def setup_data(self) -> None:
         """Take `EvaluationBatches` as they are.
@@ -420,8 +367,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def on_run_start(self) -> None:
         self._seen = None
-        if self._earlier:
-            note_metrics(self.trainer, self._earlier)
+        if self.earlier:
+            note_metrics(self.trainer, self.earlier)
         fetcher = self._data_fetcher
         if fetcher is not None and is_plain_run(self.trainer):
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure

@@ -152,6 +152,14 @@ class DirectStepsStrategy(Strategy):
             return module.test_step(*args, **kwargs)
 
 
+def tear_down_in_place(strategy: Strategy) -> None:
+    """Tear a strategy down without moving the model."""
+    strategy.precision_plugin.teardown()
+    if strategy.accelerator is not None:
+        strategy.accelerator.teardown()
+    strategy.checkpoint_io.teardown()
+
+
 class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
     """One device. The model stays on it.
 
@@ -164,8 +172,7 @@ class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
         if spread is None:  # `device_map` has placed such a model already
             super().model_to_device()
 
-    def teardown(self) -> None:
-        tear_down_in_place(self)
+    teardown = tear_down_in_place
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -272,16 +279,7 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
         if not self.plan.cpu_offload:
             super().model_to_device()
 
-    def teardown(self) -> None:
-        tear_down_in_place(self)
-
-
-def tear_down_in_place(strategy: Strategy) -> None:
-    """Tear a strategy down without moving the model."""
-    strategy.precision_plugin.teardown()
-    if strategy.accelerator is not None:
-        strategy.accelerator.teardown()
-    strategy.checkpoint_io.teardown()
+    teardown = tear_down_in_place
 
 
 def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
@@ -357,8 +355,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         assert isinstance(precision, DeepSpeedPrecision)  # __init__ has set it
         precision.engine = self.set_up_engine()
 
-    def teardown(self) -> None:
-        tear_down_in_place(self)
+    teardown = tear_down_in_place
 
 
 class UpdateMechanics:

@@ -7,11 +7,13 @@ Trainer expect none of this.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning
@@ -26,7 +28,7 @@ from lightning.pytorch.trainer import call
 
 from hf_compat.engine import loops
 from hf_compat.engine.internals import do_nothing
-from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
+from hf_compat.engine.loops import CarriedStop, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -90,6 +92,29 @@ class _NoProfiler(PassThroughProfiler):
 
     def profile(self, action_name: str) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return self._nothing
+
+
+# Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
+_BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
+_END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately.
+
+    Args:
+        is_first: Call the callbacks' hooks for the start of a validation.
+        is_last: Call their hooks for its end.
+        earlier: Metrics of the previous parts.
+    """
+
+    is_first: bool = True
+    is_last: bool = True
+    earlier: Mapping[str, object] = field(default_factory=dict)
+
+
+WHOLE = EvaluationPart()
 
 
 class WindowTrainer(pl.Trainer):
@@ -182,11 +207,37 @@ class WindowTrainer(pl.Trainer):
             for loop in (training, training.val_loop, self.validate_loop, self.test_loop):
                 loop._results.batch = None
 
-    def as_part(self, part: EvaluationPart) -> contextlib.AbstractContextManager[None]:
-        """Make the next evaluation, within a fit or not, one part of an evaluation for callbacks."""
+    @contextlib.contextmanager
+    def as_part(self, part: EvaluationPart) -> Iterator[None]:
+        """Present the next evaluation, within a fit or not, to callbacks as one part of an evaluation.
+
+        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
+        a loop can pause between two loaders.
+        """
         loop = self.fit_loop.epoch_loop.val_loop if self.state.fn == "fit" else self.validate_loop
         assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
-        return loop.as_part(part)
+        left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
+        fields = vars(loop)
+        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of an outer evaluation
+        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
+        before["earlier"], loop.earlier = loop.earlier, part.earlier if part.is_last else {}
+
+        def without_callbacks(method: Callable[[], None]) -> None:
+            callbacks: list[pl.Callback] = vars(self)["callbacks"]
+            self.callbacks: list[pl.Callback] = []
+            try:
+                method()
+            finally:
+                self.callbacks = callbacks
+
+        for name in left_out:
+            fields[name] = functools.partial(without_callbacks, getattr(loop, name))
+        try:
+            yield
+        finally:
+            for name in left_out:
+                del fields[name]
+            fields.update(before)
 
     def _run_stage(self) -> Any:  # as Lightning's own method
         """Evaluate without clearing the gradients, which a script may have computed itself. A fit clears them."""

@@ -203,18 +203,7 @@ class Windows:
             epoch_is_over: The epoch ends with the last window, even if data are left.
         """
         is_trained = self._last is None or self._last.is_trained
-        return self.position(epoch_is_over) if is_trained or not is_in_update else self.position_before_last()
-
-    def position_before_last(self) -> DataPosition:
-        """Return the position before the last window, so that a resumed run trains on it again."""
-        if self._last is None:
-            return self.position()
-        done, is_rewound = self._done, self._is_rewound
-        self.rewind(self._last)
-        try:
-            return self.position()
-        finally:
-            self._done, self._is_rewound = done, is_rewound
+        return self.position(epoch_is_over, before_last=is_in_update and not is_trained)
 
     def finish_epoch(self) -> None:
         """Move the position to the next epoch if this one is over."""
@@ -232,11 +221,12 @@ class Windows:
             return not self._is_rewound
         return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
 
-    def position(self, epoch_is_over: bool = False) -> DataPosition:
+    def position(self, epoch_is_over: bool = False, before_last: bool = False) -> DataPosition:
         """Return the position in the data.
 
         Args:
             epoch_is_over: A callback is ending the epoch.
+            before_last: Return the position before the last window, so that a resumed run trains on it again.
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
@@ -251,17 +241,19 @@ class Windows:
         if self._epoch_rng is None:
             return cut
         loader, lookahead, source = self.loader, None, None
-        if isinstance(loader, PreparedDataLoader) and not self._is_rewound:
+        again = len(self._last) if before_last and self._last is not None else 0  # micro-batches to read again
+        is_rewound = self._is_rewound or again > 0
+        if isinstance(loader, PreparedDataLoader) and not is_rewound:
             lookahead, source = as_plain(loader.lookahead), as_plain(loader.source_state())
-        elif not self._is_rewound and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        elif not is_rewound and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             # torchdata's StatefulDataLoader
             source = as_plain(loader.state_dict())
         return dataclasses.replace(
             cut,
             epoch=self._epoch,
             is_open=True,
-            is_over=epoch_is_over or self._is_over or self.is_at_end(),
-            micro_batches_done=self._done,
+            is_over=epoch_is_over or self._is_over or (not again and self.is_at_end()),
+            micro_batches_done=self._done - again,
             lookahead=lookahead,
             source=source,
             epoch_rng=self._epoch_rng,
@@ -450,8 +442,11 @@ GradNorm = torch.Tensor | float | None
 Schedule = LRScheduler | ReduceLROnPlateau
 
 
-class Gatherer(Protocol):
-    """What an evaluation needs of the object that HF's steps call `accelerator`."""
+class Accelerator(Protocol):
+    """What a run needs of the object that HF's steps call `accelerator`."""
+
+    run_backward: Callable[..., None] | None  # takes the loss and torch's options
+    sync_gradients: bool
 
     @property
     def num_processes(self) -> int:
@@ -472,22 +467,24 @@ class Gatherer(Protocol):
         """Pad to the longest of all ranks."""
 
 
-class Accelerator(Gatherer, Protocol):
-    """A `Gatherer` with the attributes that a fit sets."""
+class TrainingSteps(Protocol):
+    """The owner of the overridable steps: a Trainer, or `NativeSteps`.
 
-    run_backward: Callable[..., None] | None  # takes the loss and torch's options
-    sync_gradients: bool
-
-
-class PredictionSteps(Protocol):
-    """What an evaluation needs of the owner of the steps, a Trainer or `NativeSteps`."""
+    Optimizer and schedule exist once `create_optimizer_and_scheduler` has run.
+    """
 
     model: nn.Module
+    model_wrapped: nn.Module
+    current_gradient_accumulation_steps: int
 
     @property
     def args(self) -> TrainingArguments: ...
     @property
-    def accelerator(self) -> Gatherer: ...
+    def accelerator(self) -> Accelerator: ...
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+    @property
+    def lr_scheduler(self) -> Schedule | None: ...
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -495,20 +492,6 @@ class PredictionSteps(Protocol):
         """Predict one evaluation batch. Return loss, logits and labels."""
 
     def _prepare_input(self, data: Batch) -> Batch: ...
-
-
-class TrainingSteps(PredictionSteps, Protocol):
-    """The overridable steps of a run. Optimizer and schedule exist once `create_optimizer_and_scheduler` has run."""
-
-    model_wrapped: nn.Module
-    current_gradient_accumulation_steps: int
-
-    @property
-    def accelerator(self) -> Accelerator: ...
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-    @property
-    def lr_scheduler(self) -> Schedule | None: ...
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Run forward and backward of one micro-batch. Return the detached loss."""

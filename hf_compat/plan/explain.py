@@ -227,17 +227,7 @@ class Explanation(ShownAsPrinted):
 
     def to_json(self) -> str:
         """Return everything as JSON."""
-        plan = None if self.plan is None else asdict(self.plan)
-        listed = [asdict(argument) for argument in self.arguments]
-        told = {
-            "arguments": listed,
-            "plan": plan,
-            "refused": self.refused,
-            "sizes": self.sizes,
-            "profile": self.profile,
-            "other_defaults": self.other_defaults,
-        }
-        return json.dumps(told, indent=2, default=str)
+        return json.dumps(asdict(self), indent=2, default=str)
 
     def __str__(self) -> str:
         names = [f"{argument.name}={argument.value!r}" for argument in self.arguments]

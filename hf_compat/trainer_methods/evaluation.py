@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -17,10 +16,9 @@ from hf_compat.data.types import DataSource, Loader
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.kept_batches import ComputeMetrics
-from hf_compat.engine.loops import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
-from hf_compat.engine.window_trainer import WindowTrainer
+from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
@@ -199,6 +197,7 @@ class Evaluator:
             prefix: Prefix of the metrics.
         """
         host, args = self._host, self._host.args
+        part, self._part = self._part, WHOLE  # an evaluation within it, by a callback, is a whole one
         check_model_is_there(host.model)
         plan = host._plan.of(args, getattr(host.model, "config", None))
         host._call_wrap_model(training=False)
@@ -238,10 +237,10 @@ class Evaluator:
                 host.model.eval()
             module, trainer = host._run.module, host._run.lightning_trainer
             if module is not None and trainer is not None and not is_validating_within_fit(trainer):
-                with module.evaluating(run), self._taking_part(trainer):
+                with module.evaluating(run), trainer.as_part(part):
                     run_validation(trainer, batches)
             else:
-                self._run_outside_fit(run, plan, batches)
+                self._run_outside_fit(run, plan, batches, part)
         output = run.output or run.finish()
         seconds = vars(host).get("model_preparation_time")
         if seconds is not None and output.metrics is not None:
@@ -280,14 +279,9 @@ class Evaluator:
             return lambda data: join_batches(gather_objects(data)), True
         return host.accelerator.gather, True
 
-    @contextmanager
-    def _taking_part(self, trainer: WindowTrainer) -> Iterator[None]:
-        """Run Lightning's loop as the current part. A nested evaluation by a callback is a whole one."""
-        part, self._part = self._part, WHOLE
-        with trainer.as_part(part):
-            yield
-
-    def _run_outside_fit(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
+    def _run_outside_fit(
+        self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches, part: EvaluationPart
+    ) -> None:
         """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
         options = host._lightning_options.of_trainers()
@@ -304,7 +298,7 @@ class Evaluator:
             host.lightning_trainer = trainer
         kept.bridge.find_requested_kwargs()
         try:
-            with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
+            with naming_absent_ranks(), module.evaluating(run), trainer.as_part(part):
                 command = trainer.test if run.is_prediction else trainer.validate
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:

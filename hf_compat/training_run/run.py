@@ -289,7 +289,7 @@ class TrainingRun:
         losses, grad_norm = self.losses.state_with(self.grad_norm)
         # the position after the counted updates, as a resumed run repeats an unfinished update
         is_within_update = is_training_batch(self.lightning_trainer)
-        position = self.windows.position_before_last() if is_within_update else self.windows.position(epoch_is_over)
+        position = self.windows.position(epoch_is_over and not is_within_update, before_last=is_within_update)
         return RunState(
             data=position,
             moment=self.moment,
