@@ -1,7 +1,4 @@
-"""Data loaders, samplers, columns, counts, and the windows of an update.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`.
-"""
+"""Data loaders, samplers, columns, counts, and the windows of an update."""
 
 from __future__ import annotations
 
@@ -45,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class DataloaderMethods(StepsBase):
-    """The overridable methods that load data."""
+    """The overridable methods that load data, count a run's updates and cut its data into them."""
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return the loader of training micro-batches.
+        """Make the loader of training micro-batches.
 
         Raises:
             DataError: `train_dataset` is missing, empty, or not a data set.
@@ -67,7 +64,7 @@ class DataloaderMethods(StepsBase):
         )
 
     def get_eval_dataloader(self, eval_dataset: DataSource | str | None = None) -> DataLoader[Batch]:
-        """Return the loader of evaluation batches.
+        """Make the loader of evaluation batches. One with persistent workers is kept, so that they start only once.
 
         Args:
             eval_dataset: A data set, or the name of one if there are several. None uses the Trainer's.
@@ -80,19 +77,19 @@ class DataloaderMethods(StepsBase):
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
         begun: set[str] = self._run.evaluated if "_run" in self.__dict__ else set()  # native mode does not record it
-        has_begun = key in begun
-        if self.args.dataloader_persistent_workers:
+        has_begun, is_kept = key in begun, self.args.dataloader_persistent_workers
+        if is_kept:
             begun.add(key)
-        # keep a loader with persistent workers, so that they start only once
-        if (
-            self.args.dataloader_persistent_workers
-            and key in kept
-            and not (
-                eval_dataset is not None and not isinstance(eval_dataset, str) and kept[key].dataset is not eval_dataset
-            )
-        ):
-            return kept[key]
-        dataset = self._named_eval_dataset(eval_dataset)
+            is_own = eval_dataset is None or isinstance(eval_dataset, str)
+            if key in kept and (is_own or kept[key].dataset is eval_dataset):
+                return kept[key]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            try:
+                dataset = self.eval_dataset[eval_dataset]
+            except (KeyError, TypeError) as error:
+                names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
+                raise DataError(f"There is no evaluation data set named {eval_dataset!r}, only {names}.") from error
         check_dataset("eval_dataset", dataset)
         loader = self._get_dataloader(
             dataset=dataset,
@@ -101,22 +98,13 @@ class DataloaderMethods(StepsBase):
             sampler_fn=self._get_eval_sampler,
             dataloader_key=key,
         )
-        if self.args.dataloader_persistent_workers:
+        if is_kept:
             kept[key] = loader
             loader.replaces_workers = has_begun
         return loader
 
-    def _named_eval_dataset(self, eval_dataset: DataSource | str | None) -> DataSource:
-        if not isinstance(eval_dataset, str):
-            return self.eval_dataset if eval_dataset is None else eval_dataset
-        try:
-            return self.eval_dataset[eval_dataset]
-        except (KeyError, TypeError) as error:
-            names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
-            raise DataError(f"There is no evaluation data set named {eval_dataset!r}, only {names}.") from error
-
     def get_test_dataloader(self, test_dataset: DataSource) -> DataLoader[Batch]:
-        """Return the loader of batches to predict.
+        """Make the loader of batches to predict.
 
         Raises:
             DataError: `test_dataset` is not a data set.
@@ -166,30 +154,28 @@ class DataloaderMethods(StepsBase):
         Mirrors:
             `transformers.Trainer._get_dataloader`, 5.23.
         """
-        collator = self.data_collator
+        args, collator = self.args, self.data_collator
         if is_datasets_dataset(dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
+        is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"batch_size": batch_size}
-        if not isinstance(dataset, torch.utils.data.IterableDataset):
+        if not is_iterable:
             sampler = sampler_fn(dataset) if sampler_fn is not None else None
-            chosen |= {"sampler": sampler, "drop_last": self.args.dataloader_drop_last}
-            if knows_its_rank(sampler):
-                # The sampler yields this rank's batches
+            chosen |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
+            if knows_its_rank(sampler):  # it yields this rank's batches
                 ranks = self.accelerator.rank_slice
                 if ranks.world_size > 1 and (ranks.split_batches or ranks.dispatch_batches):
                     option = "split_batches" if ranks.split_batches else "dispatch_batches"
                     raise ArgumentError(
                         f"`accelerator_config={{'{option}': True}}` divides batches between ranks, but "
-                        f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` already does.\n\n"
+                        f"`{shown('train_sampling_strategy', args.train_sampling_strategy)}` already does.\n\n"
                         f"Hint: leave out `{option}`."
                     )
                 chosen = {"batch_sampler": sampler}
         elif is_training:
             self._warn_of_lengths()
-        seeds_workers = is_training and not isinstance(dataset, torch.utils.data.IterableDataset)
-        args = self.args
         seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
         return self.accelerator.make_loader(
             dataset,
@@ -200,7 +186,7 @@ class DataloaderMethods(StepsBase):
             multiprocessing_context=args.dataloader_multiprocessing_context,
             prefetch_factor=args.dataloader_prefetch_factor,
             in_order=args.dataloader_in_order,
-            worker_init_fn=seed if seeds_workers else None,
+            worker_init_fn=seed if is_training and not is_iterable else None,
             **chosen,
         )
 
@@ -213,7 +199,7 @@ class DataloaderMethods(StepsBase):
         return sampler
 
     def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Order | None:
-        """Return the training sampler for `train_sampling_strategy`.
+        """Make the training sampler for `train_sampling_strategy`.
 
         Mirrors:
             `transformers.Trainer._get_train_sampler`, 5.23.
@@ -222,9 +208,9 @@ class DataloaderMethods(StepsBase):
         if dataset is None or not has_length(dataset):
             self._warn_of_lengths()
             return None
-        strategy = self.args.train_sampling_strategy
+        args, strategy = self.args, self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
-            args, lengths = self.args, self._known_lengths(dataset)
+            lengths = self._known_lengths(dataset)
             return BatchRebalanceSampler(
                 measure_lengths(dataset, self._length_key) if lengths is None else lengths,
                 # smaller than the arguments' batch after running out of memory
@@ -235,30 +221,32 @@ class DataloaderMethods(StepsBase):
                 drop_last=args.dataloader_drop_last,
             )
         if strategy == "group_by_length":
-            return self._length_sampler(
-                dataset, self.args.train_batch_size * self.args.gradient_accumulation_steps, generator=None
-            )
+            return self._length_sampler(dataset, args.train_batch_size * args.gradient_accumulation_steps)
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
 
     def _warn_of_lengths(self) -> None:
         strategy = self.args.train_sampling_strategy
         if self.train_dataset is not None and strategy in ("group_by_length", "batch_rebalance"):
-            message = "the training data set has no length, so its samples keep their own order"
-            shown_value = shown("train_sampling_strategy", strategy)
-            warnings.warn(f"`{shown_value}` has no effect: {message}.", InertArgumentWarning, stacklevel=2)
+            warnings.warn(
+                f"`{shown('train_sampling_strategy', strategy)}` has no effect: the training data set has no length, "
+                "so its samples keep their own order.",
+                InertArgumentWarning,
+                stacklevel=2,
+            )
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
-        """Return the evaluation sampler, sequential or grouped by length with a seeded generator."""
+        """Make the evaluation sampler, sequential or grouped by length with a seeded generator."""
         if eval_dataset is None or not has_length(eval_dataset):
             return None
         if self.args.train_sampling_strategy == "group_by_length":
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            return self._length_sampler(
-                eval_dataset, self.args.eval_batch_size, generator=torch.Generator().manual_seed(seed)
-            )
+            generator = torch.Generator().manual_seed(seed)
+            return self._length_sampler(eval_dataset, self.args.eval_batch_size, generator)
         return SequentialSampler(eval_dataset)
 
-    def _length_sampler(self, dataset: DataSource, batch_size: int, generator: torch.Generator | None) -> Sampler[int]:
+    def _length_sampler(
+        self, dataset: DataSource, batch_size: int, generator: torch.Generator | None = None
+    ) -> Sampler[int]:
         return LengthGroupedSampler(
             batch_size,
             dataset=dataset,
@@ -268,7 +256,7 @@ class DataloaderMethods(StepsBase):
         )
 
     def _known_lengths(self, dataset: DataSource) -> Sequence[int] | None:
-        """Return the column of lengths, or None."""
+        """Read the column of lengths. None if there is none."""
         column = self.args.length_column_name
         return dataset[column] if is_datasets_dataset(dataset) and column in dataset.column_names else None
 
@@ -336,27 +324,27 @@ class DataloaderMethods(StepsBase):
         )
 
     def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
-        """Return the counts as `RunCounts`. An override from any release may return a plain tuple."""
+        """Call `set_initial_training_values`. An override from any release may return a plain tuple."""
         method = self.set_initial_training_values
         # before 5.0 the method also took the samples of an update
         is_old = needs_parameter(method, "total_train_batch_size")
         return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the number of samples in one update over all ranks."""
+        """Number of samples in one update over all ranks."""
         processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
 
     def get_tp_size(self) -> int:
-        """Return the number of devices that share a tensor, always 1."""
+        """Number of devices that share a tensor, always 1."""
         return 1
 
     def get_cp_size(self) -> int:
-        """Return the number of devices that share a sequence's context, always 1."""
+        """Number of devices that share a sequence's context, always 1."""
         return 1
 
     def get_sp_size(self) -> int:
-        """Return the number of devices that share a sequence, always 1."""
+        """Number of devices that share a sequence, always 1."""
         return 1
 
     def _make_windows(

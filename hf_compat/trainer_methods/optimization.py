@@ -1,7 +1,4 @@
-"""Optimizer, schedule and clipping.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`.
-"""
+"""Optimizer, schedule and clipping."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ ParameterGroup: TypeAlias = dict[str, Any]
 
 
 class OptimizationMethods(StepsBase):
-    """The overridable methods of optimization."""
+    """The overridable methods of optimization, of a Trainer and of native mode."""
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler` unless they are set."""
@@ -72,51 +69,46 @@ class OptimizationMethods(StepsBase):
         Mirrors:
             `transformers.Trainer.create_scheduler`, 5.23.
         """
-        section = None
-        if self.lr_scheduler is None:
-            section = schedule_section(self.args, launcher_variables(), num_training_steps)
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        args, own = self.args, self.optimizer if optimizer is None else optimizer
+        self._created_lr_scheduler = True
+        section = schedule_section(args, launcher_variables(), num_training_steps)
         if section is not None:
-            own_optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = DeepSpeedSchedule(section, own_optimizer)
-            self._created_lr_scheduler = True
-        elif self.lr_scheduler is None:
-            if optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer):
-                self._warn_of_constant_rates()
-            # as upstream, with an optimizer passed each parameter of a layerwise one gets a schedule
-            make = make_schedule if optimizer is None else get_scheduler
-            own = global_of_trainer("get_scheduler")
-            self.lr_scheduler = (own if callable(own) else make)(
-                self.args.lr_scheduler_type,
-                optimizer=self.optimizer if optimizer is None else optimizer,
-                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
-                num_training_steps=num_training_steps,
-                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict once normalised
-            )
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def _warn_of_constant_rates(self) -> None:
-        """Warn that, as in transformers 5, a schedule does not change the optimizers of single parameters."""
-        kind = SchedulerType(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
-        if kind != SchedulerType.CONSTANT:
+            self.lr_scheduler = DeepSpeedSchedule(section, own)
+            return self.lr_scheduler
+        kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+        is_layerwise = optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer)
+        if is_layerwise and kind != SchedulerType.CONSTANT.value:
             warn_once(
-                f"`optim={OptimizerNames(self.args.optim).value!r}`: each parameter's optimizer keeps "
-                f"`learning_rate={self.args.learning_rate}`. The schedule {kind.value!r} only sets the logged rate, "
+                f"`optim={OptimizerNames(args.optim).value!r}`: each parameter's optimizer keeps "
+                f"`learning_rate={args.learning_rate}`. The schedule {kind!r} only sets the logged rate, "
                 "as in transformers 5.\n\nHint: set `lr_scheduler_type='constant'`. Or override `create_scheduler` and "
                 "return `get_scheduler(…, optimizer=self.optimizer, …)`, which gives each parameter a schedule."
             )
+        # as upstream, with an optimizer passed each parameter of a layerwise one gets a schedule
+        make = make_schedule if optimizer is None else get_scheduler
+        replaced = global_of_trainer("get_scheduler")
+        self.lr_scheduler = (replaced if callable(replaced) else make)(
+            args.lr_scheduler_type,
+            optimizer=own,
+            num_warmup_steps=args.get_warmup_steps(num_training_steps),
+            num_training_steps=num_training_steps,
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict once normalised
+        )
+        return self.lr_scheduler
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
-        """Return the optimizer's class and keywords for `optim` and `optim_args`."""
+        """Choose the optimizer's class and keywords for `optim` and `optim_args`."""
         return optimizers.get_optimizer_cls_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the parameters with weight decay."""
+        """List the names of the parameters with weight decay."""
         return optimizers.get_decay_parameter_names(model)
 
     def _get_learning_rate(self) -> float:
-        """Return the learning rate of the first parameter group."""
+        """Read the learning rate of the first parameter group."""
         scheduler = self.lr_scheduler
         if scheduler is None or follows_metric(scheduler):
             rate = self.optimizer.param_groups[0]["lr"]
@@ -129,7 +121,7 @@ class OptimizationMethods(StepsBase):
         return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
-        """Return the gradients' norm, measured here if clipping has not done so."""
+        """Measure the gradients' norm, unless clipping has done so."""
         if grad_norm is None:
             return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
         return grad_norm
@@ -139,7 +131,7 @@ class OptimizationMethods(StepsBase):
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def get_learning_rates(self) -> list[float]:
-        """Return the learning rate of each parameter group.
+        """List the learning rate of each parameter group.
 
         Raises:
             ValueError: There is no optimizer yet.
@@ -147,7 +139,7 @@ class OptimizationMethods(StepsBase):
         return [group["lr"] for group in self._existing_optimizer().param_groups]
 
     def get_optimizer_group(self, param: nn.Parameter | None = None) -> ParameterGroup | list[list[nn.Parameter]]:
-        """Return the group of a parameter, or the parameters of all groups."""
+        """Find the group of a parameter, or list the parameters of all groups."""
         groups = self._existing_optimizer().param_groups
         if param is not None:
             for group in groups:

@@ -1,7 +1,4 @@
-"""One micro-batch: inputs, loss, backward and prediction.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`.
-"""
+"""One micro-batch: inputs, loss, backward and prediction."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
 
 class StepMethods(StepsBase):
-    """The overridable methods of a training step and of a prediction step."""
+    """The overridable methods of a training step and of a prediction step, of a Trainer and of native mode."""
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None = None
@@ -80,7 +77,7 @@ class StepMethods(StepsBase):
     def _prepare_context_parallel_inputs(
         self, model: nn.Module, inputs: Inputs
     ) -> tuple[Callable[[], AbstractContextManager[None]], Inputs]:
-        """Return a factory of the context for a micro-batch, here an empty one, and the unchanged inputs.
+        """Give a micro-batch an empty context, and its inputs as they are.
 
         Mirrors:
             `transformers.Trainer._prepare_context_parallel_inputs`, 5.23.
@@ -140,28 +137,28 @@ class StepMethods(StepsBase):
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
         else:
             loss = first_loss(outputs, inputs)
-        if num_items_in_batch is not None and self._counts_over_processes():
-            loss = loss * self.accelerator.num_processes  # gradients are averaged over ranks
+        ranks = self.accelerator.num_processes
+        divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices and divides and ranks > 1:
+            loss = loss * ranks  # it is divided by the items of all ranks, and gradients are averaged over them
         return (loss, outputs) if return_outputs else loss
 
-    def _counts_over_processes(self) -> bool:
-        """Whether a loss is divided by the items of all ranks."""
-        divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        return bool(self.args.average_tokens_across_devices and divides and self.accelerator.num_processes > 1)
-
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context for the loss. The model's forward already runs under autocast."""
+        """Give the loss an empty context, as the model's forward runs under autocast itself."""
         return self.autocast_smart_context_manager()
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return an empty context, as upstream has done since Accelerate wraps the forward."""
+        """Give an empty context, as upstream has done since Accelerate wraps the forward."""
         return _NO_CONTEXT
 
     def _prepare_input(self, data: Nested) -> Nested:
         """Move nested tensors to this rank's device. As upstream, an override is called for every part."""
-        half = self._engines_precision()
+        half = None  # the precision in which DeepSpeed's engine holds the model
+        if self.is_deepspeed_enabled:
+            dtype = next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
+            half = None if dtype == torch.float32 else dtype
         if half is None and not is_replaced(self, "_prepare_input", StepMethods):
             return move_to_device(data, self.args.device)
         if isinstance(data, Mapping):
@@ -172,13 +169,6 @@ class StepMethods(StepsBase):
         if half is not None and isinstance(moved, torch.Tensor) and moved.is_floating_point():
             return moved.to(half)
         return moved
-
-    def _engines_precision(self) -> torch.dtype | None:
-        """Return the precision in which DeepSpeed's engine holds the model; None without one, and in float32."""
-        if not self.is_deepspeed_enabled:
-            return None
-        dtype = next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
-        return None if dtype == torch.float32 else dtype
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
         """Prepare a micro-batch for the model.
@@ -217,20 +207,21 @@ class StepMethods(StepsBase):
             return None
         if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
             return None
+
+        def targets(batch: Inputs) -> torch.Tensor:
+            if "shift_labels" in batch:
+                return batch["shift_labels"]
+            return batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
+
         try:
-            count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
+            count = sum(targets(batch).ne(-100).sum() for batch in batch_samples)
         except (TypeError, AttributeError):  # labels that are not one tensor, as in detection
             return None
-        if self.args.average_tokens_across_devices and isinstance(count, torch.Tensor):
+        if not isinstance(count, torch.Tensor):
+            return count
+        if self.args.average_tokens_across_devices:
             count = self.accelerator.gather(count.to(device)).sum()
-        # A float, as upstream's count after its division by the ranks that share a batch.
-        return count.to(device) / 1 if isinstance(count, torch.Tensor) else count
-
-    def _targets(self, batch: Inputs) -> torch.Tensor:
-        if "shift_labels" in batch:
-            return batch["shift_labels"]
-        labels = batch["labels"]
-        return labels[..., 1:] if self._loss_shifts_labels else labels
+        return count.to(device) / 1  # a float, as upstream's count after its division by the ranks that share a batch
 
     def prediction_step(
         self,
@@ -257,52 +248,51 @@ class StepMethods(StepsBase):
             raise_for_bad_batch(inputs, "`prediction_step`")
         with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
-        ignored = self._ignored_keys(ignore_keys)
         # read now, as compute_loss may remove the labels from the inputs
-        labels = self._labels_of(inputs) if with_loss else None
+        labels = [inputs.get(name) for name in self.label_names] if with_loss else []
+        loss = None
         with torch.set_grad_enabled(False):  # takes half the time of `no_grad`
             if with_loss:
                 if prediction_loss_only and self.args.use_liger_kernel:
                     inputs = {**inputs, "skip_logits": True}  # a keyword of Liger's forward
-                loss, logits = self._predict_with_loss(model, inputs, ignored)
+                items = self._get_num_items_in_batch([inputs], self.args.device)
+                context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+                with self.compute_loss_context_manager(), context():
+                    loss, outputs = call_with_optional(
+                        self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": items}
+                    )
+                loss = loss.detach()
+                loss = loss.mean() if loss.ndim else loss
             else:
-                loss = None
                 with self.compute_loss_context_manager():
-                    logits = _outputs_without(call_model(model, inputs), ignored)
+                    outputs = call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        return loss, nested_detach(logits[0] if len(logits) == 1 else logits), labels
+        named = outputs  # a dict, or the attributes of an object with a `loss`
+        if type(outputs) is not dict and not isinstance(outputs, Mapping):
+            is_object = not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__")
+            named = vars(outputs) if is_object else None
+        if named is not None:
+            left_out = [*self._ignored_keys(ignore_keys), *(["loss"] if with_loss else [])]
+            logits = tuple([value for key, value in named.items() if key not in left_out])  # a generator is slower
+        else:
+            logits = outputs[1:] if with_loss else outputs
+        known = nested_detach(labels[0] if len(labels) == 1 else tuple(labels)) if with_loss else None
+        return loss, nested_detach(logits[0] if len(logits) == 1 else logits), known
 
     def _has_loss(self, inputs: Inputs) -> bool:
-        for name in self.label_names:  # a plain loop, as this runs for every batch
-            if inputs.get(name) is None:
-                return False
+        """Whether the model computes a loss from the inputs."""
         if self.label_names:
-            return True
+            return all(inputs.get(name) is not None for name in self.label_names)
         return_loss = inputs.get("return_loss")
         return bool(self.can_return_loss if return_loss is None else return_loss)
 
     def _ignored_keys(self, ignore_keys: list[str] | None) -> list[str]:
+        """List the outputs that predictions leave out, by default those that the model's configuration names."""
         if ignore_keys is not None:
             return ignore_keys
         config = attribute_of(self.model, "config")
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
-
-    def _labels_of(self, inputs: Inputs) -> Nested:
-        names = self.label_names
-        return nested_detach(inputs.get(names[0]) if len(names) == 1 else tuple(inputs.get(name) for name in names))
-
-    def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
-        num_items = self._get_num_items_in_batch([inputs], self.args.device)
-        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
-        with self.compute_loss_context_manager(), context():
-            loss, outputs = call_with_optional(
-                self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": num_items}
-            )
-        loss = loss.detach()
-        loss = loss.mean() if loss.ndim else loss
-        named = _as_mapping(outputs)
-        return loss, outputs[1:] if named is None else _outputs_without(named, [*ignored, "loss"])
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         """Add a micro-batch's tokens to `state.num_input_tokens_seen` if the arguments ask for it."""
@@ -317,23 +307,21 @@ class StepMethods(StepsBase):
                 f"({among}), so no tokens are counted. Set `main_input_name` on the model."
             )
             return
-        count = self._count_tokens(inputs, name, how)
+        pad = getattr(self.processing_class, "pad_token_id", None)
+        if how == "non_padding" and "attention_mask" in inputs:
+            count = int(inputs["attention_mask"].sum())
+        elif how == "non_padding" and pad is not None:
+            count = int((inputs[name] != pad).sum())
+        else:
+            count = int(inputs[name].numel())
+            if how == "non_padding":
+                logger.warning_once(
+                    "Could not determine method to count non-padding tokens: there is no `attention_mask`, and no "
+                    "`processing_class` with a `pad_token_id`. All tokens are counted."
+                )
         if self.accelerator.num_processes > 1:
             count = int(self.accelerator.reduce(torch.tensor(count, device=self.args.device)))
         self.state.num_input_tokens_seen += count
-
-    def _count_tokens(self, inputs: Inputs, name: str, how: str) -> int:
-        if how == "non_padding":
-            if "attention_mask" in inputs:
-                return int(inputs["attention_mask"].sum())
-            pad = getattr(self.processing_class, "pad_token_id", None)
-            if pad is not None:
-                return int((inputs[name] != pad).sum())
-            logger.warning_once(
-                "Could not determine method to count non-padding tokens: there is no `attention_mask`, and no "
-                "`processing_class` with a `pad_token_id`. All tokens are counted."
-            )
-        return int(inputs[name].numel())
 
     def floating_point_ops(self, inputs: Inputs) -> int:
         """Estimate the floating-point operations of forward and backward: 6 per token and parameter.
@@ -354,16 +342,14 @@ class StepMethods(StepsBase):
         # Count once for each model. Iterating over all parameters takes as long as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
-            known = (self.model, _size_without_embeddings(self.model))
-            self.__dict__["_counted_parameters"] = known
-        return 6 * int(inputs[name].numel()) * int(known[1])
-
-
-def _size_without_embeddings(model: nn.Module) -> int:
-    if not is_partitioned(model):
-        return int(model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # a model of transformers
-    left_out = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    return sum(whole_size(parameter) for name, parameter in model.named_parameters() if name not in left_out)
+            if is_partitioned(self.model):
+                embeddings = [name for name, part in self.model.named_modules() if isinstance(part, nn.Embedding)]
+                left_out = {f"{name}.weight" for name in embeddings}
+                size = sum(whole_size(part) for name, part in self.model.named_parameters() if name not in left_out)
+            else:
+                size = int(self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # transformers'
+            known = self.__dict__["_counted_parameters"] = (self.model, size)
+        return 6 * int(inputs[name].numel()) * known[1]
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
@@ -381,7 +367,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
 
 
 def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
-    """Explain why a loss has no backward pass. Return if the loss is not the cause.
+    """Explain why a loss has no backward pass, unless the loss is not the cause.
 
     Args:
         loss: The loss.
@@ -407,7 +393,7 @@ def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -
 
 
 def checked_loss(loss: object) -> torch.Tensor:
-    """Check the result of `compute_loss`, and return it.
+    """Refuse a result of `compute_loss` that is not a loss.
 
     Raises:
         LossError: It is not a tensor.
@@ -421,7 +407,7 @@ def checked_loss(loss: object) -> torch.Tensor:
 
 
 def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
-    """Return the loss of a model's outputs: under `loss` in a mapping or object, first in a tuple.
+    """Find the loss among a model's outputs: under `loss` in a mapping or object, first in a tuple.
 
     Raises:
         LossError: There is none.
@@ -446,19 +432,3 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
             f"The model returned a {type(outputs).__name__} that does not start with a loss.\n\n"
             "Hint: return the loss first, in a tuple, or under `loss` in a mapping."
         ) from None
-
-
-def _as_mapping(outputs: ModelOutput) -> Mapping[str, Nested] | None:
-    """Return named outputs as a mapping: a dict, or the attributes of an object with a `loss`."""
-    if type(outputs) is dict or isinstance(outputs, Mapping):
-        return outputs
-    if not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__"):
-        return vars(outputs)
-    return None
-
-
-def _outputs_without(outputs: ModelOutput, ignored: list[str]) -> Nested:
-    named = _as_mapping(outputs)
-    if named is None:
-        return outputs
-    return tuple([value for key, value in named.items() if key not in ignored])  # a generator is slower
