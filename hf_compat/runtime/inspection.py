@@ -9,7 +9,7 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from torch import nn
 
@@ -35,6 +35,34 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     """
     parameter = inspect.signature(model_class.forward).parameters.get("return_loss")
     return parameter is not None and parameter.default is True
+
+
+class Delegated(Generic[Answer]):
+    """An attribute whose value another object holds.
+
+    Args:
+        path: The attribute to read and write, from the owner on, with dots.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path.split(".")
+
+    def _holder(self, owner: object) -> object:
+        for name in self._path[:-1]:
+            owner = getattr(owner, name)
+        return owner
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Delegated[Answer]: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Answer: ...
+    def __get__(self, owner: object | None, kind: type) -> object:
+        """Read the value. On a class, give this descriptor."""
+        return self if owner is None else getattr(self._holder(owner), self._path[-1])
+
+    def __set__(self, owner: object, value: Answer) -> None:
+        """Write the value."""
+        setattr(self._holder(owner), self._path[-1], value)
 
 
 def is_replaced(owner: object, name: str, original: type) -> bool:

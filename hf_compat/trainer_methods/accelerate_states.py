@@ -1,12 +1,13 @@
 """`accelerator.save_state`, `load_state` and `prepare`.
 
-A folder has Accelerate's file names. It is put into place once all files are written, and everything is read before
-any of it is used. Only tensors and plain containers are unpickled.
+A folder has Accelerate's file names. Files get their names once all are written, and all are read before any is used.
+Only tensors and plain containers are unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -38,16 +39,17 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import ProcessMembers
 from hf_compat.optim.stepping import Prepared, PreparedOptimizer, PreparedScheduler, unprepared
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.inspection import Delegated
 from hf_compat.runtime.seeding import RandomStates, legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 
-_WAYS_OUT = (
-    "Hint: name a folder that `accelerator.save_state` has written with as many models and optimizers; from a "
-    "checkpoint of the Trainer `trainer.train(resume_from_checkpoint=…)` goes on."
-)
+# `hook(models, weights, folder)` before states are written, `hook(models, folder)` before they are read.
+StateHook: TypeAlias = Callable[..., None]
+# Options of Accelerate's that change nothing here.
+Unused: TypeAlias = Any
 
 
 def numbered(name: str, index: int) -> str:
-    """Return the name of a file of the first, or of a further, object of a kind: `model.bin`, `model_1.bin`."""
+    """Name the file of the first, or of a further, object of a kind: `model.bin`, `model_1.bin`."""
     stem, dot, suffix = name.rpartition(".")
     return name if index == 0 else f"{stem}_{index}{dot}{suffix}"
 
@@ -61,100 +63,80 @@ class StateFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._written: list[str] = []
+        self._partial: dict[str, str] = {}  # files that are written under another name, by their final one
 
-    def write_weights(self, weights: Weights, index: int, safe: bool) -> None:
-        """Write a model's weights, with safetensors or torch."""
-        if safe:
-            self._write(numbered("model.safetensors", index), lambda path: write_weights(weights, path))
-        else:
-            self.write_torch(plain_names(weights), numbered("pytorch_model.bin", index))
-
-    def write_torch(self, content: Plain, name: str) -> None:
-        """Write tensors and plain containers."""
-        self._write(name, lambda path: save_torch(content, path))
-
-    def write_object(self, content: Plain, index: int, whose: str) -> None:
-        """Write the state of an object of the script's own.
-
-        Raises:
-            CallbackError: It could not be read back.
-        """
-        self.write_torch(readable_state(content, f"The state of {whose}"), numbered_object(index))
-
-    def write_random_states(self, rank: int, step: int) -> None:
-        """Write the states of this process's random generators, and how often `accumulate` was entered."""
-        states = unpack_rng(read_rng())
-        content = {
-            "step": step,
-            "random_state": states["python"],
-            "numpy_random_seed": states["numpy"],
-            "torch_manual_seed": states["cpu"],
-        }
-        if torch.cuda.is_available():
-            content["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
-        self._write(_random_states(rank), lambda path: torch.save(content, path))
-
-    def _write(self, name: str, write: Callable[[str], None]) -> None:
+    def write(self, name: str, write: Callable[[str], object]) -> None:
+        """Write a file under a hidden name."""
         os.makedirs(self.path, exist_ok=True)
-        self._written.append(name)
-        write(self._hidden(name))
+        self._partial[os.path.join(self.path, name)] = hidden = os.path.join(self.path, f".{name}.partial")
+        write(hidden)
 
-    def _hidden(self, name: str) -> str:
-        return os.path.join(self.path, f".{name}.partial")
+    def rename(self) -> None:
+        """Give the files their names."""
+        for final, hidden in self._partial.items():
+            os.replace(hidden, final)
+        self._partial.clear()
 
-    def land(self) -> None:
-        """Put into place what is written."""
-        for name in self._written:
-            os.replace(self._hidden(name), os.path.join(self.path, name))
-        self._written.clear()
-
-    def discard(self) -> None:
-        """Remove what is written and not in its place."""
-        for name in self._written:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self._hidden(name))
-        self._written.clear()
-
-    def read_weights(self, index: int) -> Weights:
-        """Read a model's weights; `module.`, which DDP puts before names, is taken off.
+    def agree_on(self, act: Callable[[], None]) -> None:
+        """Run a part of a save on all ranks. If one fails, all remove their hidden files.
 
         Raises:
-            CheckpointError: There are none, or they are damaged.
+            CheckpointWriteError: A file cannot be written.
         """
-        path = self._find(numbered("model.safetensors", index), numbered("pytorch_model.bin", index))
-        weights = plain_names(read_weights_file(path))
-        if all(name.startswith("module.") for name in weights):
-            return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
-        return weights
+        failed: Exception | None = None
+        try:
+            act()
+        except Exception as error:
+            for hidden in self._partial.values():
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(hidden)
+            self._partial.clear()
+            failed = error
+            if isinstance(error, (OSError, RuntimeError)):  # other errors come from an object of the script
+                failed = CheckpointWriteError(
+                    f"`accelerator.save_state` could not write to {self.path}: {error}.\n\n"
+                    "Hint: free space or give write permission there. The earlier files are unchanged."
+                )
+                failed.__cause__ = error
+        agree(failed)
 
-    def read_torch(self, name: str) -> tuple[str, Plain]:
-        """Return a file's path and what is in it.
+    def find(self, *candidates: str) -> str:
+        """Find the first of several files that exists.
 
         Raises:
-            CheckpointError: There is none, or it is damaged.
+            CheckpointError: None does.
         """
-        path = self._find(name)
-        return path, read_torch_file(path, allowed=legacy_globals())
+        found = next(filter(self.has, candidates), None)
+        if found is None:
+            raise CheckpointError(
+                f"{self.path} has no {' and no '.join(candidates)}.\n\nHint: name a folder that "
+                "`accelerator.save_state` has written with as many models and optimizers. To continue from a "
+                "checkpoint of the Trainer, call `trainer.train(resume_from_checkpoint=…)`."
+            )
+        return os.path.join(self.path, found)
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a file."""
+        """Whether there is such a file."""
         return os.path.isfile(os.path.join(self.path, name))
 
-    def count_objects(self) -> int:
-        """Count the states of objects of the script's own."""
-        known = (name for name in os.listdir(self.path) if name.startswith("custom_checkpoint_"))
-        return sum(name.endswith(".pkl") for name in known)
+    def read(self, name: str) -> tuple[str, Plain]:
+        """Read a file. Give its path and content.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        path = self.find(name)
+        return path, read_torch_file(path, allowed=legacy_globals())
 
     def read_random_states(self, rank: int) -> tuple[RandomStates, int] | None:
-        """Return a process's random states, and how often `accumulate` was entered; None where it has none.
+        """Read a rank's random states, and how often `accumulate` was entered. None if it has none.
 
         Raises:
             CheckpointError: They are damaged.
         """
-        if not self.has(_random_states(rank)):
+        if not self.has(f"random_states_{rank}.pkl"):
             return None
-        path, content = self.read_torch(_random_states(rank))
+        path, content = self.read(f"random_states_{rank}.pkl")
         if not isinstance(content, Mapping) or "torch_manual_seed" not in content:
             raise CheckpointError(f"{path} cannot be used: it holds no random states.")
         states = {
@@ -168,71 +150,54 @@ class StateFolder:
             states["cuda"] = cuda[min(torch.cuda.current_device(), len(cuda) - 1)]
         return pack_legacy_rng(states), int(content.get("step", 0))
 
-    def _find(self, *candidates: str) -> str:
-        found = next(filter(self.has, candidates), None)
-        if found is None:
-            raise CheckpointError(f"{self.path} has no {' and no '.join(candidates)}.\n\n{_WAYS_OUT}")
-        return os.path.join(self.path, found)
-
-
-def numbered_object(index: int) -> str:
-    """Return the name of the file of an object of the script's own."""
-    return f"custom_checkpoint_{index}.pkl"
-
-
-def _random_states(rank: int) -> str:
-    return f"random_states_{rank}.pkl"
-
-
-# Called before states are written, with models, weights and the folder; before they are read, with models and folder.
-StateHook: TypeAlias = Callable[..., None]
-_ONLY_PLAIN = "only tensors and plain containers are read, on the CPU first"
-
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that `register_for_checkpointing` takes."""
+    """An object that `register_for_checkpointing` accepts."""
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state, of tensors and plain containers."""
+        """Give the state, as tensors and plain containers."""
 
     def load_state_dict(self, state_dict: dict[str, object]) -> object:
-        """Take the state up."""
+        """Set the state."""
 
 
 class StateMembers(ProcessMembers):
-    """What writes and reads the states of all that is trained and prepared.
+    """Writes and reads the states of everything that is trained and prepared.
 
     Mirrors:
         `accelerate.Accelerator.save_state` and `load_state`, 1.15: their files have the same names.
 
     Differs:
-        The schedule that a fit steps is saved, too. Models that are sharded are written whole.
+        The schedule that a fit steps is saved, too. Sharded models are written whole.
     """
 
-    _models: list[Prepared]
-    _optimizers: list[Prepared]
-    _schedulers: list[Prepared]
     scaler: torch.amp.GradScaler | None
     step: int
 
-    def _begin_without_states(self) -> None:
+    def __init__(self) -> None:
+        # the objects that a script has prepared, and those that a fit trains
+        self._models: list[Prepared] = []
+        self._optimizers: list[Prepared] = []
+        self._schedulers: list[Prepared] = []
+        self._dataloaders: list[Prepared] = []
+        # of the running fit, or of the last one
+        self._trained_state: ModelState | None = None
+        self._trained_optimizer: Prepared = None
+        self._trained_schedule: Prepared = None
         self._custom_objects: list[Stateful] = []
         self._save_model_state_pre_hook: dict[int, StateHook] = OrderedDict()
         self._load_model_state_pre_hook: dict[int, StateHook] = OrderedDict()
-        # of a fit that is under way, or of the last one
-        self._trained_state: ModelState | None = None
-        self._trained_schedule: Prepared = None
         self.save_iteration = 0
 
     def unwrap_model(self, model: nn.Module) -> nn.Module:
         raise NotImplementedError
 
     def register_for_checkpointing(self, *objects: Stateful) -> None:
-        """Have objects saved and loaded with the other states.
+        """Save and load objects with the other states.
 
         Raises:
-            ArgumentError: One of them has no `state_dict` and `load_state_dict`; none is registered.
+            ArgumentError: One of them has no `state_dict` and `load_state_dict`. Then none is registered.
         """
         unfit = [repr(one) for one in objects if not isinstance(one, Stateful)]
         if unfit:
@@ -243,11 +208,11 @@ class StateMembers(ProcessMembers):
         self._custom_objects.extend(objects)
 
     def register_save_state_pre_hook(self, hook: StateHook) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before states are written; what it takes out of `weights` is not."""
+        """Call `hook(models, weights, output_dir)` before states are written. It may remove entries of `weights`."""
         return _registered(self._save_model_state_pre_hook, hook)
 
     def register_load_state_pre_hook(self, hook: StateHook) -> RemovableHandle:
-        """Call `hook(models, input_dir)` before states are read; what it takes out of `models` is not."""
+        """Call `hook(models, input_dir)` before states are read. It may remove entries of `models`."""
         return _registered(self._load_model_state_pre_hook, hook)
 
     def save_state(
@@ -258,49 +223,66 @@ class StateMembers(ProcessMembers):
     ) -> Path:
         """Write models, optimizers, schedules, the gradient scaler, registered objects and random states to a folder.
 
-        Every process calls it. Inside a fit, what is trained comes first; `trainer.state` is no part of it.
+        Every rank calls it. Within a fit, the trained objects come first. `trainer.state` is not saved.
 
         Args:
             output_dir: The folder, which may exist.
             safe_serialization: Write weights with safetensors.
-            save_model_func_kwargs: Of DeepSpeed's own saving; none is taken.
+            save_model_func_kwargs: Keywords of DeepSpeed's own saving. None is accepted.
 
         Returns:
             The folder.
 
         Raises:
             ArgumentError: No folder, or a keyword of DeepSpeed's.
-            CheckpointWriteError: The files cannot be written; those of before are as they were.
+            CheckpointWriteError: The files cannot be written. The earlier files are unchanged.
             UnsupportedArgument: DeepSpeed trains.
         """
         if output_dir is None or save_model_func_kwargs:
             what = "no `output_dir`" if output_dir is None else ", ".join(save_model_func_kwargs)
             raise ArgumentError(f"`accelerator.save_state` got {what}.\n\nHint: pass the folder, and nothing else.")
         if not self._models:
-            warn_once("`accelerator.save_state`: no model is prepared, and none is trained yet: none is saved.")
+            warn_once("`accelerator.save_state` saves no model, as none is prepared and none is trained yet.")
         folder = StateFolder(os.path.expanduser(output_dir))
         weights = [self._held(model).whole_weights() for model in self._models]
         for hook in self._save_model_state_pre_hook.values():
             hook(self._models, weights, folder.path)
-        optimizers = [self._optimizer_state(place) for place in range(len(self._optimizers))]
-        agree(_attempt(folder, lambda: self._write(folder, weights, optimizers, safe_serialization)))
-        agree(_attempt(folder, folder.land))
+        plain = {
+            numbered("optimizer.bin", index): self._holder_of(one).whole_optimizer_state(unprepared(one))
+            for index, one in enumerate(self._optimizers)
+        }
+
+        folder.agree_on(functools.partial(self._write, folder, weights, plain, safe_serialization))
+        folder.agree_on(folder.rename)
         self.save_iteration += 1
         return Path(folder.path)
 
-    def _write(self, folder: StateFolder, weights: list[Weights], optimizers: list[Plain], is_safe: bool) -> None:
+    def _write(self, folder: StateFolder, weights: list[Weights], plain: dict[str, Plain], is_safe: bool) -> None:
         if self.is_main_process:
+            name = "model.safetensors" if is_safe else "pytorch_model.bin"
             for index, one in enumerate(weights):
-                folder.write_weights(one, index, is_safe)
-            for index, content in enumerate(optimizers):
-                folder.write_torch(content, numbered("optimizer.bin", index))
+                content = one if is_safe else plain_names(one)
+                writer = write_weights if is_safe else save_torch
+                folder.write(numbered(name, index), functools.partial(writer, content))
             for index, schedule in enumerate(self._all_schedules()):
-                folder.write_torch(schedule.state_dict(), numbered("scheduler.bin", index))
+                plain[numbered("scheduler.bin", index)] = schedule.state_dict()
             if self.scaler is not None:
-                folder.write_torch(self.scaler.state_dict(), names.SCALER_NAME)
+                plain[names.SCALER_NAME] = self.scaler.state_dict()
             for index, custom in enumerate(self._custom_objects):
-                folder.write_object(custom.state_dict(), index, type(custom).__name__)
-        folder.write_random_states(self.process_index, self.step)
+                state = readable_state(custom.state_dict(), f"The state of {type(custom).__name__}")
+                plain[f"custom_checkpoint_{index}.pkl"] = state
+            for file, content in plain.items():
+                folder.write(file, functools.partial(save_torch, content))
+        states = unpack_rng(read_rng())
+        own = {
+            "step": self.step,
+            "random_state": states["python"],
+            "numpy_random_seed": states["numpy"],
+            "torch_manual_seed": states["cpu"],
+        }
+        if torch.cuda.is_available():
+            own["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+        folder.write(f"random_states_{self.process_index}.pkl", functools.partial(torch.save, own))
 
     def load_state(
         self,
@@ -309,97 +291,88 @@ class StateMembers(ProcessMembers):
         strict: bool = True,
         map_location: object = None,
     ) -> None:
-        """Load what `save_state`, here or of Accelerate, has written.
+        """Load a folder that `save_state` has written, this one or Accelerate's.
 
-        Every process calls it. All files are read before any state is touched.
+        Every rank calls it. All files are read before any state changes.
 
         Args:
             input_dir: The folder.
-            load_kwargs: Of `torch.load`, which always reads tensors and plain containers alone here.
-            strict: Refuse weights that are missing or that a model does not know.
-            map_location: Where tensors are read to; they end where those of the models and optimizers are.
+            load_kwargs: Keywords of `torch.load`. They have no effect, as only tensors and plain containers are read.
+            strict: Refuse weights that are missing or unknown to a model.
+            map_location: Has no effect. Tensors move to the devices of the models and optimizers.
 
         Raises:
             ArgumentError: No folder.
-            CheckpointError: There is no such folder, a file is missing, damaged, or does not fit.
+            CheckpointError: The folder does not exist, or a file is missing, damaged, or does not fit.
         """
         if input_dir is None:
             raise ArgumentError("`accelerator.load_state` got no `input_dir`.\n\nHint: pass the folder.")
         if load_kwargs:
-            warn_once(f"`load_kwargs={dict(load_kwargs)!r}` have no effect: {_ONLY_PLAIN}.")
+            warn_once(f"`load_kwargs={dict(load_kwargs)!r}` have no effect, as only plain values are read.")
         folder = StateFolder(os.path.expanduser(input_dir))
         if not os.path.isdir(folder.path):
-            raise CheckpointError(f"{folder.path} is no folder.\n\nHint: name one that `save_state` has written.")
+            raise CheckpointError(f"{folder.path} is not a folder.\n\nHint: name one that `save_state` has written.")
         models = list(self._models)
         for hook in self._load_model_state_pre_hook.values():
             hook(models, folder.path)
-        takers = self._read(folder, models, strict)
-        for take in takers:
-            take()
+        for load in self._read(folder, models, strict):
+            load()
 
     def _read(self, folder: StateFolder, models: list[nn.Module], strict: bool) -> list[Callable[[], object]]:
-        """Read all files, and return what takes them up."""
-        held = [self._held(model) for model in models]
-        takers = [self._weights_taker(folder, index, one, strict) for index, one in enumerate(held)]
-        takers += [self._optimizer_taker(folder, index) for index in range(len(self._optimizers))]
-        takers += self._schedule_takers(folder)
-        if self.scaler is not None:
-            takers.append(_taker(*folder.read_torch(names.SCALER_NAME), self.scaler))
-        there, registered = folder.count_objects(), len(self._custom_objects)
-        if there != registered:
-            raise CheckpointError(
-                f"{folder.path} has the states of {there} objects, and {registered} are registered.\n\n"
-                "Hint: call `register_for_checkpointing` with the same objects as before `save_state`."
-            )
-        read = (folder.read_torch(numbered_object(index)) for index in range(there))
-        takers += [_taker(*found, custom) for found, custom in zip(read, self._custom_objects, strict=True)]
-        random_states = folder.read_random_states(self.process_index)
-        if random_states is None:
-            warn_once(f"{folder.path} has no random states of process {self.process_index}: those in force stay.")
-        else:
-            takers.append(lambda: self._take_random_states(*random_states))
-        return takers
-
-    def _weights_taker(self, folder: StateFolder, index: int, held: ModelState, strict: bool) -> Callable[[], object]:
-        weights = folder.read_weights(index)
-        own = held.model.state_dict()
-        check_weights(folder.path, weights, held.model)
-        aliases = own.keys() - dict(held.model.named_parameters()).keys() - dict(held.model.named_buffers()).keys()
-        differing = sorted((own.keys() - aliases) ^ (weights.keys() - aliases))
-        if strict and differing:
-            raise CheckpointError(
-                f"{folder.path} does not fit the model: {', '.join(differing[:5])} on one side only.\n\n"
-                "Hint: prepare the same models in the same order, or pass `strict=False`."
-            )
-        return lambda: held.set_weights(weights)
-
-    def _optimizer_taker(self, folder: StateFolder, index: int) -> Callable[[], object]:
-        path, content = folder.read_torch(numbered("optimizer.bin", index))
-        held, optimizer = self._holder_of_optimizer(index), unprepared(self._optimizers[index])
-        return lambda: held.set_optimizer_state(path, content, optimizer)
-
-    def _schedule_takers(self, folder: StateFolder) -> list[Callable[[], object]]:
-        takers = []
+        """Read all files. Give the calls that set the states."""
+        loads: list[Callable[[], object]] = []
+        for index, held in enumerate([self._held(model) for model in models]):
+            found = folder.find(numbered("model.safetensors", index), numbered("pytorch_model.bin", index))
+            read = plain_names(read_weights_file(found))
+            prefix = "module." if all(name.startswith("module.") for name in read) else ""  # DDP's
+            weights = {name.removeprefix(prefix): tensor for name, tensor in read.items()}
+            check_weights(folder.path, weights, held.model)
+            own = held.model.state_dict()
+            aliases = own.keys() - dict(held.model.named_parameters()).keys() - dict(held.model.named_buffers()).keys()
+            differing = sorted((own.keys() - aliases) ^ (weights.keys() - aliases))
+            if strict and differing:
+                raise CheckpointError(
+                    f"{folder.path} does not fit the model: {', '.join(differing[:5])} on one side only.\n\n"
+                    "Hint: prepare the same models in the same order, or pass `strict=False`."
+                )
+            loads.append(functools.partial(held.set_weights, weights))
+        for index, optimizer in enumerate(self._optimizers):
+            path, content = folder.read(numbered("optimizer.bin", index))
+            set_state = self._holder_of(optimizer).set_optimizer_state
+            loads.append(functools.partial(set_state, path, content, unprepared(optimizer)))
         for index, schedule in enumerate(self._all_schedules()):
             name = numbered("scheduler.bin", index)
             if schedule is self._trained_schedule and not folder.has(name):  # Accelerate does not know it
-                warn_once(f"{folder.path} has no {name}: the training's schedule goes on as it is.")
+                warn_once(f"{folder.path} has no {name}, so the training's schedule continues as it is.")
                 continue
-            path, content = folder.read_torch(name)
+            path, content = folder.read(name)
             refuse(path, schedule_problem(content))
-            takers.append(_taker(path, content, schedule))
-        return takers
-
-    def _take_random_states(self, states: RandomStates, step: int) -> None:
-        write_rng(states)
-        self.step = step
+            loads.append(functools.partial(_load_into, schedule, path, content))
+        if self.scaler is not None:
+            loads.append(functools.partial(_load_into, self.scaler, *folder.read(names.SCALER_NAME)))
+        objects = [name for name in os.listdir(folder.path) if name.startswith("custom_checkpoint_")]
+        count, registered = sum(name.endswith(".pkl") for name in objects), len(self._custom_objects)
+        if count != registered:
+            raise CheckpointError(
+                f"{folder.path} has the states of {count} objects, and {registered} are registered.\n\n"
+                "Hint: call `register_for_checkpointing` with the same objects as before `save_state`."
+            )
+        for index, custom in enumerate(self._custom_objects):
+            loads.append(functools.partial(_load_into, custom, *folder.read(f"custom_checkpoint_{index}.pkl")))
+        random_states = folder.read_random_states(self.process_index)
+        if random_states is None:
+            warn_once(f"{folder.path} has no random states of process {self.process_index}. The present ones stay.")
+        else:
+            states, step = random_states
+            loads += [functools.partial(write_rng, states), functools.partial(setattr, self, "step", step)]
+        return loads
 
     def _all_schedules(self) -> list[Prepared]:
         trained = [] if self._trained_schedule is None else [self._trained_schedule]
         return [*(one for one in self._schedulers if one is not self._trained_schedule), *trained]
 
     def _held(self, model: nn.Module) -> TorchState:
-        """Return what reads and writes a model's weights.
+        """Find the reader and writer of a model's weights.
 
         Raises:
             UnsupportedArgument: DeepSpeed's engine holds them.
@@ -415,16 +388,13 @@ class StateMembers(ProcessMembers):
             )
         return held
 
-    def _holder_of_optimizer(self, index: int) -> TorchState:
-        """Return what reads and writes an optimizer's state: with its model, where that is sharded."""
-        first = next(iter(unprepared(self._optimizers[index]).param_groups[0]["params"]), None)
+    def _holder_of(self, optimizer: Prepared) -> TorchState:
+        """Find the reader and writer of an optimizer's state: that of its model, which may be sharded."""
+        first = next(iter(unprepared(optimizer).param_groups[0]["params"]), None)
         for model in self._models:
             if any(parameter is first for parameter in self.unwrap_model(model).parameters()):
                 return self._held(model)
         return self._held(nn.Identity())
-
-    def _optimizer_state(self, index: int) -> Plain:
-        return self._holder_of_optimizer(index).whole_optimizer_state(unprepared(self._optimizers[index]))
 
 
 def _registered(hooks: dict[int, StateHook], hook: StateHook) -> RemovableHandle:
@@ -433,33 +403,9 @@ def _registered(hooks: dict[int, StateHook], hook: StateHook) -> RemovableHandle
     return handle
 
 
-def _taker(path: str, content: Plain, owner: Stateful | Prepared) -> Callable[[], object]:
-    def take() -> None:
-        with fitting(path):
-            owner.load_state_dict(content)
-
-    return take
-
-
-def _attempt(folder: StateFolder, write: Callable[[], None]) -> Exception | None:
-    """Write, and return what went wrong: the other processes have to know before it is raised."""
-    try:
-        write()
-        return None
-    except Exception as error:
-        folder.discard()
-        if not isinstance(error, (OSError, RuntimeError)):  # of an object of the script's own
-            return error
-        failed = CheckpointWriteError(
-            f"`accelerator.save_state` could not write to {folder.path}: {error}.\n\n"
-            "Hint: make room or give write permission there; the files that were there are as they were."
-        )
-        failed.__cause__ = error
-        return failed
-
-
-# Options of Accelerate's that change nothing here.
-Unused: TypeAlias = Any
+def _load_into(owner: Stateful | Prepared, path: str, content: Plain) -> None:
+    with fitting(path):
+        owner.load_state_dict(content)
 
 
 def _is_never(_: nn.Module) -> bool:
@@ -467,7 +413,7 @@ def _is_never(_: nn.Module) -> bool:
 
 
 class PreparingMembers(StateMembers):
-    """What makes loaders, models, optimizers and schedules of the script's own work beside the engine's."""
+    """Makes loaders, models, optimizers and schedules of a script work beside those of the engine."""
 
     _args: TrainingArguments
     mixed_precision: str
@@ -477,52 +423,44 @@ class PreparingMembers(StateMembers):
     run_backward: Callable[..., None] | None
     unscale: Callable[[Prepared], None] | None
 
-    def _begin_unprepared(self) -> None:
-        # what a script has prepared, and what a fit trains
-        self._models: list[Prepared] = []
-        self._optimizers: list[Prepared] = []
-        self._schedulers: list[Prepared] = []
-        self._dataloaders: list[Prepared] = []
-        self._trained_optimizer: Prepared = None
+    def __init__(self) -> None:
+        super().__init__()
         self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
-        self._begin_without_states()
 
     @property
     def dataloader_config(self) -> AcceleratorConfig:
-        """How data is loaded across processes: `accelerator_config` of the arguments."""
+        """How data is loaded across ranks, by the argument `accelerator_config`."""
         return AcceleratorConfig.from_any(self._args.accelerator_config)
 
-    @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batch is split between the processes."""
-        return self.dataloader_config.split_batches
+    split_batches = Delegated[bool]("dataloader_config.split_batches")
 
     def _half_precision(self) -> torch.dtype | None:
         raise NotImplementedError
 
     def prepare(self, *objects: Prepared, device_placement: list[bool] | None = None) -> Prepared:
-        """Prepare loaders, models, optimizers and schedules of the script's own; the engine prepares what it trains."""
-        prepared = [self._prepare_one(one) for one in objects if not hasattr(one, "get_last_lr")]
-        made = iter(prepared)  # schedules come last: they follow the optimizers
+        """Prepare a script's own loaders, models, optimizers and schedules. The engine prepares its own."""
+
+        def prepared(candidate: Prepared) -> Prepared:
+            if isinstance(candidate, DataLoader):
+                return self.prepare_data_loader(candidate)
+            if isinstance(candidate, nn.Module):
+                return self.prepare_model(candidate)
+            return self.prepare_optimizer(candidate) if isinstance(candidate, torch.optim.Optimizer) else candidate
+
+        made = iter([prepared(one) for one in objects if not hasattr(one, "get_last_lr")])
+        # schedules come last, as they follow the optimizers
         found = tuple(self.prepare_scheduler(one) if hasattr(one, "get_last_lr") else next(made) for one in objects)
         return found if len(found) != 1 else found[0]
-
-    def _prepare_one(self, candidate: Prepared) -> Prepared:
-        if isinstance(candidate, DataLoader):
-            return self.prepare_data_loader(candidate)
-        if isinstance(candidate, nn.Module):
-            return self.prepare_model(candidate)
-        return self.prepare_optimizer(candidate) if isinstance(candidate, torch.optim.Optimizer) else candidate
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Put a further model on the device and under the run's precision; of several processes, into DDP.
+        """Move a further model to the device and set the run's precision. With several ranks, wrap it in DDP.
 
         Args:
-            model: A reference or reward model, a discriminator; the Trainer's own is left to the engine.
+            model: A reference or reward model, or a discriminator. The engine prepares the Trainer's own.
             device_placement: False leaves it where it is.
-            evaluation_mode: It is not trained: DDP is left out.
+            evaluation_mode: The model is not trained, so it needs no DDP.
         """
         if self.is_trained_by_engine(model):
             return model if device_placement is False else model.to(self.device)
@@ -531,31 +469,25 @@ class PreparingMembers(StateMembers):
         if self._half_precision() is not None:
             wrap_forward(model, {"bf16": "bf16-mixed", "fp16": "16-mixed"}[self.mixed_precision], self.device.type)
         self._note(self._models, model)
-        is_wrapped = isinstance(model, DistributedDataParallel)
-        return (
-            self._in_ddp(model)
-            if (self.use_distributed and not is_wrapped and any(one.requires_grad for one in model.parameters()))
-            and not evaluation_mode
-            else model
-        )
-
-    def _in_ddp(self, model: nn.Module) -> nn.Module:
+        is_trained = not evaluation_mode and any(one.requires_grad for one in model.parameters())
+        if not (self.use_distributed and is_trained) or isinstance(model, DistributedDataParallel):
+            return model
         unused = self._args.ddp_find_unused_parameters
         place = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, place, find_unused_parameters=True if unused is None else unused)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Return whether a model, or a part of it, stands on several devices by its `hf_device_map`."""
+        """Whether a model, or a part of it, is on several devices according to its `hf_device_map`."""
         return any(len(getattr(part, "hf_device_map", None) or ()) > 1 for part in model.modules())
 
     def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
-        """Let an optimizer of the script's own step where an update ends, and not at each micro-batch."""
+        """Let a script's own optimizer step at the end of an update, and not at each micro-batch."""
         if optimizer is not self._trained_optimizer and not getattr(optimizer, "_is_accelerate_prepared", False):
             optimizer = PreparedOptimizer(optimizer, self)
         return self._note(self._optimizers, optimizer)
 
     def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
-        """Let a schedule of the script's own step with its optimizer."""
+        """Let a script's own schedule step with its optimizer."""
         if not isinstance(scheduler, PreparedScheduler):
             followed = [one for one in self._optimizers if isinstance(one, PreparedOptimizer)]
             own = [one for one in followed if one.optimizer is getattr(scheduler, "optimizer", None)]
@@ -563,10 +495,10 @@ class PreparingMembers(StateMembers):
         return self._note(self._schedulers, scheduler)
 
     def take_up(self, held: ModelState, optimizer: object, scheduler: object) -> None:
-        """List what a fit trains before what the script has prepared.
+        """List the objects that a fit trains before those that the script has prepared.
 
         Args:
-            held: The model, and what reads and writes its state.
+            held: The model, and the reader and writer of its state.
             optimizer: Its optimizer.
             scheduler: Its schedule.
         """
@@ -576,7 +508,7 @@ class PreparingMembers(StateMembers):
         self._trained_state, self._trained_optimizer, self._trained_schedule = held, optimizer, scheduler
 
     def leave_fit(self) -> None:
-        """Go on without the engine's passes; what was trained stays listed."""
+        """Drop the engine's passes. The trained objects stay listed."""
         self.run_backward = self.unscale = None
         self.sync_gradients = True
 
@@ -587,13 +519,13 @@ class PreparingMembers(StateMembers):
         return candidate
 
     def prepare_data_loader(self, loader: DataLoader[Batch], **kwargs: Unused) -> PreparedDataLoader:
-        """Make a loader like the Trainer's own: one batch ahead, on the device, seeded shuffling."""
+        """Make a loader like the Trainer's own, which reads one batch ahead, shuffles by seed and moves batches."""
         if isinstance(loader, PreparedDataLoader):
             return loader
         chosen: dict[str, Any]
         if isinstance(loader.dataset, IterableDataset):
             chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        elif loader.batch_sampler is None:  # the data set is asked for a batch at a time
+        elif loader.batch_sampler is None:  # the data set gives a batch at a time
             chosen = {"batch_size": None, "sampler": loader.sampler}
         elif loader.batch_size is None:
             chosen = {"batch_sampler": loader.batch_sampler}
@@ -602,7 +534,7 @@ class PreparingMembers(StateMembers):
         return self.make_loader(loader.dataset, **options_of(loader), **chosen)
 
     def make_loader(self, dataset: DataSource, **options: Any) -> PreparedDataLoader:
-        """Make a loader for this process as the arguments ask for it.
+        """Make a loader for this rank according to the arguments.
 
         Args:
             dataset: Map-style or iterable.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning.pytorch as pl
@@ -31,6 +30,7 @@ from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import CurrentPlan
+from hf_compat.runtime.inspection import Delegated
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -177,26 +177,6 @@ class StepsBase:
         self._created_lr_scheduler = False
 
 
-class OfRun:
-    """An attribute of transformers' Trainer whose value the run holds here.
-
-    Args:
-        path: The run's attribute, with dots.
-    """
-
-    def __init__(self, path: str) -> None:
-        owner, _, self._name = path.rpartition(".")
-        self._owner = attrgetter(f"_run.{owner}" if owner else "_run")
-
-    def __get__(self, trainer: TrainerBase | None, kind: type) -> Any:  # a tensor or a number
-        """Read the run's value."""
-        return self if trainer is None else getattr(self._owner(trainer), self._name)
-
-    def __set__(self, trainer: TrainerBase, value: object) -> None:
-        """Write the run's value."""
-        setattr(self._owner(trainer), self._name, value)
-
-
 class TrainerBase(StepsBase, Declared):
     """Attributes of a Trainer alone."""
 
@@ -225,9 +205,9 @@ class TrainerBase(StepsBase, Declared):
     _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
 
     # Subclasses of transformers' Trainer read or write these.
-    _tr_loss = OfRun("losses.since_last_log")
-    _total_loss_scalar = OfRun("losses.total")
-    _globalstep_last_logged = OfRun("losses.last_logged")
-    _initial_num_input_tokens_seen = OfRun("tokens_before")
+    _tr_loss = Delegated[torch.Tensor]("_run.losses.since_last_log")
+    _total_loss_scalar = Delegated[float]("_run.losses.total")
+    _globalstep_last_logged = Delegated[int]("_run.losses.last_logged")
+    _initial_num_input_tokens_seen = Delegated[int]("_run.tokens_before")
     initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
-    _initial_global_step = OfRun("updates_before")
+    _initial_global_step = Delegated[int]("_run.updates_before")

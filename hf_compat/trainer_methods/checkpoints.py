@@ -1,7 +1,6 @@
-"""Save and load checkpoints in HF's layout.
+"""Save and load checkpoints in HF's layout, for `training_run/saver.py` and `training_run/resumer.py`.
 
-Subclasses may override every method under its name and signature in `transformers.Trainer`. `training_run/saver.py`
-and `training_run/resumer.py` call them. Only tensors and plain containers are unpickled (`weights_only=True`).
+Only tensors and plain containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -52,8 +50,8 @@ logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer")
 
 
-class CheckpointLoadingMethods(TrainerBase):
-    """The overridable methods that load checkpoints."""
+class CheckpointMethods(TrainerBase):
+    """The public and overridable methods that save, rotate and load."""
 
     # the model's weights that the last loaded checkpoint lacked
     _weights_not_loaded: Sequence[str] = ()
@@ -65,147 +63,11 @@ class CheckpointLoadingMethods(TrainerBase):
         return state if state is not None and state.model is self.model else make_model_state(self.model)
 
     def _rank_file(self, name: str) -> str:
-        """Return the name of a file that each rank has its own of."""
+        """Name this rank's own copy of a file."""
         return names.of_rank(name, self.args.process_index, self.args.world_size)
 
-    def _loading_whole_weights(self) -> AbstractContextManager[None]:
-        """Let an override load whole weights into a model whose parameters are sharded."""
-        methods = (self._load_from_checkpoint, self._load_best_model)
-        is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
-        return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load a checkpoint's weights into the model.
-
-        Args:
-            resume_from_checkpoint: The folder.
-            model: The model. By default the Trainer's.
-
-        Raises:
-            CheckpointError: The folder has no weights.
-        """
-        self._load_known_weights(resume_from_checkpoint, model)
-
-    def _load_known_weights(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        given = self.model if model is None else model
-        target = self.accelerator.unwrap_model(given)
-        folder = str(resume_from_checkpoint)
-        if is_peft_model(target) and not holds_whole_model(folder, target):
-            self._weights_not_loaded = load_adapters(target, folder)
-            return
-        is_own = given is self.model or given is self.model_wrapped
-        state = self._model_state if is_own else make_model_state(target)
-        self._issue_warnings_after_load(state.load_weights(folder))
-
-    def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
-        """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
-        target = self.accelerator.unwrap_model(self.model)
-        first_names = {name for name, _ in target.named_parameters()}
-        missing = (
-            set(load_result.missing_keys)
-            - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
-            - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
-        )
-        self._weights_not_loaded = sorted(missing)
-        if missing:
-            shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")
-        if load_result.unexpected_keys:
-            shared_logger.warning(
-                f"There were unexpected keys in the checkpoint model loaded: {load_result.unexpected_keys}."
-            )
-
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint."""
-        best = self.state.best_model_checkpoint
-        assert best is not None  # the only caller checks it
-        self._saver.background.wait()
-        log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
-        if not os.path.isdir(best):
-            shared_logger.warning(f"Could not locate the best model at {best}, so the last one is kept.")
-            return
-        stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
-        # like upstream, read the files directly, and call an override only for files of its own
-        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
-        load(best)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the states of optimizer and schedule if a checkpoint has them."""
-        if checkpoint is None:
-            return
-        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
-        if schedule is None or not self._load_optimizer(checkpoint):
-            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
-            logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
-            return
-        content = read_torch_file(schedule)
-        refuse(schedule, schedule_problem(content))
-        # plain functions have no state, and a file may lack the list of them
-        own = getattr(self.lr_scheduler, "lr_lambdas", None)
-        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
-        with fitting(schedule):
-            self.lr_scheduler.load_state_dict({**functions, **content})
-        check_schedule_took_over(schedule, self.lr_scheduler)
-
-    def _load_optimizer(self, checkpoint: str) -> bool:
-        stepping_of(self.optimizer).tell_of_resuming()
-        with fitting(f"The optimizer's state in {checkpoint}"):
-            return self._model_state.load_optimizer(checkpoint, self.optimizer)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Load the gradient scaler's state, if there is one."""
-        scaler = self.accelerator.scaler
-        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
-        if scaler is not None and path is not None:
-            with fitting(path):
-                scaler.load_state_dict(read_torch_file(path))
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Set all random generators to a checkpoint's states, if it has them."""
-        exact = self._resumer.exact_rng
-        if exact is not None:
-            write_rng(exact)
-            return
-        own, first = self._rank_file(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
-        places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
-        if checkpoint is None:
-            return
-        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
-        if path is None:
-            shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
-            return
-        with fitting(path):
-            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
-
-    def _load_callback_state(self) -> None:
-        """Restore the states of callbacks and control if the arguments ask for it."""
-        if not self.args.restore_callback_states_from_checkpoint:
-            return
-        absent = []
-        for name, saved in self.state.stateful_callbacks.items():
-            found = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
-            if not found:
-                absent.append(name)
-            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
-                self._restore(callback, state)
-        if absent:
-            shared_logger.warning(f"The checkpoint has states of missing callbacks: {', '.join(absent)}.")
-
-    def _restore(self, callback: Any, state: dict[str, Any]) -> None:
-        with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
-            restored = type(callback).from_state(state)
-        if isinstance(callback, TrainerControl):
-            self.control = restored
-            return
-        callbacks = self.callback_handler.callbacks
-        callbacks.remove(callback)
-        callbacks.append(restored)
-
-
-class CheckpointMethods(CheckpointLoadingMethods):
-    """The public and overridable methods that save."""
-
     def _get_output_dir(self, trial: Trial) -> str:
-        """Return the folder for checkpoints. A search's trial has its own within the output folder.
+        """Name the folder for checkpoints. A search's trial has its own within the output folder.
 
         Mirrors:
             `transformers.Trainer._get_output_dir`, 5.23.
@@ -322,7 +184,7 @@ class CheckpointMethods(CheckpointLoadingMethods):
         checkpoint_prefix: str = names.PREFIX_CHECKPOINT_DIR,
         use_mtime: bool = False,
     ) -> list[str]:
-        """Return a folder's checkpoints, oldest first, with the best one just before the newest.
+        """List a folder's checkpoints, oldest first, with the best one just before the newest.
 
         Args:
             output_dir: The run's folder. By default the arguments' output folder.
@@ -340,3 +202,131 @@ class CheckpointMethods(CheckpointLoadingMethods):
             ordered.remove(best)
             ordered.insert(-1, best)
         return ordered
+
+    def _loading_whole_weights(self) -> AbstractContextManager[None]:
+        """Let an override load whole weights into a model whose parameters are sharded."""
+        methods = (self._load_from_checkpoint, self._load_best_model)
+        is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
+        return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights into the model.
+
+        Args:
+            resume_from_checkpoint: The folder.
+            model: The model. By default the Trainer's.
+
+        Raises:
+            CheckpointError: The folder has no weights.
+        """
+        self._load_known_weights(resume_from_checkpoint, model)
+
+    def _load_known_weights(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        given = self.model if model is None else model
+        target = self.accelerator.unwrap_model(given)
+        folder = str(resume_from_checkpoint)
+        if is_peft_model(target) and not holds_whole_model(folder, target):
+            self._weights_not_loaded = load_adapters(target, folder)
+            return
+        is_own = given is self.model or given is self.model_wrapped
+        state = self._model_state if is_own else make_model_state(target)
+        self._issue_warnings_after_load(state.load_weights(folder))
+
+    def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
+        """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
+        target = self.accelerator.unwrap_model(self.model)
+        first_names = {name for name, _ in target.named_parameters()}
+        missing = (
+            set(load_result.missing_keys)
+            - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
+            - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
+        )
+        self._weights_not_loaded = sorted(missing)
+        if missing:
+            shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")
+        if load_result.unexpected_keys:
+            shared_logger.warning(
+                f"There were unexpected keys in the checkpoint model loaded: {load_result.unexpected_keys}."
+            )
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        best = self.state.best_model_checkpoint
+        assert best is not None  # the only caller checks it
+        self._saver.background.wait()
+        log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
+        if not os.path.isdir(best):
+            shared_logger.warning(f"Could not locate the best model at {best}, so the last one is kept.")
+            return
+        stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
+        # like upstream, read the files directly, and call an override only for files of its own
+        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
+        load(best)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the states of optimizer and schedule if a checkpoint has them."""
+        if checkpoint is None:
+            return
+        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
+        is_loaded = False
+        if schedule is not None:
+            stepping_of(self.optimizer).tell_of_resuming()
+            with fitting(f"The optimizer's state in {checkpoint}"):
+                is_loaded = self._model_state.load_optimizer(checkpoint, self.optimizer)
+        if schedule is None or not is_loaded:
+            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
+            logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
+            return
+        content = read_torch_file(schedule)
+        refuse(schedule, schedule_problem(content))
+        # plain functions have no state, and a file may lack the list of them
+        own = getattr(self.lr_scheduler, "lr_lambdas", None)
+        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
+        with fitting(schedule):
+            self.lr_scheduler.load_state_dict({**functions, **content})
+        check_schedule_took_over(schedule, self.lr_scheduler)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the gradient scaler's state, if there is one."""
+        scaler = self.accelerator.scaler
+        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
+        if scaler is not None and path is not None:
+            with fitting(path):
+                scaler.load_state_dict(read_torch_file(path))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Set all random generators to a checkpoint's states, if it has them."""
+        exact = self._resumer.exact_rng
+        if exact is not None:
+            write_rng(exact)
+            return
+        if checkpoint is None:
+            return
+        own, first = self._rank_file(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
+        places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
+        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
+        if path is None:
+            shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
+            return
+        with fitting(path):
+            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
+
+    def _load_callback_state(self) -> None:
+        """Restore the states of callbacks and control if the arguments ask for it."""
+        if not self.args.restore_callback_states_from_checkpoint:
+            return
+        absent, callbacks = [], self.callback_handler.callbacks
+        for name, saved in self.state.stateful_callbacks.items():
+            found = [c for c in [*callbacks, self.control] if type(c).__name__ == name]
+            if not found:
+                absent.append(name)
+            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
+                with fitting(f"The state of {name} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
+                    restored = type(callback).from_state(state)
+                if isinstance(callback, TrainerControl):
+                    self.control = restored
+                else:
+                    callbacks.remove(callback)
+                    callbacks.append(restored)
+        if absent:
+            shared_logger.warning(f"The checkpoint has states of missing callbacks: {', '.join(absent)}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ class GenerationSteps(StepMethods):
 
     @staticmethod
     def load_generation_config(gen_config_arg: object) -> GenerationConfig:
-        """Return the generation config for `args.generation_config`.
+        """Make the generation config for `args.generation_config`.
 
         Args:
             gen_config_arg: A config, a dict of its options, a JSON file, a folder, or the name of a model.
@@ -70,11 +69,11 @@ class GenerationSteps(StepMethods):
             self.model.generation_config = self.load_generation_config(config)  # type: ignore[assignment]  # no module
 
     def _option(self, name: str) -> object:
-        """Return an argument that `TrainingArguments` does not have, or None."""
+        """Read an argument that `TrainingArguments` lacks. None if these arguments lack it, too."""
         return getattr(self.args, name, None)
 
     def _generation_keywords(self, given: GenerationKeywords) -> GenerationKeywords:
-        """Return the keywords of `generate`, with the arguments as defaults."""
+        """Make the keywords of `generate`, with the arguments as defaults."""
         told = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
         if told and not self._option("predict_with_generate"):
             warnings.warn(
@@ -127,12 +126,22 @@ class GenerationSteps(StepMethods):
                 del keywords[name]
         # every rank has to call each forward pass of a sharded model
         keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
+        # leave out decoder inputs that a collator made from the labels
+        labels, decoded = inputs.get("labels"), inputs.get("decoder_input_ids")
+        is_made = labels is not None and decoded is not None and labels.shape == decoded.shape
+        left_out = ("decoder_input_ids", "decoder_attention_mask") if is_made else ()
         with gathering_method(self.model, "generate") as generate:
-            tokens: torch.Tensor = generate(**_without_decoder_labels(inputs), **keywords)
+            tokens: torch.Tensor = generate(**{k: v for k, v in inputs.items() if k not in left_out}, **keywords)
         lengths = self._lengths_of_generations()
         tokens = self._filled_up(tokens, lengths)
-        with torch.no_grad():
-            loss = self._loss_beside_generation(model, inputs) if has_labels else None
+        loss = None
+        if has_labels:
+            with torch.no_grad():
+                with self.compute_loss_context_manager():
+                    outputs = call_model(model, inputs)
+                smoother = self.label_smoother
+                loss = first_loss(outputs, inputs) if smoother is None else smoother(outputs, inputs["labels"])
+                loss = loss.detach().mean()
         if self.args.prediction_loss_only:
             return loss, None, None
         return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
@@ -149,13 +158,6 @@ class GenerationSteps(StepMethods):
             return self._pad_tensors_to_max_len(tokens, longest_new)
         return tokens
 
-    def _loss_beside_generation(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
-        with self.compute_loss_context_manager():
-            outputs = call_model(model, inputs)
-        if self.label_smoother is not None:
-            return self.label_smoother(outputs, inputs["labels"]).detach().mean()
-        return first_loss(outputs, inputs).detach().mean()
-
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
         """Pad rows of tokens with the padding token.
 
@@ -171,20 +173,12 @@ class GenerationSteps(StepMethods):
     def _padding_token(self) -> int:
         if hasattr(self.processing_class, "pad_token_id"):
             pad = self.processing_class.pad_token_id
-            found = self.processing_class.eos_token_id if pad is None else pad
+            pad = self.processing_class.eos_token_id if pad is None else pad
         else:
-            found = getattr(getattr(self.model, "config", None), "pad_token_id", None)
-        if found is None:
+            pad = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        if pad is None:
             raise ArgumentError(
                 "Pad_token_id must be set in the configuration of the model, in order to pad tensors.\n\n"
                 "Hint: set `model.config.pad_token_id`, or give the Trainer a tokenizer that has one."
             )
-        return int(found)
-
-
-def _without_decoder_labels(inputs: Inputs) -> Inputs:
-    """Return the inputs of `generate`, without decoder inputs that a collator made from the labels."""
-    labels, decoded = inputs.get("labels"), inputs.get("decoder_input_ids")
-    if labels is None or decoded is None or labels.shape != decoded.shape:
-        return dict(inputs) if isinstance(inputs, Mapping) else inputs
-    return {name: part for name, part in inputs.items() if name not in ("decoder_input_ids", "decoder_attention_mask")}
+        return int(pad)

@@ -1,7 +1,4 @@
-"""Logs and metrics of a run, and the files and tables of results.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`.
-"""
+"""Logs and metrics of a run, and the files and tables of results."""
 
 from __future__ import annotations
 
@@ -48,11 +45,24 @@ class LogMethods(TrainerBase):
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
         self._pushes.push_what_was_written()
-        since = self._run.start_time if start_time is None else start_time
 
         def log() -> None:
-            if self.state.global_step > self._globalstep_last_logged:
-                self._log_training(tr_loss, grad_norm, since, learning_rate)
+            run, updates = self._run, self.state.global_step
+            if updates <= run.losses.last_logged:
+                return
+            # A run cuts its data into updates when it starts
+            windows, accumulation = run.windows, self.args.gradient_accumulation_steps
+            if windows is not None and windows.window_size != accumulation:
+                warn_once(
+                    f"`gradient_accumulation_steps` was set to {accumulation} during training, which continues with "
+                    f"{windows.window_size}, as the data are cut into updates at its start.\n\n"
+                    "Hint: end the training (`control.should_training_stop`) and call `train()` again."
+                )
+            rate = self._get_learning_rate() if learning_rate is None else learning_rate
+            logs = run.losses.take(updates, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
+            self.store_flos()
+            since = run.start_time if start_time is None else start_time
+            call_by_place(self.log, ("logs", "start_time"), (logs, since))
 
         def evaluate() -> bool:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -67,26 +77,6 @@ class LogMethods(TrainerBase):
             self._saver.adopt_changes()
 
         log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
-
-    def _log_training(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: torch.Tensor | float | None,
-        start_time: float,
-        learning_rate: float | None,
-    ) -> None:
-        # A run cuts its data into updates when it starts
-        windows, accumulation = self._run.windows, self.args.gradient_accumulation_steps
-        if windows is not None and windows.window_size != accumulation:
-            warn_once(
-                f"`gradient_accumulation_steps` was set to {accumulation} during training, which continues with "
-                f"{windows.window_size}, as the data are cut into updates at its start.\n\n"
-                "Hint: end the training (`control.should_training_stop`) and call `train()` again."
-            )
-        rate = self._get_learning_rate() if learning_rate is None else learning_rate
-        logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
-        self.store_flos()
-        call_by_place(self.log, ("logs", "start_time"), (logs, start_time))
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
@@ -201,11 +191,15 @@ class LogMethods(TrainerBase):
         """
         if not self.is_world_process_zero():
             return
-        os.makedirs(str(self.args.output_dir), exist_ok=True)
-        _write_json(os.path.join(str(self.args.output_dir), f"{split}_results.json"), metrics)
-        if combined:
-            path = os.path.join(str(self.args.output_dir), "all_results.json")
-            _write_json(path, {**_read_json(path), **metrics})
+        folder = str(self.args.output_dir)
+        os.makedirs(folder, exist_ok=True)
+        for name, is_joint in ((split, False), ("all", True)) if combined else ((split, False),):
+            path, values = os.path.join(folder, f"{name}_results.json"), dict(metrics)
+            if is_joint and os.path.exists(path):
+                with open(path, encoding="utf-8") as file:
+                    values = {**json.load(file), **metrics}
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(values, file, indent=4, sort_keys=True)
 
     def save_state(self) -> None:
         """Write the state to `trainer_state.json` in the output folder."""
@@ -220,15 +214,3 @@ class LogMethods(TrainerBase):
     def is_world_process_zero(self) -> bool:
         """Whether this is the first process of all."""
         return bool(self.args.process_index == 0)
-
-
-def _write_json(path: str, values: Mapping[str, object]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(dict(values), file, indent=4, sort_keys=True)
-
-
-def _read_json(path: str) -> dict[str, object]:
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return dict(json.load(file))

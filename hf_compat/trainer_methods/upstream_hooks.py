@@ -36,27 +36,21 @@ class UnmeasuredMemory:
     peak_monitoring = False
     cur_stage: str | None = None
 
-    def start(self) -> None:
+    def start(self, *_: object) -> None:
         """Do nothing."""
 
-    def stop(self, stage: str) -> None:
-        """Do nothing."""
-
-    def update_metrics(self, stage: str, metrics: dict[str, float]) -> None:
-        """Do nothing."""
-
-    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
-        """Do nothing."""
+    stop = update_metrics = stop_and_update_metrics = start
 
 
 def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
-    """Return a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
+    """Make a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
     missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
     if missing and not skip_memory_metrics:
-        told = f"transformers measures memory with psutil, and these are not installed: {', '.join(missing)}"
-        way_out = f"Install it: `pip install {' '.join(missing)}`."
         warnings.warn(
-            f"`skip_memory_metrics=False` has no effect: {told}. {way_out}", InertArgumentWarning, stacklevel=3
+            "`skip_memory_metrics=False` has no effect: transformers measures memory with psutil, and these are not "
+            f"installed: {', '.join(missing)}. Install it: `pip install {' '.join(missing)}`.",
+            InertArgumentWarning,
+            stacklevel=3,
         )
     if missing or skip_memory_metrics:
         return UnmeasuredMemory()
@@ -162,7 +156,7 @@ class UpstreamHooks(TrainerBase):
         return model is self.model or model is self.__dict__.get("model_wrapped")
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Loader | None = None) -> nn.Module:
-        """Return the model for a fit or an evaluation, unchanged, as Lightning's strategy wraps it."""
+        """Leave the model of a fit or an evaluation as it is, as Lightning's strategy wraps it."""
         return model
 
     def _call_wrap_model(self, training: bool) -> None:
@@ -206,7 +200,7 @@ class UpstreamHooks(TrainerBase):
 
     @staticmethod
     def num_tokens(train_dl: Loader, max_steps: int | None = None) -> int:
-        """Return the number of tokens in a loader's batches, or `max_steps` times that of its first one.
+        """Count the tokens in a loader's batches, or `max_steps` times those of its first one.
 
         Mirrors:
             `transformers.Trainer.num_tokens`, 5.0.
@@ -215,7 +209,7 @@ class UpstreamHooks(TrainerBase):
         return int(sum(counts) if max_steps is None else next(counts, 0) * max_steps)
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
-        """Return False, for a `_clip_grad_norm` copied from 5.23."""
+        """Whether gradients lie on several meshes, for a `_clip_grad_norm` copied from 5.23. They never do."""
         return False
 
     def _pad_across_processes(self, tensor: Nested, pad_index: int = -100) -> Nested:

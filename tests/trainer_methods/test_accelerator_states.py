@@ -68,7 +68,7 @@ def test_accelerates_folders_are_read_and_ours_by_it(make_args, tmp_path, is_saf
     theirs.accelerator.save_state(str(tmp_path / "theirs"), safe_serialization=is_safe)
     ours = Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows(16))
     ours.train()
-    with pytest.warns(HfCompatWarning, match="has no scheduler.bin: the training's schedule goes on"):
+    with pytest.warns(HfCompatWarning, match="has no scheduler.bin, so the training's schedule continues"):
         ours.accelerator.load_state(tmp_path / "theirs")
     assert weights_of(ours) == weights_of(theirs)
     ours.accelerator.save_state(tmp_path / "ours", safe_serialization=is_safe)
@@ -144,11 +144,11 @@ def test_bad_input_and_a_full_disk_are_named(trained, make_args, tmp_path):
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         accelerator.load_state(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointWriteError, match=r"save_state` could not write to .*file"):
         accelerator.save_state(tmp_path / "file")
-    with pytest.warns(HfCompatWarning, match="no model is prepared"):
+    with pytest.warns(HfCompatWarning, match="saves no model"):
         Trainer(toy.Classifier(), make_args()).accelerator.save_state(tmp_path / "early")
     assert os.listdir(tmp_path / "early") == ["random_states_0.pkl"]
