@@ -1,7 +1,4 @@
-"""The trials of a search, the backends that propose them, and the checks before it begins.
-
-A backend's own file is imported when a search runs on it.
-"""
+"""The trials of a search, the backends that propose them, and the checks before it begins."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from hf_compat.training_run.run import RunHost
 
 
 def run_trial(trainer: RunHost, trial: Trial) -> Objective:
-    """Train a trial, and evaluate it where the training has not.
+    """Train a trial. Evaluate it if the training has not done so.
 
     Returns:
         The objective of the last evaluation.
@@ -50,29 +47,29 @@ def checked_objective(trainer: RunHost, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation.
 
     Raises:
-        OverrideError: `compute_objective` gives no number, and no numbers either.
+        OverrideError: `compute_objective` returns neither a number nor a list of numbers.
     """
     objective = trainer.compute_objective(metrics.copy())
     values = objective if isinstance(objective, Sequence) and not isinstance(objective, str) else [objective]
-    if values and all(_is_number(value) for value in values):
+    if values and all(
+        (isinstance(value, torch.Tensor) and value.numel() == 1)
+        or (isinstance(value, Real) and not isinstance(value, complex))
+        or hasattr(value, "__float__")
+        for value in values
+    ):
         return objective
     known = ", ".join(metrics)
     raise OverrideError(
-        f"`{shown('compute_objective', objective)}` is no number; the evaluation gave {known}.\n\n"
-        "Hint: return a number, or a list of numbers where the search has several directions."
+        f"`{shown('compute_objective', objective)}` is not a number. The evaluation gave {known}.\n\n"
+        "Hint: return a number, or a list of numbers if the search has several directions."
     )
 
 
-def _is_number(value: object) -> bool:
-    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
-    return is_scalar or (isinstance(value, Real) and not isinstance(value, complex)) or hasattr(value, "__float__")
-
-
 def release_model(trainer: RunHost) -> None:
-    """Let go of a trial's model and optimizer, so that the next trial's has the memory.
+    """Drop a trial's model and optimizer to free memory for the next trial.
 
     Mirrors:
-        What `transformers.integrations.run_hp_search_optuna` does after a trial, 5.23: `trainer.model` is None then.
+        The end of a trial in `transformers.integrations.run_hp_search_optuna`, 5.23. `trainer.model` is None then.
     """
     trainer.model = trainer.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
     trainer.optimizer = trainer.lr_scheduler = None
@@ -85,15 +82,15 @@ def release_model(trainer: RunHost) -> None:
 
 
 def check_model_is_there(model: object) -> None:
-    """Say what has become of a search's last model, where somebody evaluates it.
+    """Refuse to evaluate after a search, which drops its last model.
 
     Raises:
-        SearchError: It was let go.
+        SearchError: There is no model.
     """
     if model is None:
         raise SearchError(
-            "The Trainer has no model: the search has let go of its last trial's.\n\n"
-            "Hint: set the arguments of the best run, call `train()`, then evaluate; or load the best run's checkpoint."
+            "The Trainer has no model, as the search has dropped that of its last trial.\n\n"
+            "Hint: set the arguments of the best run, call `train()`, then evaluate. Or load the best run's checkpoint."
         )
 
 
@@ -110,10 +107,10 @@ class SearchPackage:
 
     Args:
         module: The module that a search needs.
-        install: What `pip install` takes.
-        home: The module of ours that runs a search on it, and its function.
-        default_space: The space where none is given.
-        needs_transformers: The search is transformers' own.
+        install: The argument of `pip install`.
+        home: Our module that runs a search on it, and its function.
+        default_space: The default space.
+        needs_transformers: Whether the search is transformers' own.
     """
 
     module: str
@@ -123,13 +120,13 @@ class SearchPackage:
     needs_transformers: bool = True
 
     def search(self) -> Search:
-        """Return what runs a search on it."""
+        """Import the function that runs a search on it."""
         module, name = self.home
         run: Search = getattr(importlib.import_module(f"hf_compat.search.{module}"), name)
         return run
 
     def missing(self) -> tuple[str, str] | None:
-        """Return what is not installed of what a search needs, and what `pip install` takes."""
+        """Name a missing package, and the argument of `pip install`. None if nothing is missing."""
         guest = [("transformers", "'hf-compat[transformers]'")] if self.needs_transformers else []
         return next((one for one in [(self.module, self.install), *guest] if not is_installed(one[0])), None)
 
@@ -158,7 +155,7 @@ PACKAGES = {
 
 
 def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
-    """Return the backend of a search: the one that is asked for, else the first that is installed.
+    """Choose the backend of a search, by default the first one that is installed.
 
     Raises:
         ArgumentError: There is no backend of this name.
@@ -172,7 +169,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
                 f"No package that can search is installed.\n\nHint: install one of these:\n{ways}"
             )
         if len(found) > 1:
-            logger.info(f"The search runs on {found[0].value}; `backend=…` chooses another.")
+            logger.info(f"The search runs on {found[0].value}. `backend=…` chooses another.")
         return found[0]
     backend = HPSearchBackend(wanted)
     missing = PACKAGES[backend].missing()
@@ -185,10 +182,10 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
 
 
 def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[..., str] | None) -> str:
-    """Return the name of a trial's folder: what `hp_name` says, else `run-` and the trial's id.
+    """Name a trial's folder, with `hp_name` or by the trial's id.
 
     Raises:
-        ArgumentError: `hp_name` gives no text.
+        ArgumentError: `hp_name` does not return a text.
     """
     if hp_name is not None:
         name = hp_name(trial)
@@ -203,7 +200,7 @@ def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[...,
 
 
 _DIRECTIONS = ("minimize", "maximize")
-# Fields that the constructor has read: a trial's value comes too late, upstream as here.
+# The constructor has read these fields, so a trial's value comes too late, as upstream.
 _READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor", "log_level", "report_to")
 
 
@@ -212,7 +209,7 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
 
     Raises:
         SearchError: There is no `model_init`.
-        ArgumentError: A setting that no search can follow.
+        ArgumentError: A setting is not valid.
     """
     if model_init is None:
         raise SearchError(
@@ -224,25 +221,25 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
             raise ArgumentError(f"`{shown(name, function)}` cannot be called.\n\nHint: pass a function.")
     is_count = isinstance(n_trials, int) and not isinstance(n_trials, bool) and n_trials >= 0
     if n_trials is not None and not is_count:
-        raise ArgumentError(f"`{shown('n_trials', n_trials)}` is no number of trials.\n\nHint: `n_trials=20`, say.")
-    wrong = [d for d in _as_sequence(direction) if isinstance(d, str) and d not in _DIRECTIONS]
-    if wrong or not _as_sequence(direction):
+        raise ArgumentError(f"`{shown('n_trials', n_trials)}` is not a number of trials.\n\nHint: `n_trials=20`, say.")
+    directions = list(direction) if isinstance(direction, (list, tuple)) else [direction]
+    if not directions or any(isinstance(one, str) and one not in _DIRECTIONS for one in directions):
         raise ArgumentError(
             f"`{shown('direction', direction)}` is not known.\n\nHint: 'minimize', 'maximize', or a list of these."
         )
 
 
 def space_of(trainer: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
-    """Return names and values that a trial sets.
+    """Choose the names and values that a trial sets.
 
     Raises:
-        OverrideError: `hp_space` gives no dict.
+        OverrideError: `hp_space` does not return a dict.
     """
     if backend == HPSearchBackend.OPTUNA:
         space = trainer.hp_space(trial)
         if not isinstance(space, dict):
             raise OverrideError(
-                f"`{shown('hp_space', space)}` is no dict.\n\nHint: return the names and values of a trial."
+                f"`{shown('hp_space', space)}` is not a dict.\n\nHint: return the names and values of a trial."
             )
         return space
     if backend == HPSearchBackend.RAY:
@@ -254,16 +251,16 @@ def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
     """Set an argument to a trial's value.
 
     Raises:
-        ArgumentError: It cannot have that value.
+        ArgumentError: It cannot have this value.
     """
     if not hasattr(args, name):
         close = did_you_mean(name, vars(args), "`model_init(trial)` may read it.")
-        logger.warning(f"The trial sets {shown(name, value)}, which is no field of the training arguments. {close}")
+        logger.warning(f"The trial sets {shown(name, value)}, which is not a field of the training arguments. {close}")
         return
     old = getattr(args, name)
     try:
-        # A value in the type that the argument has: ray draws a seed of 17.3. Texts for truth values, lists and
-        # dicts are left to the argument itself, which reads them.
+        # Convert the value to the argument's type, as ray may draw a seed of 17.3. The argument itself reads texts
+        # for truth values, lists and dicts.
         reads_itself = isinstance(old, (bool, list, tuple, dict)) and isinstance(value, str)
         if not (old is None or value is None or reads_itself or isinstance(old, Enum)):
             value = type(old)(value)
@@ -271,13 +268,4 @@ def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
     except (TypeError, ValueError, AttributeError) as error:
         raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
     if name in _READ_BY_CONSTRUCTOR and value != old:
-        logger.warning(f"The trial sets {name}, which the Trainer has read before the search: it stays as it was.")
-
-
-def _as_sequence(direction: Directions) -> list[str]:
-    return list(direction) if isinstance(direction, (list, tuple)) else [direction]
-
-
-def as_list(direction: Directions) -> Directions:
-    """Return several directions as a list, which is how a search knows that there are several."""
-    return list(direction) if isinstance(direction, (list, tuple)) else direction
+        logger.warning(f"The trial sets {name}, which the Trainer has read before the search, so it does not change.")

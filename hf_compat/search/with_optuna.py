@@ -1,7 +1,8 @@
-"""A search on optuna. The first process asks it for trials, the others take part in each of them."""
+"""A search on optuna. The first rank proposes the trials, and all ranks train them."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Iterable
@@ -22,10 +23,10 @@ _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) -
 
 @dataclass(frozen=True)
 class _End:
-    """What the first process tells the others when there is no further trial.
+    """The first rank's message to the others that there is no further trial.
 
     Args:
-        error: What went wrong outside of a trial, if anything.
+        error: An error outside of a trial.
     """
 
     error: str | None = None
@@ -38,23 +39,24 @@ def search(
 
     Args:
         trainer: The Trainer.
-        n_trials: How many trials; None goes on until the search's `timeout`, or until a callback stops the study.
-        direction: `minimize` or `maximize`; a list for several objectives.
+        n_trials: Number of trials. None continues until the search's `timeout`, or until a callback stops the study.
+        direction: `minimize` or `maximize`, or a list for several objectives.
         options: Keywords of `optuna.create_study` and `Study.optimize`.
 
     Returns:
-        The best run, or the best runs where there are several objectives; None on processes other than the first.
+        The best run, or the best runs with several objectives. None on ranks other than the first.
 
     Raises:
         UnknownArgument: optuna has no such option.
-        ArgumentError: An option that one Trainer cannot follow.
+        ArgumentError: An option does not work with one Trainer.
         SearchError: No trial was completed.
+        ProcessError: The first rank has failed between two trials.
 
     Mirrors:
         `transformers.integrations.run_hp_search_optuna`, 5.23.
 
     Differs:
-        Several processes prune together, and end together where the first one stops the search.
+        Several ranks prune together, and end together if the first one stops the search.
     """
     _check_options(options, trainer.args.world_size)
     runner = _Trials(trainer, options.get("catch", ()))
@@ -70,21 +72,27 @@ def search(
             chosen = {name: value for name, value in options.items() if name in _OF_RUN}
             study.optimize(runner, n_trials=n_trials, **chosen)
         except BaseException as error:
-            if not runner.is_training:  # the others wait for a trial
+            if not runner.is_training:  # the other ranks wait for a trial
                 broadcast_object(_End(f"{type(error).__name__}: {error}"))
             raise
         broadcast_object(_End())
         states = Counter(trial.state.name.lower() for trial in study.get_trials(deepcopy=False))
         if not states["complete"]:
-            told = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "none was begun"
-            raise SearchError(f"No trial of the search was completed: {told}.\n\nHint: look at the warnings above.")
+            counts = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "none was begun"
+            raise SearchError(f"No trial of the search was completed: {counts}.\n\nHint: read the warnings above.")
         if len(study.directions) == 1:
             best = study.best_trial
             assert best.value is not None  # it was completed
             return BestRun(str(best.number), best.value, best.params)
         return [BestRun(str(best.number), best.values, best.params) for best in study.best_trials]
-    _follow(runner)
-    return None
+    while True:
+        trial = broadcast_object(None)
+        if isinstance(trial, _End):
+            if trial.error is not None:
+                raise ProcessError(f"Another process of this run has failed.\n\nrank 0: {trial.error}")
+            return None
+        with contextlib.suppress(optuna.TrialPruned):
+            runner(trial)
 
 
 class _Trials:
@@ -92,22 +100,23 @@ class _Trials:
 
     Args:
         trainer: The Trainer.
-        catch: Errors after which the search goes on.
+        catch: An error after which the search continues, or several.
     """
 
     def __init__(self, trainer: RunHost, catch: object) -> None:
         self.trainer = trainer
-        self._survived = (optuna.TrialPruned, *_kinds(catch))
+        named = catch if isinstance(catch, Iterable) else [catch]
+        self._survived = (optuna.TrialPruned, *(kind for kind in named if isinstance(kind, type)))
         self.is_training = self._has_left_a_model = False
 
     def __call__(self, trial: Trial) -> Objective:
-        """Train one trial; the other processes train it, too."""
+        """Train one trial, on all ranks."""
         if self.trainer.args.world_size > 1 and self.trainer.args.process_index == 0:
             self.trainer.hp_space(trial)
             fixed = optuna.trial.FixedTrial(trial.params, trial.number)
             broadcast_object(fixed)
         self.is_training = True
-        if self._has_left_a_model:  # a trial that was pruned or has failed: as upstream, the last one's stays
+        if self._has_left_a_model:  # by a trial that was pruned or has failed. As upstream, the last one's stays
             release_model(self.trainer)
         self._has_left_a_model = True
         try:
@@ -118,30 +127,6 @@ class _Trials:
         release_model(self.trainer)
         self.is_training = self._has_left_a_model = False
         return objective
-
-
-def _follow(runner: _Trials) -> None:
-    """Train the trials that the first process proposes, until there are no more.
-
-    Raises:
-        ProcessError: The first process has failed between two trials.
-    """
-    while True:
-        trial = broadcast_object(None)
-        if isinstance(trial, _End):
-            if trial.error is not None:
-                raise ProcessError(f"Another process of this run has failed.\n\nrank 0: {trial.error}")
-            return
-        try:
-            runner(trial)
-        except optuna.TrialPruned:
-            continue
-
-
-def _kinds(catch: object) -> list[type[Exception]]:
-    """Return the errors that `catch` names: one, or several."""
-    named = catch if isinstance(catch, Iterable) else [catch]
-    return [kind for kind in named if isinstance(kind, type)]
 
 
 def _check_options(options: Options, world_size: int) -> None:
@@ -165,10 +150,10 @@ def _check_options(options: Options, world_size: int) -> None:
 
 
 def report(trainer: RunHost, trial: Trial, update: int) -> None:
-    """Tell optuna of an evaluation, and end the trial on all processes where it is to be pruned.
+    """Report an evaluation to optuna, and end the trial on all ranks if optuna prunes it.
 
     Raises:
-        TrialPruned: The trial is not worth going on with.
+        TrialPruned: optuna prunes it.
     """
     is_pruned = False
     if hasattr(trial, "study") and len(trial.study.directions) == 1:  # a `FixedTrial` has none

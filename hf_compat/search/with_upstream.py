@@ -1,4 +1,4 @@
-"""Searches on ray and on wandb: transformers' own functions, which call this Trainer's methods."""
+"""Searches on ray and on wandb by transformers' own functions, which call this Trainer's methods."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 
 
 def search_ray(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
-    """Search on ray, which trains copies of the Trainer in processes of its own.
+    """Search on ray, which trains copies of the Trainer in its own processes.
 
     Args:
         trainer: The Trainer.
-        n_trials: How many samples of the space.
+        n_trials: Number of samples of the space.
         direction: `minimize` or `maximize`.
         options: Keywords of `ray.tune.run`.
 
     Returns:
-        The best run; `run_summary` is ray's analysis. The variable RAY_SCOPE says which of a trial's results counts.
+        The best run. Its `run_summary` is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
 
     Raises:
         ArgumentError: Several objectives.
     """
     upstream = _upstream("ray", direction)
     board = trainer.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
-    # nor is a model: each trial makes its own
+    # nor can a model, and each trial makes its own
     trainer.model_wrapped = trainer.callback_handler.model = None  # type: ignore[assignment]
     try:
         best = upstream.run_hp_search_ray(trainer, 1 if n_trials is None else n_trials, direction, **options)
@@ -48,25 +48,25 @@ def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, 
 
     Args:
         trainer: The Trainer.
-        n_trials: How many runs of the sweep.
+        n_trials: Number of runs of the sweep.
         direction: `minimize` or `maximize`.
-        options: `sweep_id` goes on with a sweep; `project`, `entity` and `name` say where a new one is made; `metric`
-            is what wandb compares (`eval/loss`).
+        options: `sweep_id` continues a sweep. `project`, `entity` and `name` are those of a new one. wandb compares
+            `metric` (`eval/loss`).
 
     Returns:
-        The best run; `run_summary` is the sweep's id.
+        The best run. Its `run_summary` is the sweep's id.
 
     Raises:
         UnknownArgument: There is no such option.
-        ArgumentError: Several objectives or processes, or an option that is no text.
-        SearchError: No run came to an end.
+        ArgumentError: Several objectives or ranks, or an option that is not a text.
+        SearchError: No run was completed.
     """
     for name, value in options.items():
         if name not in _OF_SWEEPS:
             hint = did_you_mean(name, _OF_SWEEPS, f"wandb takes {', '.join(_OF_SWEEPS)}.")
             raise UnknownArgument(f"The search got an unknown argument `{shown(name, value)}`.\n\nHint: {hint}")
         if value is not None and not (isinstance(value, str) and value):
-            raise ArgumentError(f"`{shown(name, value)}` is no text.\n\nHint: leave it out, or give a name.")
+            raise ArgumentError(f"`{shown(name, value)}` is not a text.\n\nHint: leave it out, or give a name.")
     if trainer.args.world_size > 1:
         raise ArgumentError(
             f"A sweep of wandb gives its hyperparameters to one process, and there are {trainer.args.world_size}.\n\n"
@@ -82,8 +82,7 @@ def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, 
     given = {name: value for name, value in options.items() if value is not None}
     best = BestRun(*upstream.run_hp_search_wandb(trainer, n_trials, direction, **given))
     if best.run_id is None:
-        told = f"No run of the sweep {best.run_summary} has come to an end."
-        raise SearchError(f"{told}\n\nHint: look at wandb's messages.")
+        raise SearchError(f"No run of the sweep {best.run_summary} was completed.\n\nHint: read wandb's messages.")
     return best
 
 

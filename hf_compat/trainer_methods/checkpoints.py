@@ -34,6 +34,7 @@ from hf_compat.checkpoint.reading import (
     plain_names,
     read_torch_file,
 )
+from hf_compat.errors import HubError
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
@@ -132,7 +133,10 @@ class CheckpointMethods(TrainerBase):
         with self._model_state.giving_whole() if asks_the_model else contextlib.nullcontext():
             self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
-            self._pushes.push_saved_model()
+            try:
+                self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+            except HubError as error:
+                logger.warning("The model is saved, but not pushed. %s", error)
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
+from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy
 from hf_compat.hub.client import PushInProgress
-from hf_compat.hub.pushes import Facts, card_of, keep_written_card, listed, read_tags
+from hf_compat.hub.model_card import Facts, card_of, keep_written_card, listed, read_tags
 from hf_compat.trainer_methods.base import TrainerBase
+
+logger = logging.getLogger(__name__)
 
 
 class HubMethods(TrainerBase):
@@ -33,7 +37,11 @@ class HubMethods(TrainerBase):
         """
         if not self.is_world_process_zero():
             return
-        self.hub_model_id = self._pushes.create_repository(token, private)
+        args = self.args
+        name = args.hub_model_id if args.hub_model_id is not None else Path(str(args.output_dir)).absolute().name
+        token = token if token is not None else args.hub_token
+        private = private if private is not None else args.hub_private_repo
+        self.hub_model_id = self._pushes.client.create_repo(name, token, private)
         self.push_in_progress = None
 
     def create_model_card(
@@ -118,7 +126,12 @@ class HubMethods(TrainerBase):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token if token is not None else self.args.hub_token
         if self.hub_model_id is None:
-            self._pushes.create_for_push(token, private)
+            try:
+                self.init_hf_repo(token=token, private=private)
+            except HubError as error:
+                if not self.is_in_train:
+                    raise
+                logger.warning("Nothing is pushed, and training continues. %s", error)
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero() or self.hub_model_id is None:
             return None

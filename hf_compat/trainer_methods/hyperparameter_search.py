@@ -18,7 +18,6 @@ from hf_compat.plan.argument_support import check_supported
 from hf_compat.runtime.console import brief
 from hf_compat.search.trials import (
     PACKAGES,
-    as_list,
     check_search,
     checked_objective,
     chosen_backend,
@@ -92,7 +91,9 @@ class SearchMethods(TrainerBase):
         self.hp_search_backend = chosen
         self._fresh_states = SavedCallbackStates(self._callbacks.lightning)
         try:
-            return package.search()(self, n_trials, as_list(direction), kwargs)
+            # a list means several directions
+            directions = list(direction) if isinstance(direction, (list, tuple)) else direction
+            return package.search()(self, n_trials, directions, kwargs)
         finally:
             self.hp_search_backend = None
 

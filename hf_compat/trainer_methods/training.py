@@ -148,7 +148,7 @@ class TrainingMethods(TrainerBase):
             self._saver.rotate_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
-        self._pushes.tell_what_has_not_arrived()
+        self._pushes.warn_of_missing()
         self._remove_neftune_noise()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

@@ -112,7 +112,7 @@ def test_a_failed_push_never_ends_a_training(tmp_path, hub, caplog):
         trainer.save_model()
     told = [record for record in caplog.records if record.levelno == logging.WARNING and "The push" in record.msg]
     assert len(told) == 1, "the same reason is told once"
-    assert "The Hub has not got what was to be pushed: 'Training in progress, step 6'" in caplog.text
+    assert "These pushes have not arrived on the Hub: 'Training in progress, step 6'" in caplog.text
     assert "hf upload me/run" in caplog.text and "The model is saved, but not pushed." in caplog.text
     with pytest.raises(
         HubError, match=r"The push 'End of training' to me/run has failed: (?s:.*)Hint: .*push_to_hub"
