@@ -18,7 +18,7 @@ from hub_server import running_hub, talked_to
 import hf_compat
 from hf_compat import Trainer
 from hf_compat.errors import HubError, MissingPackage
-from hf_compat.hub import pushes as model_card
+from hf_compat.hub import model_card
 
 # huggingface_hub's own call of its HTTP library
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
