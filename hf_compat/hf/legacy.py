@@ -402,7 +402,11 @@ def warn_of_inert(name: str, value: ArgumentValue) -> None:
     """Warn about an old name that no longer has an effect, unless its value never had one."""
     row = OLD_NAMES[name]
     if row.inert and not is_harmless(name, value):
-        warnings.warn(f"`{shown(name, value)}` has no effect: {row.means}.", InertArgumentWarning, stacklevel=5)
+        warnings.warn(
+            f"`{shown(name, value)}` has no effect: {row.means.removeprefix('nothing: ')}.",
+            InertArgumentWarning,
+            stacklevel=5,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_
 from hf_compat.runtime.launch import read_launch
 
 
+_OF_ARGUMENTS = (".json", ".yaml", ".yml", ".toml", ".args", ".txt")
+
+
 def require_script(path: str, usage: str) -> None:
     """Check a path before anything is run.
 
@@ -28,10 +31,16 @@ def require_script(path: str, usage: str) -> None:
         usage: How the command is called.
 
     Raises:
-        ArgumentError: There is nothing, or it is a notebook.
+        ArgumentError: There is nothing, or it is a notebook or a file of arguments.
     """
     if not os.path.exists(path):
-        raise ArgumentError(f"There is no script {path}.\n\nHint: `{usage}`.")
+        where = "" if os.path.isabs(path) else f" in {os.getcwd()}"
+        raise ArgumentError(f"There is no script {path}{where}.\n\nHint: `{usage}`.")
+    if path.endswith(_OF_ARGUMENTS) and os.path.isfile(path):
+        raise ArgumentError(
+            f"{path} is not a Python script.\n\nHint: `{usage}`. A file of arguments follows the script; "
+            "`hf-compat fit --config` reads a configuration of LightningCLI."
+        )
     if path.endswith(".ipynb") and not os.path.isdir(path):
         raise ArgumentError(
             f"{path} is a notebook, no script: `{usage}`.\n\nHint: `jupyter nbconvert --to script {path}` makes a "
@@ -51,7 +60,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:  # a folder, or an archive
         _begin(os.path.abspath(path), [path, *arguments])
-        _run_found("__main__", importer.find_spec("__main__"), f" in {path}")
+        _run_found("__main__", importer.find_spec("__main__"), f"{path} has no `__main__.py`.")
         return
     _begin(os.path.dirname(os.path.realpath(path)), [path, *arguments])
     path = os.path.abspath(path)
@@ -70,7 +79,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
         spec = _find(f"{name}.__main__")
     if spec is not None and spec.origin is not None:
         sys.argv[0] = spec.origin
-    _run_found(name, spec, "")
+    _run_found(name, spec, f"There is no module {name} to run.")
 
 
 def _find(name: str) -> ModuleSpec | None:
@@ -83,12 +92,12 @@ def _find(name: str) -> ModuleSpec | None:
         return None
 
 
-def _run_found(name: str, spec: ModuleSpec | None, where: str) -> None:
+def _run_found(name: str, spec: ModuleSpec | None, missing: str) -> None:
     read = None if spec is None else getattr(spec.loader, "get_code", None)
     if spec is None or read is None:
         raise SystemExit(
-            f"There is no module {name}{where} to run.\n\n"
-            "Hint: `hf-compat run SCRIPT`, or `hf-compat run -m MODULE` with a module that Python finds from here."
+            f"{missing}\n\nHint: `hf-compat run SCRIPT`, or `hf-compat run -m MODULE` with a module that Python finds "
+            "from here."
         )
     main = _new_main(spec.origin or name, spec.loader)
     vars(main).update(__spec__=spec, __package__=spec.parent, __cached__=spec.cached)

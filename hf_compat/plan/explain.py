@@ -322,6 +322,10 @@ def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
         yield ExplainedArgument(name=name, value=told, becomes=becomes)
 
 
+# Arguments that another one sets
+_FOLLOWS = {"do_eval": "eval_strategy", "dataloader_pin_memory": "use_cpu"}
+
+
 def _explained(
     args: TrainingArguments, unknown: Collection[str], by_profile: Collection[str]
 ) -> Iterator[ExplainedArgument]:
@@ -345,6 +349,9 @@ def _explained(
                 becomes = row.to
             else:
                 becomes = row.inert or row.to
+            source = _FOLLOWS.get(field.name)
+            if source is not None and getattr(args, source) not in (False, "no"):
+                becomes += f" (follows from `{source}`)"
             if field.name in by_profile:
                 becomes += f" (the default of transformers {release_of(args.compat)})"
             yield ExplainedArgument(name=field.name, value=told, becomes=becomes)

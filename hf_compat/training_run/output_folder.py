@@ -98,7 +98,7 @@ def writer_of_run(run: TrainingRun, folder: str, save_total_limit: int | None) -
             is_one = len(others) == 1
             fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
             if not save_total_limit:
-                fate = "it stays" if is_one else "they stay"
+                fate = f"{'it stays' if is_one else 'each stays'} until this run saves a checkpoint of the same name"
             comes = "comes" if is_one else "come"
             logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
     return Writer(run.run_id, run.turn)

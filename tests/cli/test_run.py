@@ -124,10 +124,15 @@ def test_the_lines_of_transformers_follow_its_verbosity(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["nowhere.py"], "There is no script nowhere.py"), (["--devices", "many", "script.py"], "no number of processes")],
+    [
+        (["nowhere.py"], "There is no script nowhere.py in /"),
+        (["--devices", "many", "script.py"], "no number of processes"),
+        (["config.json", "script.py"], "config.json is not a Python script.\n\nHint: "),
+    ],
 )
 def test_mistakes(tmp_path, words, message):
     (tmp_path / "script.py").write_text("")
+    (tmp_path / "config.json").write_text("{}")
     done = python(tmp_path, *RUN, *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
@@ -228,6 +233,10 @@ def test_a_folder_and_what_holds_nothing_to_run(tmp_path):
     theirs, ours = python(tmp_path, "app", "word"), python(tmp_path, "-c", ALONE.format("script"), "app", "word")
     assert ours.returncode == 0 and ours.stdout == theirs.stdout and "['app', 'word'] __main__" in ours.stdout
     (tmp_path / "empty").mkdir()
-    for kind, name in (("script", "empty"), ("module", "nowhere.at_all"), ("module", "json")):
+    for kind, name, message in (
+        ("script", "empty", "empty has no `__main__.py`."),
+        ("module", "nowhere.at_all", "There is no module nowhere.at_all to run."),
+        ("module", "json", "There is no module json to run."),
+    ):
         done = python(tmp_path, "-c", ALONE.format(kind), name)
-        assert done.returncode == 1 and "There is no module" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr

@@ -36,6 +36,15 @@ def checkpoints(folder):
     return sorted((path.name for path in folder.iterdir()), key=lambda name: (len(name), name))
 
 
+def test_an_older_runs_checkpoint_stays_until_one_of_its_name_comes(make_args, tmp_path, caplog):
+    out = tmp_path / "out"
+    make(make_args, out, max_steps=4, save_steps=4).train()
+    with caplog.at_level("WARNING", logger="hf_compat"):
+        make(make_args, out).train()
+    assert "checkpoint-4 comes from an earlier run, and it stays until this run saves a checkpoint of " in caplog.text
+    assert {manifest.run_of(str(path)) for path in out.iterdir()} == {manifest.run_of(str(out / "checkpoint-6"))}
+
+
 class SavedAreThere(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         assert Path(args.output_dir, f"checkpoint-{state.global_step}").is_dir(), "the checkpoint just written is gone"

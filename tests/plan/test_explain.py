@@ -30,6 +30,15 @@ def test_arguments_that_are_set_and_where_they_go():
     assert "accelerator_config" not in explained and "learning_rate" not in explained
 
 
+def test_an_argument_that_another_one_sets_says_so():
+    args = TrainingArguments("out", use_cpu=True, eval_strategy="epoch")
+    becomes = {argument.name: argument.becomes for argument in explain(args).arguments}
+    assert becomes["do_eval"].endswith(" (follows from `eval_strategy`)")
+    assert becomes["dataloader_pin_memory"].endswith(" (follows from `use_cpu`)")
+    own = explain(TrainingArguments("out", do_eval=True, dataloader_pin_memory=False)).arguments
+    assert not [argument.name for argument in own if "follows from" in argument.becomes]
+
+
 def test_a_refused_argument_is_in_the_explanation():
     explanation = explain(TrainingArguments("out", use_cpu=True, torch_compile_backend="none_such"))
     assert explanation.plan is None and "not a backend of torch.compile" in explanation.refused

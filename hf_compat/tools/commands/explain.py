@@ -139,7 +139,7 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
     listed = tuple(one for one in explanation.arguments if one.name != "output_dir")
     plan = explanation.plan
     if plan is not None:
-        plan = dataclasses.replace(plan, default_root_dir="")
+        plan = dataclasses.replace(plan, default_root_dir="(the output folder)")
     return dataclasses.replace(explanation, arguments=listed, plan=plan), about
 
 
