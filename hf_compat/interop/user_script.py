@@ -19,7 +19,6 @@ from hf_compat.interop.former_names import account_of
 from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
 from hf_compat.runtime.launch import read_launch
 
-
 _OF_ARGUMENTS = (".json", ".yaml", ".yml", ".toml", ".args", ".txt")
 
 
