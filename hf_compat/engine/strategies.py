@@ -396,6 +396,7 @@ class UpdateMechanics:
             self.scaling = precision
         if isinstance(wrapped, FSDPModule):
             wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
+            wrapped.set_requires_all_reduce(True)
         if steps.accelerator.num_processes == 1 or exchanges_every_micro_batch(steps.args):
             return
         wrappers = (wrapped, of_strategy)
@@ -404,7 +405,10 @@ class UpdateMechanics:
             # the attribute that `no_sync` sets, without a context manager for each micro-batch
             self.exchange = functools.partial(setattr, ddp, "require_backward_grad_sync")
         elif isinstance(wrapped, FSDPModule):
-            self.exchange = wrapped.set_requires_gradient_sync
+            loaded = getattr(getattr(steps.model, "config", None), "distributed_config", None)
+            # as upstream, copies that `from_pretrained` made exchange late, and the shards of a copy at once
+            has_copies = getattr(loaded, "dp_replicate_size", 1) > 1
+            self.exchange = wrapped.set_requires_all_reduce if has_copies else wrapped.set_requires_gradient_sync
 
     def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
         """Prepare a fit with an optimizer.

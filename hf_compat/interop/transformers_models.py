@@ -161,17 +161,48 @@ def check_trainable(model: object) -> None:
             f"`model` is a {type(model).__name__}, not a torch.nn.Module.\n\n"
             "Hint: pass a module, or a function that makes one as `model_init`."
         )
-    # transformers' own FSDP loading and tensor parallelism leave such parameters
-    split = next((name for name, p in model.named_parameters() if type(p.data).__name__ == "DTensor"), None)
-    if split is not None and type(model).__name__[:4] != "FSDP":
-        raise UnsupportedArgument(
-            f"The model's parameter {split!r} is spread over processes already (`tp_plan`, or a distributed "
-            "configuration at load time), which is not supported yet.\n\n"
-            "Hint: load the model whole; `fsdp=True` or `deepspeed` shards it for training."
-        )
+    _check_shards(model)
     # A compiled model, and one with adapters, has the attributes of the one within
     if loaded("transformers") is not None and getattr(model, "is_quantized", False):
         check_quantization(model, is_peft_model(model))
+
+
+def is_sharded_when_loaded(model: nn.Module | None) -> bool:
+    """Return whether `from_pretrained(distributed_config=…)` has sharded a model, as transformers asks it."""
+    return getattr(model, "is_distributed_loading_by_transformers", False) is True
+
+
+def _check_shards(model: nn.Module) -> None:
+    """Refuse a model that is spread over processes otherwise than by FSDP 2, and one with whole parameters beside."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import DTensor
+
+    meshes = {
+        name: p.data.device_mesh.mesh_dim_names or ()
+        for name, p in model.named_parameters()
+        if isinstance(p.data, DTensor)
+    }
+    by_fsdp = type(model).__name__[:4] == "FSDP"
+    split = next((name for name, axes in meshes.items() if not by_fsdp or _NOT_FSDP.intersection(axes)), None)
+    if split is not None:
+        raise UnsupportedArgument(
+            f"The model's parameter {split!r} is spread over processes already, otherwise than by FSDP 2 (`tp_plan`, "
+            "or `tp_size`, `ep_size` or `pp_size` of a `distributed_config`), which is not supported yet.\n\n"
+            "Hint: load the model whole, or with `DistributedConfig(fsdp_size=…)`. `fsdp=True` or `deepspeed` shards a "
+            "whole model. transformers' own Trainer trains such a model on several GPUs (Accelerate's "
+            "DistributedType.MULTI_GPU) and refuses it on CPUs (MULTI_CPU), with FSDP as well."
+        )
+    whole = next((name for name, p in model.named_parameters() if p.requires_grad and name not in meshes), None)
+    if meshes and whole is not None and is_sharded_when_loaded(model):
+        raise UnsupportedArgument(
+            f"The model was sharded when it was loaded, and its parameter {whole!r} is whole: adapters that were added "
+            "later are not supported.\n\nHint: load the model whole, add the adapters, and set `fsdp=True`."
+        )
+
+
+# Axes of a mesh over which transformers splits layers, experts or sequences
+_NOT_FSDP = frozenset({"tp", "ep", "pp", "cp", "sp"})
 
 
 def pads_itself(processing_class: object) -> bool:

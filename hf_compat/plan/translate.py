@@ -13,27 +13,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
+from hf_compat.interop.transformers_models import is_sharded_when_loaded
 from hf_compat.plan.argument_support import check_supported, lightning_precision
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
-from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
+from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_plan import ENDLESS_EPOCHS, LightningPlan, RunCounts, StrategyName
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
 from hf_compat.runtime.text import parse_switch
 
 
 def translate(
-    args: TrainingArguments, counts: RunCounts | None = None, model_config: object | None = None
+    args: TrainingArguments, counts: RunCounts | None = None, model: nn.Module | None = None
 ) -> LightningPlan:
     """Translate arguments into the settings of a Lightning trainer.
 
     Args:
         args: The training arguments.
         counts: Counts of the run, if its data is known. Otherwise the epochs come from the arguments.
-        model_config: The model's configuration. Some sizes of DeepSpeed follow from it.
+        model: The model. Some sizes of DeepSpeed follow from its configuration, and it may be sharded already.
 
     Raises:
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
@@ -46,7 +49,7 @@ def translate(
     """
     args = as_our_arguments(args)
     check_supported(args)
-    strategy, options = _strategy(args, model_config)
+    strategy, options = _strategy(args, model)
     # On the CPU Accelerate has neither autocast nor a scaler for float16
     is_full = args.mixed_precision == "fp16" and args.device.type == "cpu"
     plan = LightningPlan(
@@ -94,12 +97,12 @@ class CurrentPlan:
         self._seen: tuple[list[object], list[object]] | None = None
         self._plan = LightningPlan()
 
-    def of(self, args: TrainingArguments, model_config: object | None = None) -> LightningPlan:
+    def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
         """Return the plan of the arguments' current values.
 
         Args:
             args: The training arguments.
-            model_config: The model's configuration. Some sizes of DeepSpeed follow from it.
+            model: The model, as for `translate`.
 
         Raises:
             ArgumentError: As `translate`.
@@ -116,7 +119,7 @@ class CurrentPlan:
         if self._seen is None or self._seen[0] != seen or self._plan.strategy != "one_device":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                self._plan = translate(args, model_config=model_config)
+                self._plan = translate(args, model=model)
             self._seen = seen, held
             for warning in caught:
                 told = str(warning.message)
@@ -126,7 +129,7 @@ class CurrentPlan:
         return self._plan
 
 
-def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:
+def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[StrategyName, dict[str, Any]]:
     """Return the strategy of a run and its options."""
     variables = launcher_variables()
     # Refuse unsupported options of `accelerate launch`
@@ -137,7 +140,9 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
             f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
             "Hint: leave it out (`accelerate config`)."
         )
-    sizes = parallel_sizes(args, variables)
+    if is_sharded_when_loaded(model):
+        return "fsdp2", {"plan": _plan_of_loaded(args, variables, model)}
+    sizes, model_config = parallel_sizes(args, variables), getattr(model, "config", None)
     if uses_deepspeed(args, variables):
         if args.world_size == 1 and not has_rendezvous():
             raise ArgumentError(
@@ -146,20 +151,7 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
             )
         return "deepspeed", {"config": deepspeed_config(args, variables, model_config)}
     if uses_fsdp(args, variables):
-        plan = fsdp_plan(args, variables)
-        if args.world_size == 1:
-            raise ArgumentError(
-                "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
-                "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
-            )
-        if plan.version == 1:
-            raise UnsupportedArgument(
-                "`fsdp_config={'version': 1}` is not supported.\n\n"
-                "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
-            )
-        if sizes is not None:
-            plan = dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
-        return "fsdp2", {"plan": plan}
+        return "fsdp2", {"plan": _plan_of_fsdp(args, variables, sizes)}
     config = args.fsdp_config
     # by default, arguments of 4.x and 5.0 have a dict of empty values and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
@@ -179,6 +171,45 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
     return "ddp", {name: value for name, value in given.items() if value is not None}  # the model decides about others
 
 
+def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: ParallelSizes | None) -> FsdpPlan:
+    plan = fsdp_plan(args, variables)
+    if args.world_size == 1:
+        raise ArgumentError(
+            "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
+            "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
+        )
+    if plan.version == 1:
+        raise UnsupportedArgument(
+            "`fsdp_config={'version': 1}` is not supported.\n\n"
+            "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
+        )
+    return plan if sizes is None else dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
+
+
+def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None) -> FsdpPlan:
+    """Return the plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards.
+
+    Raises:
+        ArgumentError: DeepSpeed is asked for as well.
+    """
+    if uses_deepspeed(args, variables):
+        raise ArgumentError(
+            "`deepspeed` is set, and `from_pretrained` has sharded the model (`distributed_config`).\n\n"
+            "Hint: leave one of them out."
+        )
+    asked = fsdp_plan(args, variables) if uses_fsdp(args, variables) else FsdpPlan()
+    loaded = getattr(getattr(model, "config", None), "distributed_config", None)
+    plan = FsdpPlan(state_dict_type=asked.state_dict_type, cpu_offload=bool(getattr(loaded, "fsdp_cpu_offload", False)))
+    if asked != dataclasses.replace(FsdpPlan(wrap=asked.wrap), state_dict_type=asked.state_dict_type):
+        warnings.warn(
+            f"`fsdp_config={args.fsdp_config!r}` counts for `state_dict_type` alone: `from_pretrained` has sharded the "
+            "model.",
+            InertArgumentWarning,
+            stacklevel=5,
+        )
+    return plan
+
+
 def exchanges_every_micro_batch(args: TrainingArguments) -> bool:
     """Return whether `accelerator_config` asks for an exchange of gradients after every micro-batch."""
     options = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}  # an object by now
@@ -196,7 +227,16 @@ _REFUSED = {
     "cp_size": "context parallelism shares each sequence between processes, and each process has its own here",
     "sp_size": "sequence parallelism shares each sequence between processes, and each process has its own here",
 }
-_HINT = "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too"
+# What transformers 5.23 and Accelerate 1.15 need for each.
+_UPSTREAM_NEEDS = {
+    "tp_size": "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, or DeepSpeed",
+    "cp_size": "several GPUs and FSDP 2 (`fsdp=True`)",
+    "sp_size": "DeepSpeed on several GPUs",
+}
+_HINT = (
+    "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too. "
+    "transformers' own Trainer needs {} for it, and refuses it on CPUs (MULTI_CPU)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +276,9 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
             sizes = {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
     for name, why in _REFUSED.items():
         if sizes.get(name, 1) > 1:
-            raise UnsupportedArgument(f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT}.")
+            raise UnsupportedArgument(
+                f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(_UPSTREAM_NEEDS[name])}."
+            )
     found = ParallelSizes(copies=sizes.get("dp_replicate_size", 1), shards=sizes.get("dp_shard_size", 1))
     if found.copies * found.shards == 1:
         return None

@@ -199,7 +199,7 @@ class Evaluator:
         host, args = self._host, self._host.args
         part, self._part = self._part, WHOLE  # an evaluation within it, by a callback, is a whole one
         check_model_is_there(host.model)
-        plan = host._plan.of(args, getattr(host.model, "config", None))
+        plan = host._plan.of(args, host.model)
         host._call_wrap_model(training=False)
         started = time.time()
         if plan.strategy != "deepspeed":

@@ -212,7 +212,7 @@ class Fit:
     def _plan(self) -> LightningPlan:
         """Translate the arguments, and add settings that depend on the model and on the start of the run."""
         host = self._trainer
-        plan = with_counts(host._plan.of(host.args, getattr(host.model, "config", None)), host.args, self._counts)
+        plan = with_counts(host._plan.of(host.args, host.model), host.args, self._counts)
         if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
             # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
             recomputes = getattr(host.model, "is_activation_checkpointing", None)

@@ -24,13 +24,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import deepspeed  # noqa: F401 - once, not in every life
-from kill_strategies import COMMON, GPT2, LONGEST, SHARDED, ZERO_2, Job, kill_some
+from kill_strategies import COMMON, GPT2, LONGEST, SHARDED, ZERO_2, Job, kill_some, new_folder
 
 ZERO_3 = {**ZERO_2, "zero_optimization": {"stage": 3}}
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -120,6 +119,7 @@ def kill_and_resume(base: Path, kills: int, seed: int) -> Counter[str]:
     has_ray = ray is not None and ray.origin is not None  # `tests/ray` is a folder of that name
     known: dict[Way, dict] = {}
     skew_clocks()
+    whole_run(base, (2, "ZeRO2"), known)  # DeepSpeed builds its extension, which takes longer than a life
     run = 0
     while counts["kills"] < kills or not counts["mixed, ended"]:
         folder, is_mixed = base / f"run{run}", run % 3 != 0
@@ -155,7 +155,7 @@ def kill_and_resume(base: Path, kills: int, seed: int) -> Counter[str]:
 
 def main() -> int:
     kills, seed = (int(word) for word in [*sys.argv[1:], *("60", "1")[len(sys.argv) - 1 :]])
-    base = Path(tempfile.mkdtemp(prefix="hf_compat_kill_"))
+    base = new_folder()
     counts = kill_and_resume(base, kills, seed)
     print(json.dumps(counts))
     if counts["alike, ended"] + counts["mixed, ended"] != counts["alike, equal"] + counts["mixed, within 1e-5"]:

@@ -60,6 +60,8 @@ class Job:
     def __init__(self, folder: Path, words: tuple[str, ...], world: int = 2) -> None:
         self.folder, self.log, self.world = folder, folder.parent / f"{folder.name}.log", world
         shutil.rmtree(folder / "pids", ignore_errors=True)
+        for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"):
+            lock.unlink()  # a rank was killed while it loaded an extension; the next would wait without end
         self.launcher = os.fork()
         if self.launcher == 0:
             self._launch(words)
@@ -225,11 +227,18 @@ def kill_and_resume(base: Path, strategy: str, kills: int, seed: int) -> Counter
     return counts
 
 
+def new_folder() -> Path:
+    """Make a folder for runs, and for the extensions that DeepSpeed builds in them."""
+    base = Path(tempfile.mkdtemp(prefix="hf_compat_kill_"))
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(base / "extensions")
+    return base
+
+
 def main() -> int:
     strategy, kills, seed = [*sys.argv[1:], "200", "1"][:3] if len(sys.argv) < 4 else sys.argv[1:4]
     if strategy == "ZeRO2":
         import deepspeed  # noqa: F401 - once, not in every life
-    base = Path(tempfile.mkdtemp(prefix="hf_compat_kill_"))
+    base = new_folder()
     counts = kill_and_resume(base, strategy, int(kills), int(seed))
     print(json.dumps({"strategy": strategy, **counts}))
     if counts["runs that ended"] != counts["equal bit for bit"]:

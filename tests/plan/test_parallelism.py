@@ -31,9 +31,9 @@ def test_copies_and_shards_become_a_strategy(args_of, sizes, values, strategy, p
 @pytest.mark.parametrize(
     ("sizes", "values", "words"),
     [
-        ({"tp_size": 2}, {}, "tp_size=2: tensor"),
-        ({"cp_size": 2}, FSDP, "cp_size=2: context"),
-        ({"sp_size": 4}, {}, "sp_size=4: sequence"),
+        ({"tp_size": 2}, {}, "(?s)tp_size=2: tensor.*needs several GPUs .DistributedType.MULTI_GPU., or FSDP 2"),
+        ({"cp_size": 2}, FSDP, "(?s)cp_size=2: context.*needs several GPUs and FSDP 2"),
+        ({"sp_size": 4}, {}, "(?s)sp_size=4: sequence.*needs DeepSpeed on several GPUs"),
         ({"dp_replicate_size": 4}, {}, "for 4 processes; the launcher has started 8"),
         ({"dp_shard_size": 8}, {}, "`fsdp` is off"),
         ({"dp_replicate_size": 8}, FSDP, "`fsdp` is on"),

@@ -74,6 +74,23 @@ def in_own_class(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _as_loaded_whole(model: nn.Module) -> Iterator[None]:
+    """Hide from a model's `save_pretrained` that `from_pretrained` has sharded it.
+
+    It would gather the weights, which takes all processes. Here they are gathered before, and the first process writes.
+    """
+    config: Any = getattr(model, "config", None)
+    loaded = getattr(config, "distributed_config", None)
+    if loaded is not None:
+        config.distributed_config = None
+    try:
+        yield
+    finally:
+        if loaded is not None:
+            config.distributed_config = loaded
+
+
+@contextlib.contextmanager
 def giving(model: nn.Module, whole: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
     """Let `state_dict` of a model and of its parts hold these tensors in the place of the parameters."""
 
@@ -417,10 +434,11 @@ class FSDP2State(TorchState):
         return taking(self.model, shard_of)
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
-        if not (for_checkpoint and self.writes_shards):
-            super().write_weights(folder, write, for_checkpoint)
-            return
-        write(folder, state_dict={})
+        with _as_loaded_whole(self.model):
+            if not (for_checkpoint and self.writes_shards):
+                super().write_weights(folder, write, for_checkpoint)
+                return
+            write(folder, state_dict={})
         barrier()  # the folder is there
         write_model_shards(folder, self.model)
 

@@ -1,0 +1,60 @@
+"""A model that `from_pretrained` shards (`distributed_config`), trained by transformers' Trainer or by ours.
+
+loaded_job.py FOLDER ours|theirs [name=value …]
+
+Two ranks share a copy, so four ranks train two copies. `resume=…` names a checkpoint, and `tp=2` splits layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, api, *words = sys.argv[1:]
+    options = {name: ast.literal_eval(value) for name, _, value in (word.partition("=") for word in words)}
+    import transformers
+
+    package = transformers
+    if api == "ours":
+        import hf_compat as package
+    resume, split = options.pop("resume", None), options.pop("tp", 1)
+    base = Path(folder) / "base"
+    if not (base / "config.json").exists():  # each rank makes the same
+        transformers.set_seed(1)
+        config = transformers.LlamaConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=32,
+        )  # fmt: skip
+        whole = transformers.LlamaForCausalLM(config)
+        own = base.with_name(f"base{os.environ['RANK']}")
+        whole.save_pretrained(own)
+        base = own
+    world = int(os.environ["WORLD_SIZE"])
+    from transformers.distributed import DistributedConfig
+
+    way = DistributedConfig(tp_size=split, fsdp_size=2 // split, dp_replicate_size=world // 2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, distributed_config=way)
+    rows = [{"input_ids": (row := torch.arange(i, i + 8) % 32), "labels": row} for i in range(32)]
+    saving = {"save_steps": 3} if api == "ours" else {"save_strategy": "no"}  # transformers refuses to resume these
+    args = package.TrainingArguments(
+        f"{folder}/{api}", max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2, logging_steps=1,
+        learning_rate=1e-2, use_cpu=True, disable_tqdm=True, report_to="none", **saving, **options,
+    )  # fmt: skip
+    trainer = package.Trainer(model, args, train_dataset=rows, eval_dataset=rows[:12])
+    trainer.train(resume_from_checkpoint=resume)
+    evaluated = trainer.evaluate()["eval_loss"]
+    if args.process_index == 0:
+        logs = [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
+        (Path(folder) / "result.json").write_text(json.dumps({"logs": logs, "eval_loss": evaluated}))
+
+
+if __name__ == "__main__":
+    main()

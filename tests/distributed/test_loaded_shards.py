@@ -1,0 +1,44 @@
+"""Models that `from_pretrained` has sharded train as under transformers. Here they are saved and resumed as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import TORCHRUN, result, start
+from transformers import AutoModelForCausalLM
+
+JOB = Path(__file__).with_name("loaded_job.py")
+FOUR = [*TORCHRUN[:-1], "4"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        pytest.param(TORCHRUN, [], id="shards"),
+        pytest.param(FOUR, [], id="copies of shards", marks=pytest.mark.matrix),
+        pytest.param(TORCHRUN, ["bf16=True"], id="bf16", marks=pytest.mark.matrix),
+    ],
+)
+def test_it_trains_as_under_transformers_and_resumes(tmp_path, launcher, words):
+    theirs = result(tmp_path, "theirs", *words, launcher=launcher, script=JOB)
+    ours = result(tmp_path, "ours", *words, launcher=launcher, script=JOB)
+    assert ours == theirs
+    checkpoint = tmp_path / "ours" / "checkpoint-3"
+    assert result(tmp_path, "ours", *words, f"resume={str(checkpoint)!r}", launcher=launcher, script=JOB) == ours
+    weights = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert type(weights).__name__ == "LlamaForCausalLM" and weights.config.architectures == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tp=2"], "transformers' own Trainer trains such a model on several GPUs"),
+        pytest.param(["deepspeed={'zero_optimization': {'stage': 2}}"], "Hint: leave one of them out",
+                     marks=pytest.mark.matrix),
+    ],
+    ids=["tensor parallelism", "DeepSpeed beside it"],
+)  # fmt: skip
+def test_what_it_is_refused_beside(tmp_path, words, told):
+    done = start(tmp_path, "ours", *words, launcher=TORCHRUN, script=JOB)
+    assert done.returncode == 1 and told in done.stderr, done.stderr[-3000:]
