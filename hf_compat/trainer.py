@@ -16,7 +16,6 @@ from torch import nn
 from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.callbacks.loggers import mark_as_failed
-from hf_compat.callbacks.trackers import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.model_hooks import watching_for_overflow
 from hf_compat.errors import ArgumentError, UnknownArgument
@@ -54,6 +53,7 @@ from hf_compat.training_run.output_folder import make_output_folder, saves_check
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun, compare_arguments
 from hf_compat.training_run.saver import Saver
+from hf_compat.training_run.start_log import show_logs
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport

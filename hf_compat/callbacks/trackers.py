@@ -1,6 +1,6 @@
-"""TensorBoard and Weights & Biases as HF callbacks, with HF's keys, and the log lines at a run's start.
+"""TensorBoard and Weights & Biases as HF callbacks, with HF's keys.
 
-`trackers.json` names the tracker run of an output folder, so that a resumed training continues it. A damaged one costs
+`trackers.json` names the tracker run of an output folder, so that a resumed training continues it. A damaged file costs
 a warning and a new tracker run. Its paths are ignored if they lead outside the output folder.
 """
 
@@ -11,15 +11,13 @@ import json
 import logging
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from hf_compat.checkpoint.files import first_line, read_json
 from hf_compat.errors import CheckpointError
@@ -27,7 +25,6 @@ from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.hf.old_attributes import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import need
@@ -59,21 +56,13 @@ class RunRecord(TypedDict, total=False):
     logs: int
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and "\0" not in value
-
-
-def _is_run_id(value: object) -> bool:
-    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63
 
 
 _FIELDS: dict[str, Callable[[object], bool]] = {
-    "logdir": _is_path,
-    "id": _is_run_id,
+    "logdir": lambda value: isinstance(value, str) and bool(value) and "\0" not in value,
+    "id": lambda value: isinstance(value, str) and _RUN_ID.fullmatch(value) is not None,
     "step": _is_count,
     "logs": _is_count,
 }
@@ -94,11 +83,11 @@ class RunMemory:
         self._warned: set[str] = set()
 
     def read(self) -> RunRecord:
-        """Return the run's record, without invalid fields. A warning names these."""
+        """Read the run's record, without invalid fields. A warning names these."""
         return cast(RunRecord, self._record(self._records().get(self.tracker, {})))
 
     def logdir(self) -> str | None:
-        """Return the run's folder, created if missing. None, with a warning, for one outside the output folder.
+        """Find the run's folder, and create it if missing. Warn of a folder outside the output folder, and ignore it.
 
         The output folder may have another author. Only arguments and variables may name folders outside it.
         """
@@ -106,7 +95,11 @@ class RunMemory:
         if named is None:
             return None
         path = os.path.expanduser(named)
-        if not _is_below(path, self.folder):
+        try:
+            is_below = Path(path).resolve().is_relative_to(Path(self.folder).resolve())  # follows links
+        except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
+            is_below = False
+        if not is_below:
             self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, outside {self.folder}, and is ignored.")
             return None
         try:
@@ -134,7 +127,7 @@ class RunMemory:
             )
 
     def _records(self) -> dict[str, object]:
-        """Return the records of all trackers, unchecked."""
+        """Read the records of all trackers, unchecked."""
         if not os.path.lexists(self.path):
             return {}
         try:
@@ -148,7 +141,7 @@ class RunMemory:
         return known
 
     def _record(self, values: object) -> dict[str, object]:
-        """Return a record's valid and unknown fields."""
+        """Keep a record's valid and unknown fields."""
         if not isinstance(values, dict):
             self._warn_once(f"`{self.tracker}` in {self.path} holds no fields, so the tracker starts a new run.")
             return {}
@@ -164,14 +157,6 @@ class RunMemory:
             logger.warning(message)
 
 
-def _is_below(path: str, folder: str) -> bool:
-    """Whether a path, with links followed, lies in a folder."""
-    try:
-        return Path(path).resolve().is_relative_to(Path(folder).resolve())
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
-        return False
-
-
 class TensorBoardCallback(TrainerCallback):
     """Report to TensorBoard: scalars under HF's keys, the arguments and the model's configuration as text.
 
@@ -182,7 +167,7 @@ class TensorBoardCallback(TrainerCallback):
         image_steps: Updates between images.
 
     Mirrors:
-        `transformers.integrations.TensorBoardCallback`, 5.23: the same tags, values and steps. Files go to the old
+        `transformers.integrations.TensorBoardCallback`, 5.23, with the same tags, values and steps. Files go to the old
         argument `logging_dir`, to the variable `TENSORBOARD_LOGGING_DIR`, or to `runs/…` in the output folder.
 
     Differs:
@@ -206,16 +191,10 @@ class TensorBoardCallback(TrainerCallback):
         self._is_training = False
         self._is_own = tb_writer is None
 
-    def _writer(self, args: Args, state: TrainerState) -> SummaryWriter:
-        if self.tb_writer is None:
-            self.tb_writer = self._open(args, state)
-        return self.tb_writer
-
     def experiment(self, args: Args, state: TrainerState) -> SummaryWriter:
-        """Return TensorBoard's writer, which Lightning callbacks read as `trainer.logger.experiment`."""
-        return self._writer(args, state)
-
-    def _open(self, args: Args, state: TrainerState) -> SummaryWriter:
+        """TensorBoard's writer, opened if needed. Lightning callbacks read it as `trainer.logger.experiment`."""
+        if self.tb_writer is not None:
+            return self.tb_writer
         from torch.utils.tensorboard import SummaryWriter
 
         memory = RunMemory(str(args.output_dir), "tensorboard")
@@ -229,13 +208,14 @@ class TensorBoardCallback(TrainerCallback):
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
         memory.write(logdir=self.logging_dir)
-        return SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
+        self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
+        return self.tb_writer
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self._is_training = True
         if not state.is_world_process_zero:
             return
-        writer = self._writer(args, state)
+        writer = self.experiment(args, state)
         writer.add_text("args", args.to_json_string())
         config: Any = getattr(kwargs.get("model"), "config", None)
         if hasattr(config, "to_json_string"):
@@ -245,7 +225,7 @@ class TensorBoardCallback(TrainerCallback):
         update = state.global_step + 1
         if self.histograms is None or update % self.histograms or not state.is_world_process_zero:
             return
-        writer = self._writer(args, state)
+        writer = self.experiment(args, state)
         for name, parameter in kwargs["model"].named_parameters():
             writer.add_histogram(f"weights/{name}", parameter.detach().float().cpu(), update)
             if parameter.grad is not None:
@@ -263,12 +243,12 @@ class TensorBoardCallback(TrainerCallback):
         if self.images is None or state.global_step % self.image_steps or not state.is_world_process_zero:
             return
         for name, image in self.images(kwargs["model"], inputs, outputs).items():
-            self._writer(args, state).add_image(name, image, state.global_step)
+            self.experiment(args, state).add_image(name, image, state.global_step)
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not state.is_world_process_zero:
             return
-        writer = self._writer(args, state)
+        writer = self.experiment(args, state)
         for name, value in rewrite_logs(kwargs["logs"]).items():
             if isinstance(value, (int, float)):
                 writer.add_scalar(name, value, state.global_step)
@@ -278,7 +258,7 @@ class TensorBoardCallback(TrainerCallback):
                 logger.warning("TensorBoard accepts numbers and text. %s=%r was left out.", name, value)
         if self._is_training or not self._is_own:
             writer.flush()
-        else:  # this may be the last evaluation, and an open file has a thread. The next log opens another file
+        else:  # an open file has a thread, and this may be the last evaluation. The next log opens another file
             writer.close()
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
@@ -299,7 +279,7 @@ class WandbCallback(TrainerCallback):
     `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here. wandb itself reads all others (`WANDB_MODE` …).
 
     Mirrors:
-        `transformers.integrations.WandbCallback`, 5.23: the same keys, configuration, summary and run name.
+        `transformers.integrations.WandbCallback`, 5.23, with the same keys, configuration, summary and run name.
 
     Differs:
         A resumed training continues its run. Logs that the run already has are skipped, so steps never go backwards.
@@ -338,10 +318,18 @@ class WandbCallback(TrainerCallback):
         if callable(count):
             self._wandb.config.update({"model/num_parameters": count()}, allow_val_change=True)
         if self._log_model != "false":
-            self._log_architecture(args, model)
+            facts = {
+                "model_config": None if config is None else config.to_dict(),
+                "num_parameters": self._wandb.config.get("model/num_parameters"),
+                "initial_model": True,
+            }
+            artifact = self._artifact(args, facts)
+            with artifact.new_file("model_architecture.txt") as file:
+                file.write(str(model))
+            self._wandb.run.log_artifact(artifact, aliases=["base_model"])
 
     def experiment(self, args: Args, state: TrainerState) -> object:
-        """Return wandb's run, started if needed. Lightning callbacks read it as `trainer.logger.experiment`."""
+        """Wandb's run, started if needed. Lightning callbacks read it as `trainer.logger.experiment`."""
         if self._wandb.run is None:
             self._begin(args, state)
         return self._wandb.run
@@ -361,22 +349,11 @@ class WandbCallback(TrainerCallback):
         self._wandb.init(project=variable("WANDB_PROJECT", "huggingface"), **options)
         self._memory.write(id=self._wandb.run.id)
 
-    def _log_architecture(self, args: Args, model: nn.Module | None) -> None:
-        config: Any = getattr(model, "config", None)
-        facts = {
-            "model_config": None if config is None else config.to_dict(),
-            "num_parameters": self._wandb.config.get("model/num_parameters"),
-            "initial_model": True,
-        }
-        artifact = self._wandb.Artifact(name=self._artifact_name(args), type="model", metadata=facts)
-        with artifact.new_file("model_architecture.txt") as file:
-            file.write(str(model))
-        self._wandb.run.log_artifact(artifact, aliases=["base_model"])
-
-    def _artifact_name(self, args: Args) -> str:
+    def _artifact(self, args: Args, facts: Mapping[str, object]) -> Any:  # wandb's
         run = self._wandb.run
         name = run.id if args.run_name in (None, args.output_dir) else run.name
-        return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # the characters that wandb accepts
+        accepted = re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # by wandb
+        return self._wandb.Artifact(name=f"model-{accepted}", type="model", metadata=dict(facts))
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_hyper_param_search:
@@ -388,7 +365,11 @@ class WandbCallback(TrainerCallback):
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not self._is_set_up:
             self.setup(args, state, kwargs.get("model"))
-        if not state.is_world_process_zero or self._has_it(state.global_step):
+        if not state.is_world_process_zero:
+            return
+        step, count = self._logged
+        self._logged = (state.global_step, count + 1 if step == state.global_step else 1)
+        if self._logged <= self._skip_to:  # the resumed run has this log
             return
         logs = kwargs["logs"]
         for name in SUMMARY_KEYS:
@@ -399,11 +380,6 @@ class WandbCallback(TrainerCallback):
         if self._memory is not None:
             self._memory.write(step=self._logged[0], logs=self._logged[1])
 
-    def _has_it(self, step: int) -> bool:
-        """Count a log. Return whether the resumed run already had it before the interruption."""
-        self._logged = (step, self._logged[1] + 1 if step == self._logged[0] else 1)
-        return self._logged <= self._skip_to
-
     @property
     def reads_checkpoints(self) -> bool:
         """Whether this callback reads a saved checkpoint's files, so that the Trainer must finish them first."""
@@ -413,7 +389,7 @@ class WandbCallback(TrainerCallback):
         if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:
             return
         facts = self._summary() | {"model/num_parameters": self._wandb.config.get("model/num_parameters")}
-        artifact = self._wandb.Artifact(name=self._artifact_name(args), type="model", metadata=facts)
+        artifact = self._artifact(args, facts)
         artifact.add_dir(os.path.join(str(args.output_dir), f"checkpoint-{state.global_step}"))
         aliases = [f"epoch_{round(state.epoch, 2)}", f"checkpoint_global_step_{state.global_step}"]
         self._wandb.log_artifact(artifact, aliases=aliases)
@@ -430,9 +406,7 @@ class WandbCallback(TrainerCallback):
                 "train/total_floss": state.total_flos,
                 "model/num_parameters": self._wandb.config.get("model/num_parameters"),
             }
-        artifact = self._wandb.Artifact(
-            name=self._artifact_name(args), type="model", metadata={**facts, "final_model": True}
-        )
+        artifact = self._artifact(args, {**facts, "final_model": True})
         with tempfile.TemporaryDirectory() as folder:
             trainer.save_model(folder)
             artifact.add_dir(folder)
@@ -455,78 +429,3 @@ def _log_model(wanted: str) -> str:
     if wanted.lower() != "false":
         logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
     return "false"
-
-
-_PACKAGE = "hf_compat"
-
-
-def show_logs(level: int | None) -> None:
-    """Set the package's log level, and log to stderr if the program has not set up logging.
-
-    Args:
-        level: The level from the arguments. None keeps the program's level, or sets `INFO`, which shows the lines at
-            the start of a run.
-    """
-    logger = logging.getLogger(_PACKAGE)
-    if not logger.handlers and not logging.getLogger().handlers:
-        handler = _AboveBars(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    if level is not None:
-        logger.setLevel(level)
-    elif logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-
-
-class _AboveBars(logging.StreamHandler[TextIO]):
-    """Writes lines above the progress bars and redraws the bars below them."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(self.stream):
-            super().emit(record)
-
-
-def opening_lines(
-    plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
-) -> list[str]:
-    """Return the line that opens a run, or the lines below those of transformers' Trainer.
-
-    Args:
-        plan: The settings of the Lightning trainer.
-        schedule: Counts of the run.
-        parameters: Number of trainable parameters.
-        updates_done: Updates of the checkpoint that the run resumes from.
-        in_detail: Whether the lines of transformers' Trainer were logged before. Then only add what they lack.
-    """
-    if in_detail:
-        clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
-        return [
-            f"  Training on Lightning: device {plan.device}, precision {plan.precision}, {clip}",
-            *_process_lines(plan),
-        ]
-    resumed = f", from update {updates_done:,} on" if updates_done else ""
-    processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
-    return [
-        f"Training on Lightning: {parameters:,} parameters, {schedule.max_updates:,} updates of "
-        f"{schedule.total_train_batch_size} samples{resumed}, on {plan.device}{processes}, {plan.precision}",
-    ]
-
-
-def _process_lines(plan: LightningPlan) -> list[str]:
-    if plan.world_size == 1:
-        return []
-    machines = plan.world_size // plan.devices_per_node
-    return [f"  {plan.world_size} processes on {machines} machine(s): {plan.strategy}"]
-
-
-def unused_devices(plan: LightningPlan, schedule: RunCounts) -> str | None:
-    """Return a warning if one process trains on one of several GPUs. transformers would use larger updates."""
-    count = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
-    if count == 1:
-        return None
-    samples = schedule.total_train_batch_size
-    return (
-        f"Training uses one of {count} GPUs, with {samples} samples an update. transformers would use all in one "
-        f"process (DataParallel), with {samples * count}. "
-        "`hf-compat run script.py …` or torchrun starts a process on each."
-    )

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,33 +26,33 @@ from hf_compat.hf.value_types import Unreadable
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of
 from hf_compat.runtime.text import nearest
 
-MODE = "bounded_yaml"  # jsonargparse's name for a way to read values
+MODE = "bounded_yaml"  # jsonargparse's name for this loader
 MOST_BYTES = 4 * 2**20
-MOST_VALUES = 50_000  # aliases written out
+MOST_VALUES = 50_000  # with aliases expanded
 MOST_LEVELS = 40  # of lists and mappings within each other
-MOST_ITEMS = 1_000  # of a list whose items jsonargparse checks one by one: that takes the square of their number
-_SECTIONS = ("args", "data", "trainer")  # whose keys are known
-_NUMBER = re.compile(r"[-+0-9_:.]{400,}|[-+]?0[xob][0-9a-fA-F_]{400,}")  # reading one takes the square of its length
+MOST_ITEMS = 1_000  # of a list, as jsonargparse's checks take the square of the number of items
+_SECTIONS = ("args", "data", "trainer")  # sections with known keys
+_NUMBER = re.compile(r"[-+0-9_:.]{400,}|[-+]?0[xob][0-9a-fA-F_]{400,}")  # read in the square of their length
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Loaded = Any  # the content of a YAML text, as nested plain values
 
 
 class TooLarge(yaml.YAMLError):
-    """A text of YAML passes a bound, or says something twice."""
+    """A YAML text exceeds a limit, or has a key twice."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end is still to come.
+    """A list or mapping that has begun and not ended.
 
     Args:
-        anchor: The name by which aliases call it.
-        is_mapping: Whether its values are keys and values in turn.
-        values: Values in it so far, itself among them, aliases written out.
+        anchor: The name for aliases.
+        is_mapping: Whether it has keys and values in turn.
+        values: Values in it so far, including itself, with aliases expanded.
         levels: Levels below it.
         parts: Nodes directly in it.
-        keys: Its keys that are plain.
+        keys: Its plain keys.
     """
 
     anchor: str | None
@@ -69,11 +69,11 @@ class _Open:
 
 
 class _Measure:
-    """Follows the events of a text, of which nothing is built yet, and holds them to the bounds."""
+    """Checks the limits in the events of a text, before any value is built."""
 
     def __init__(self) -> None:
         self.open: list[_Open] = [_Open(None, is_mapping=False)]
-        self.sizes: dict[str, tuple[int, int]] = {}  # numbers of values and levels of each anchored node
+        self.sizes: dict[str, tuple[int, int]] = {}  # values and levels of each anchored node
 
     def take(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
@@ -92,7 +92,7 @@ class _Measure:
             if around.is_mapping and around.parts % 2 == 0:
                 key = (event.tag, event.value)
                 if key in around.keys:
-                    raise TooLarge(f"{event.value[:60]!r} stands there twice{_at(event)}")
+                    raise TooLarge(f"it has the key {event.value[:60]!r} twice{_at(event)}")
                 around.keys.add(key)
             self._add(event, event.anchor, 1, 0)
         if len(self.open) > MOST_LEVELS + 1:
@@ -124,27 +124,27 @@ def check_bounds(text: str) -> None:
         for event in yaml.parse(text, Loader=Loader):
             measure.take(event)
     except yaml.MarkedYAMLError as error:
-        # libyaml of PyYAML 6.0.4 reads ahead, and has a bound of its own on levels
+        # libyaml of PyYAML 6.0.4 reads ahead, and has its own limit of levels
         if "maximum nesting depth" not in str(error.problem):
             raise
         raise TooLarge(f"it nests more than {MOST_LEVELS} levels") from error
 
 
-def load(text: str) -> Loaded:
-    """Read a text of YAML whose size has bounds, as jsonargparse reads it.
+def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
+    """Read a YAML text within the limits, by default as jsonargparse reads it.
 
     Raises:
         YAMLError: It is not valid YAML, or exceeds a limit.
     """
     check_bounds(text)
     try:
-        return get_loader("yaml")(text)
+        return (build or get_loader("yaml"))(text)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:  # of a tag as `!!int x`
         raise yaml.YAMLError(f"a value is not of its type ({type(error).__name__})") from error
 
 
 def register() -> str:
-    """Teach jsonargparse this way to read; returns its name."""
+    """Register the loader with jsonargparse. The result is its name."""
     set_loader(MODE, load, exceptions=(yaml.YAMLError,))
     return MODE
 
@@ -157,7 +157,7 @@ class ConfigAction(ActionConfigFile):
     ) -> None:
         is_file = os.path.lexists(values)
         name = values if is_file else f"`{option_string or '--config'}`"
-        loaded = _load_named(name, _read(values) if is_file else values)
+        loaded = load_named(name, _read(values) if is_file else values)
         if isinstance(loaded, dict):
             _check_keys(name, loaded, {action.dest for action in parser._actions})
         elif is_file:
@@ -170,16 +170,21 @@ def _read(path: str) -> str:
     try:
         return read_text(path, MOST_BYTES)
     except CheckpointError as error:
-        raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a file of YAML, in UTF-8.") from error
+        raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a YAML file in UTF-8.") from error
 
 
-def _load_named(name: str, text: str) -> Loaded:
+def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
+    """Read a YAML text within the limits.
+
+    Raises:
+        ArgumentError: It is not valid YAML, or exceeds a limit. The message quotes none of it, as it may hold a token.
+    """
     try:
-        return load(text)
-    except yaml.MarkedYAMLError as error:  # its text may quote the file, a token in it say
+        return load(text, build)
+    except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ArgumentError(f"{name} is no valid YAML: {error.problem or error.context}{where}.") from None
+        raise ArgumentError(f"{name} is not valid YAML: {error.problem or error.context}{where}.") from None
     except yaml.YAMLError as error:
         raise ArgumentError(f"{name} cannot be read: {first_line(error)}.") from None
 
@@ -188,12 +193,17 @@ def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[st
     """Refuse keys that no section has.
 
     Raises:
-        ArgumentError: There is one; the message says which is meant.
+        ArgumentError: There is one. The message suggests the nearest key.
     """
     for section, values in loaded.items():
         if section not in {key.partition(".")[0] for key in known} | set(known):
             raise _unknown(name, str(section), known)
-        _check_lengths(name, section, values)
+        lists = {section: values} if section == "callbacks" else {}
+        if section == "args" and isinstance(values, dict):
+            lists = {f"args.{key}": value for key, value in values.items()}
+        for key, value in lists.items():
+            if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
+                raise ArgumentError(f"{name}: `{key}` has {len(value)} items, more than {MOST_ITEMS}.")
         inside = {key.partition(".")[2] for key in known if key.startswith(f"{section}.")}
         if section not in _SECTIONS or values is None:
             continue
@@ -204,41 +214,28 @@ def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[st
                 raise _unknown(name, f"{section}.{key}", known)
 
 
-def _check_lengths(name: str, section: object, values: object) -> None:
-    lists = {section: values} if section == "callbacks" else {}
-    if section == "args" and isinstance(values, dict):
-        lists = {f"args.{key}": value for key, value in values.items()}
-    for key, value in lists.items():
-        if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
-            raise ArgumentError(f"{name}: `{key}` has {len(value)} items, more than {MOST_ITEMS}.")
-
-
 def _unknown(name: str, key: str, known: Collection[str]) -> ArgumentError:
-    last = key.rpartition(".")[2]
-    near = next(_elsewhere(last, known), None) or nearest(key, known)
-    hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists what there is."
+    in_other_section = sorted(one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2])
+    near = in_other_section[0] if in_other_section else nearest(key, known)
+    hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists the keys."
     return ArgumentError(f"{name} has `{key[:60]}`, which is not known.\n\nHint: {hint}")
-
-
-def _elsewhere(last: str, known: Collection[str]) -> Iterator[str]:
-    return (key for key in sorted(known) if key.rpartition(".")[2] == last)
 
 
 Rows = Sequence[tuple[str, str]]  # an option and its meaning
 
 _COLUMN = 50
 _WIDTH = 120
-_ROOM = 40  # characters of an option with its choices, longer lists of choices are part of the text
+_MOST_CHARACTERS = 40  # of an option with its choices. Longer lists of choices are part of the text
 _MOST_CHOICES = 12  # in the short help
 _FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 
 
 def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
-    """Return the help of a command.
+    """Write the help of a command.
 
     Args:
-        command: `fit`, say.
-        meaning: What it does.
+        command: The command, such as `fit`.
+        meaning: Its description.
         data: The keys of the section `data`.
         functions: The sections that are functions of a Trainer.
     """
@@ -247,7 +244,7 @@ def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
         f"usage: hf-compat {command} --config run.yaml [--ARGUMENT VALUE …] [--SECTION.KEY VALUE …]",
         "",
         f"{meaning[0].upper()}{meaning[1:]}.",
-        "What stands later counts; names of earlier releases are arguments, too.",
+        "Later values replace earlier ones. Names of earlier releases are arguments, too.",
         *_part("configuration", _CONFIGURATION),
         *_part("model: {class_path: package.Class, init_args: {…}}", (*_MODEL, *functions[-2:])),
         *_part("data: class paths as for the model", data),
@@ -257,12 +254,12 @@ def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
     for subject in dict.fromkeys(row.subject for row in ROWS.values() if row.subject is not None):
         names = [name for name, row in (ROWS | OWN_ARGUMENTS).items() if row.subject == subject]
         lines += [f"  {subject}", *_lines([_row(name, _MOST_CHOICES) for name in names], indent=4)]
-    lines += _part("trainer: Lightning's words, where you prefer them (--help.trainer)", _TRAINER)
+    lines += _part("trainer: settings of Lightning's trainer (--help.trainer)", _TRAINER)
     return "\n".join(lines) + "\n"
 
 
 _CONFIGURATION = (
-    ("-c, --config FILE", "YAML with these sections; several may be given"),
+    ("-c, --config FILE", "YAML with these sections. Several files are merged"),
     ("--print_config", "print the whole configuration and end"),
     ("--help.args, --help.trainer", "list every argument, every setting of `trainer`"),
 )
@@ -273,7 +270,7 @@ _MODEL = (
 )
 _CALLBACKS = ("--callbacks LIST", "HF's, Lightning's, and Lightning's loggers, in any mix")
 _TRAINER = (
-    ("--trainer.max_epochs, .max_steps, .precision …", "as the argument that says the same"),
+    ("--trainer.max_epochs, .max_steps, .precision …", "as the equivalent argument"),
     ("--trainer.profiler NAME|CLASS.PATH", "and " + ", ".join(f".{name}" for name in PASSED_ON if name != "profiler")),
     ("--trainer.callbacks, .logger, .plugins CLASS.PATH", "callbacks, loggers, a CheckpointIO"),
 )
@@ -287,8 +284,8 @@ def help_of_arguments() -> str:
 
 def help_of_trainer() -> str:
     """List every setting of `trainer`, with its meaning or the argument that sets it instead."""
-    settable = [(f"--trainer.{name}", "as the argument that says the same") for name in EQUIVALENTS]
-    settable += [(f"--trainer.{name}", "handed to Lightning") for name in PASSED_ON]
+    settable = [(f"--trainer.{name}", "as the equivalent argument") for name in EQUIVALENTS]
+    settable += [(f"--trainer.{name}", "passed to Lightning") for name in PASSED_ON]
     settable += [_TRAINER[-1]]
     objects = ("callbacks", "logger", "plugins")
     elsewhere = [(name, where) for name, where in ELSEWHERE.items() if name not in objects]
@@ -310,7 +307,7 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
 
 
 def _row(name: str, most_choices: int) -> tuple[str, str]:
-    """Return an argument's option with its values, and its meaning with its default."""
+    """An argument's option with its values, and its meaning with its default."""
     if name in OWN_ARGUMENTS:
         own = OWN_ARGUMENTS[name]
         return f"--{name}", own.help.rstrip(".") + ("" if own.default is None else f" [{own.default}]")
@@ -319,14 +316,14 @@ def _row(name: str, most_choices: int) -> tuple[str, str]:
         f" [{default}]" if default not in (None, "", []) else ""
     )
     taken = "{" + ",".join(choices) + "}"
-    if not choices or len(f"--{name} {taken}") <= _ROOM:
+    if not choices or len(f"--{name} {taken}") <= _MOST_CHARACTERS:
         return f"--{name} {taken}" if choices else f"--{name}", meaning
     more = ", …" if choices[most_choices:] else ""
     return f"--{name}", f"{meaning}: {', '.join(choices[:most_choices])}{more}"
 
 
 def _choices(name: str) -> list[str]:
-    """Return the words that an argument takes, where it takes certain ones: its error names them."""
+    """The words of an argument that accepts certain words only, which its error names."""
     if name in OWN_ARGUMENTS:
         return []
     kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind

@@ -1,7 +1,7 @@
-"""`hf-compat fit|validate|test|predict`: a run from a YAML file or a command line. jsonargparse reads both.
+"""`hf-compat fit|validate|test|predict` make a run from a YAML file or a command line, which jsonargparse reads.
 
-The sections are `model`, `data`, `args`, `callbacks`, `trainer` and the functions of a Trainer. Words of an HF command
-line (`--learning_rate 5e-5`) are arguments. Names of earlier releases are accepted.
+The sections are `model`, `data`, `args`, `callbacks`, `trainer` and the functions of a Trainer. The options of an HF
+command line (`--learning_rate 5e-5`) set arguments. Names of earlier releases are accepted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "fit": "train, and evaluate where the arguments say so",
+    "fit": "train, and evaluate as the arguments say",
     "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",
     "test": "test `data.test_dataset` with the weights of `--ckpt_path`, and print its metrics",
     "predict": "predict `data.test_dataset` with the weights of `--ckpt_path`, and write predictions.npz",
@@ -78,9 +78,9 @@ DATA = {
     "eval_dataset": "samples to evaluate on, or a mapping of such sets",
     "test_dataset": "samples to test on",
     "data_collator": "from a list of samples to a batch",
-    "processing_class": "tokenizer or processor: pads, and is saved with the model",
+    "processing_class": "tokenizer or processor, which pads and is saved with the model",
 }
-# Those of `Seq2SeqTrainingArguments` among them, for a `trainer_class` that generates.
+# The arguments for generation apply to a `trainer_class` that generates.
 FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 _LISTS = {name for name, field in FIELDS.items() if "list" in str(field.type)}
 _ARGUMENT_NAMES = {*FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
@@ -91,7 +91,7 @@ FUNCTIONS = {
     "model_init": "makes the model, in place of `model`",
     "optimizer_cls_and_kwargs": "an optimizer's class path and its keywords, in place of `args.optim`",
 }
-# Settings of Lightning's trainer that are objects, and have another place among the arguments of a Trainer.
+# Settings of Lightning's trainer that are objects, for which a Trainer has other arguments.
 OBJECTS = {
     "callbacks": "further callbacks, as in `callbacks`",
     "logger": "a Lightning logger or several, beside `args.report_to`",
@@ -99,13 +99,8 @@ OBJECTS = {
 }
 
 
-def _release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
-# jsonargparse's word for leaving out what is not set; `skip_none` before 4.49.
-_SKIP = "skip_unset" if _release(jsonargparse.__version__) >= (4, 49) else "skip_none"
+# jsonargparse's option for leaving unset values out, `skip_none` before 4.49.
+_SKIP = "skip_unset" if [*map(int, jsonargparse.__version__.split(".")[:2])] >= [4, 49] else "skip_none"
 
 
 class ConfigParser(ArgumentParser):
@@ -113,21 +108,21 @@ class ConfigParser(ArgumentParser):
 
     parse_args = object_parser.parse_args
 
-    def format_help(self, *_: object, **__: object) -> str:  # later releases hand over a formatter
-        """Return the sections, and the arguments that most runs set."""
+    def format_help(self, *_: object, **__: object) -> str:  # later releases pass a formatter
+        """List the sections, and the arguments that most runs set."""
         command = self.prog.rpartition(" ")[2]
         data = [(f"--data.{name}", meaning) for name, meaning in DATA.items()]
         functions = [(f"--{name}", meaning) for name, meaning in FUNCTIONS.items()]
         return short_help(command, COMMANDS[command], data, functions)
 
     def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
-        """Return a configuration as text that makes the same run again.
+        """Write a configuration as text that makes the same run again.
 
-        Tokens are left out, as a run of that file has to bring its own. Arguments have today's names, and one that the
-        `trainer` section decides appears only there.
+        Tokens are left out. Arguments have today's names. An argument that the `trainer` section decides appears only
+        there.
         """
         text = _hide(cfg.clone())
-        # Let a configuration say everything once: by today's names, and in the section where the user says it
+        # each value appears once, by today's name, in the section where the user gave it
         args, trainer = text.get("args"), text.get("trainer")
         if not (args is None or trainer is None):
             for name in OLD_NAMES:
@@ -140,12 +135,12 @@ class ConfigParser(ArgumentParser):
                         args.pop(argument, None)
         if kwargs.get(_SKIP, True):
             _drop_unset(text)
-        # Unset values were left out above. The user set a None among a class's arguments, so keep it
+        # a None that is left was set by the user, among a class's arguments
         return super().dump(text, **{**kwargs, _SKIP: False})
 
 
 def _drop_unset(section: Namespace) -> None:
-    """Leave out what is not set, of the configuration and of the sections whose keys are known."""
+    """Leave unset values out of the configuration and of the sections whose keys are known."""
     for name, value in list(vars(section).items()):
         if value is None:
             section.pop(name)
@@ -154,7 +149,7 @@ def _drop_unset(section: Namespace) -> None:
 
 
 def _hide(section: Namespace) -> Namespace:
-    """Take the values of secrets out of a configuration."""
+    """Remove the values of secrets from a configuration."""
     for name, value in vars(section).items():
         if isinstance(value, Namespace):
             _hide(value)
@@ -170,7 +165,7 @@ def _without_tokens(value: Value) -> Value:
 
 
 def make_parser(command: str) -> ArgumentParser:
-    """Return the parser of a command."""
+    """Make the parser of a command."""
     parser = ConfigParser(
         prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False, parser_mode=register()
     )
@@ -183,41 +178,36 @@ def make_parser(command: str) -> ArgumentParser:
     for name, meaning in FUNCTIONS.items():
         parser.add_argument(f"--{name}", type=SPEC, default=None, help=meaning)
     parser.add_argument("--callbacks", type=list[SPEC], default=[], help="HF and Lightning callbacks, in any mix")
-    _add_arguments(parser)
-    for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the argument that says the same")
-    # The types of settings that take a class path and its arguments (`--trainer.profiler.dirpath`)
-    import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
-
-    # isort: split
-    from lightning.fabric.plugins import CheckpointIO
-    from lightning.pytorch.profilers import Profiler
-
-    kinds = {
-        **dict.fromkeys(PASSED_ON, ANYTHING),
-        **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
-    }
-    for name, meaning in {**dict.fromkeys(PASSED_ON, "handed to Lightning"), **OBJECTS}.items():
-        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
-    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return parser
-
-
-def _add_arguments(parser: ArgumentParser) -> None:
     hints = typing.get_type_hints(Seq2SeqTrainingArguments)
     for name, field in FIELDS.items():
         meaning = field.metadata["help"]
         parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=default_of(field), help=meaning)
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
-    # accepted, but neither listed nor printed
-    for name in OLD_NAMES:
+    for name in OLD_NAMES:  # accepted, but neither listed nor printed
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name in EQUIVALENTS:
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the equivalent argument")
+    import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
+
+    # isort: split
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.pytorch.profilers import Profiler
+
+    # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
+    kinds = {
+        **dict.fromkeys(PASSED_ON, ANYTHING),
+        **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
+    }
+    for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
+        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
+    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
 
 
 def _kind_of(hint: Hint) -> Hint:
-    """Return the type that the parser accepts for an argument. The argument checks the value itself."""
+    """The type that the parser accepts for an argument. The argument itself checks the value."""
     parts = set(parts_of(hint))
     if parts <= {bool, int, type(None)}:  # they take `1e3` and `1`, too
         return ANYTHING
@@ -227,7 +217,7 @@ def _kind_of(hint: Hint) -> Hint:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Value:
-    """Return the default of an argument."""
+    """The default of an argument."""
     if field.default is not dataclasses.MISSING:
         return field.default
     assert field.default_factory is not dataclasses.MISSING  # every argument has a default
@@ -235,12 +225,12 @@ def default_of(field: dataclasses.Field[Any]) -> Value:
 
 
 def as_sections(words: Sequence[str]) -> list[str]:
-    """Turn the words of an HF command line into those of the `args` section; others stay.
+    """Turn the options of an HF command line into those of the `args` section. Other words stay.
 
-    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` are what they are in HF.
+    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
 
     Raises:
-        ArgumentError: An old name and its successor are given different values.
+        ArgumentError: An old name and its successor have different values.
     """
     turned: list[str] = []
     said: dict[str, str] = {}
@@ -254,65 +244,43 @@ def as_sections(words: Sequence[str]) -> list[str]:
         elif name not in _ARGUMENT_NAMES:
             turned.append(f"--args.{name.removeprefix('no_')}=false")
         else:
-            values = [value] if equals else _take_values(rest, takes_many=name in _LISTS)
-            said[name] = _as_text(values, name in _LISTS) or "true"
+            values = [value] if equals else []
+            while not equals and rest and not rest[0].startswith("--") and (name in _LISTS or not values):
+                values.append(rest.pop(0))
+            is_list = name in _LISTS and bool(values) and not values[0].startswith("[")
+            said[name] = (json.dumps(values) if is_list else "".join(values)) or "true"
             turned.extend(in_todays_words("args.", name, said[name]))
-    _compare_old_and_new(said)
+    if OLD_NAMES.keys() & said.keys():  # an old name and its successor may contradict each other
+        checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
+        read, _ = read_all(checks, {name: read_plain(text) for name, text in said.items()})  # the class names problems
+        with warnings.catch_warnings(action="ignore"):  # the class warns
+            translate_legacy(read, {*FIELDS, *OWN_ARGUMENTS}, checks)
     return turned
 
 
-def _compare_old_and_new(said: Mapping[str, str]) -> None:
-    """Let an old name and its successor contradict each other; of two equal words the last one counts."""
-    if not OLD_NAMES.keys() & said.keys():
-        return
-    checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
-    values, _ = read_all(checks, {name: read_plain(text) for name, text in said.items()})  # problems come up later
-    with warnings.catch_warnings(action="ignore"):  # as above
-        translate_legacy(values, {*FIELDS, *OWN_ARGUMENTS}, checks)
-
-
-def _take_values(rest: list[str], takes_many: bool) -> list[str]:
-    """Take the values of an option from the words after it: all up to the next option, or one."""
-    values: list[str] = []
-    while rest and not rest[0].startswith("--") and (takes_many or not values):
-        values.append(rest.pop(0))
-    return values
-
-
-def _as_text(values: list[str], is_list: bool) -> str:
-    return json.dumps(values) if is_list and values and not values[0].startswith("[") else "".join(values)
-
-
-# `--args.help` is how jsonargparse asks for the options of one part.
+# jsonargparse lists the options of one part by `--args.help`.
 _HELP = {
     "--help.args": help_of_arguments, "--args.help": help_of_arguments,
     "--help.trainer": help_of_trainer, "--trainer.help": help_of_trainer,
 }  # fmt: skip
-Section = dict[str, Any]  # of a configuration: names and the values that the user gave them
+Section = dict[str, Any]  # names and values of a configuration
 
 
 def _told(error: Exception, line: list[str]) -> str:
-    """Return an error's message without secrets."""
+    """An error's message without secrets."""
     key = re.search(r"\bargs\.(\w+)", str(error))
     if key is not None and is_secret(key[1]):
-        return f"`{key[1]}` has a value that is no text."
+        return f"`{key[1]}` has a value that is not text."
     return without_secrets(str(error), line)
 
 
 def _way_out(command: str, error: Exception) -> str:
-    """The nearest name where a word is unknown, or where the names are listed."""
+    """The name nearest to an unknown option, or the command that lists the options."""
     unknown = re.search(r"unrecognized arguments: --([\w.-]+)", str(error))
-    sections = (
-        "config",
-        "model",
-        "ckpt_path",
-        "trainer_class",
-        "callbacks",
-        *(f"data.{name}" for name in DATA),
-        *FUNCTIONS,
-    )
+    own = ("config", "model", "ckpt_path", "trainer_class", "callbacks")
+    sections = (*own, *(f"data.{name}" for name in DATA), *FUNCTIONS)
     near = nearest(unknown[1].replace("-", "_"), [*FIELDS, *OLD_NAMES, *sections]) if unknown else None
-    return f"did you mean `--{near}`?" if near else f"`hf-compat {command} --help` lists what there is."
+    return f"did you mean `--{near}`?" if near else f"`hf-compat {command} --help` lists the options."
 
 
 class Run:
@@ -323,7 +291,7 @@ class Run:
         words: The command line after it.
 
     Raises:
-        ArgumentError: The configuration cannot work; the message names the place and the way out.
+        ArgumentError: The configuration cannot work. The message names the place and the way out.
     """
 
     def __init__(self, command: str, words: Sequence[str]) -> None:
@@ -334,7 +302,7 @@ class Run:
             self.config = parser.parse_args(line)
             explicit = parser.parse_args(line, defaults=False).as_dict()
         except jsonargparse.ArgumentError as error:
-            # without the cause: its message may hold a token
+            # without the cause, whose message may hold a token
             hint = "" if "Hint:" in str(error) else f"\n\nHint: {_way_out(command, error)}"
             raise ArgumentError(f"{_told(error, line)}{hint}") from None
         self.checkpoint = wanted_checkpoint(command, self.config, line)
@@ -345,14 +313,24 @@ class Run:
             set(explicit.get("args") or {}),
             Seq2SeqTrainingArguments if generates else TrainingArguments,
         )
-        # weights that a class or from_pretrained makes at random follow from the seed alone
+        # random weights of a class or of from_pretrained depend on the seed only
         set_seed(self.args.seed)
-        model = self._model()
+        spec, model = self.config.model, None
+        if spec is not None:
+            model = build({"class_path": spec} if isinstance(spec, str) else spec, "model")
+        elif self.config.model_init is None:
+            raise ArgumentError(
+                "The configuration has no `model`.\n\n"
+                "Hint: model: {class_path: package.Class, init_args: {…}}; a function or `from_pretrained` does."
+            )
         sources = self.config.data.as_dict()
         data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
-        self.trainer = self._trainer(model, data)
-        # Find the requested checkpoint. `fit` keeps the one that it resumes from among its arguments
+        functions = {name: getattr(self.config, name) for name in FUNCTIONS}
+        data |= {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
+        self.trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data)
+        self.trainer.lightning_options = self._lightning_options()
+        # the arguments of `fit` name the checkpoint that it resumes from
         self.is_named = self.checkpoint not in (BEST, LAST)
         if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
             self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
@@ -361,27 +339,8 @@ class Run:
             self.config.ckpt_path = None
         self.text = parser.dump(self.config)
 
-    def _model(self) -> nn.Module | None:
-        spec = self.config.model
-        if spec is None:
-            if self.config.model_init is None:
-                raise ArgumentError(
-                    "The configuration has no `model`.\n\n"
-                    "Hint: model: {class_path: package.Class, init_args: {…}}; a function or `from_pretrained` does."
-                )
-            return None
-        model: nn.Module = build({"class_path": spec} if isinstance(spec, str) else spec, "model")
-        return model
-
-    def _trainer(self, model: nn.Module | None, data: dict[str, Made]) -> Trainer:
-        functions = {name: getattr(self.config, name) for name in FUNCTIONS}
-        chosen = {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
-        trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data, **chosen)
-        trainer.lightning_options = self._lightning_options()
-        return trainer
-
     def _callbacks(self) -> list[Made]:
-        """Make callbacks, and the loggers and callbacks of the `trainer` section: a Trainer has one list."""
+        """Make the callbacks, including the loggers and callbacks of the `trainer` section."""
         made = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
         for name in ("callbacks", "logger"):
             given = self.config.trainer[name]
@@ -394,7 +353,7 @@ class Run:
         return made
 
     def _lightning_options(self) -> dict[str, Made]:
-        """Make what is handed to Lightning; a class path alone is called."""
+        """Make the settings that are passed to Lightning. A class path alone is called."""
         options: dict[str, Made] = {}
         for name in (*PASSED_ON, "plugins"):
             spec = self.config.trainer[name]
@@ -405,15 +364,8 @@ class Run:
         return options
 
     def execute(self) -> None:
-        """Do what the command says."""
-        actions: dict[str, Callable[[], None]] = {
-            "fit": self._fit,
-            "validate": self._validate,
-            "test": self._test,
-            "predict": self._predict,
-        }
+        """Run the command. Commands other than `fit` load the weights first, and print their source."""
         if self.command != "fit":
-            # Load the weights that are to be scored, and say which ones they are
             if self.checkpoint is not None:
                 load_weights(self.trainer, self.checkpoint, self.is_named)
                 self._say(f"weights: {self.checkpoint}")
@@ -421,9 +373,11 @@ class Run:
                 source = pretrained_source(self.config.model)
                 made = "that `model` makes" if source is None else f"of {source}"
                 self._say(f"weights: those {made}; no checkpoint of a run is loaded (`--ckpt_path`)")
-        actions[self.command]()
+        run: Callable[[], None] = getattr(self, self.command)
+        run()
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """Train, save the model and its metrics, and evaluate if `do_eval` is set."""
         if self.args.should_save:
             keep(str(self.args.output_dir), "config.yaml", self.text.encode())
         trainer = self.trainer
@@ -441,12 +395,13 @@ class Run:
             print(text)  # noqa: T201 - the command's answer
 
     def _report(self, split: str, metrics: Mapping[str, float]) -> None:
-        """Print metrics and write them beside what the run has written."""
+        """Print metrics, and write them into the output folder."""
         self.trainer.log_metrics(split, metrics)
         if self.trainer.is_world_process_zero():
             self._say(f"written: {keep_metrics(str(self.args.output_dir), split, metrics)}")
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Evaluate, and report the metrics."""
         self._report("eval", self.trainer.evaluate())
 
     def _tested(self, prefix: str) -> PredictionOutput:
@@ -454,14 +409,15 @@ class Run:
             raise ArgumentError(f"`hf-compat {self.command}` has no `data.test_dataset`.\n\nHint: add it.")
         return self.trainer.predict(self.test_dataset, metric_key_prefix=prefix)
 
-    def _test(self) -> None:
+    def test(self) -> None:
+        """Test, and report the metrics."""
         self._report("test", self._tested("test").metrics or {})
 
-    def _predict(self) -> None:
+    def predict(self) -> None:
+        """Write the predictions, and report the metrics."""
         output = self._tested("predict")
         if not self.trainer.is_world_process_zero():
             return
-        # Name the arrays of a prediction as its file does
         parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
         named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
         if output.label_ids is not None and not isinstance(output.label_ids, tuple):
@@ -478,11 +434,11 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
 
     Args:
         config: The whole configuration.
-        given: Names of arguments that the user gave; a default gives way to an old name.
+        given: Names of arguments that the user gave. An old name replaces a default.
         kind: Their class.
 
     Raises:
-        ArgumentError: One is set that the class does not have: its trainer does not generate.
+        ArgumentError: An argument for generation is set, and the trainer does not generate.
     """
     values = config["args"]
     if len(given & set(FIELDS)) > len(FIELDS) / 2:  # a printed configuration, which has the defaults as well
@@ -509,7 +465,7 @@ def _function(spec: Spec, where: str) -> Made:
 
 
 def main(command: str, words: Sequence[str]) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command, and give its exit status."""
     for word, text in _HELP.items():
         if word in words:
             print(text(), end="")  # noqa: T201 - the command's answer

@@ -1,6 +1,6 @@
-"""`hf-compat`: the command line, a function for each command. Text in, text out.
+"""The command line `hf-compat`.
 
-A command imports what it needs: each process of `hf-compat run` passes through here, its launcher too.
+Each command imports its own modules only, because every process of `hf-compat run` imports this module.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from hf_compat import __version__
 from hf_compat.errors import HfCompatError
 
-if TYPE_CHECKING:
-    # the return type of `add_subparsers`, for which argparse has no public name
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-
-# Commands that are tools: each reads its own words, and its module is imported when it is asked for.
+# Commands of modules in `hf_compat.tools.commands`, which read their own words.
 _TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
 _CONFIGURED = ("fit", "validate", "test", "predict")
 # The commands in `--help`, grouped by purpose.
@@ -48,9 +42,9 @@ _GROUPS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command, and give its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["run"]:  # errors of a script are its own, and shown as Python shows them
+    if words[:1] == ["run"]:  # Python shows the errors of a script
         from hf_compat.cli.run import main as run_script
 
         return run_script(words[1:])
@@ -63,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     first = words[0] if words else ""
-    if first in _TOOLS:  # first: in isolation they start once more, and only there import torch
+    if first in _TOOLS:  # in isolation they start once more, and only then import torch
         run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
         return run_command(words[1:])
     if first in _CONFIGURED:
@@ -76,7 +70,7 @@ def _run(words: list[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `fit` and its like, `run` and `explain` read their own words."""
+    """Make the parser of all commands. Only `convert` and `seal` read their words by it."""
     listed = "\n\n".join(
         "\n".join([f"{group}:", *(f"  {name:<10}{meaning}" for name, meaning in names.items())])
         for group, names in _GROUPS.items()
@@ -92,30 +86,19 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         prog="hf-compat", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
     )
-    _add_convert(commands)
-    _add_seal(commands)
-    for name in (name for names in _GROUPS.values() for name in names):
-        if name not in commands.choices:
+    meanings = _GROUPS["checkpoints"]
+    convert = commands.add_parser("convert", description=meanings["convert"])
+    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
+    convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
+    convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
+    convert.set_defaults(execute=_convert)
+    seal = commands.add_parser("seal", description=meanings["seal"])
+    seal.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
+    seal.set_defaults(execute=_seal)
+    for names in _GROUPS.values():
+        for name in names.keys() - {"convert", "seal"}:
             commands.add_parser(name, add_help=False)
     return parser
-
-
-def _meaning(command: str) -> str:
-    return next(names[command] for names in _GROUPS.values() if command in names)
-
-
-def _add_convert(commands: Commands) -> None:
-    parser = commands.add_parser("convert", description=_meaning("convert"))
-    parser.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
-    parser.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
-    parser.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
-    parser.set_defaults(execute=_convert)
-
-
-def _add_seal(commands: Commands) -> None:
-    parser = commands.add_parser("seal", description=_meaning("seal"))
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
-    parser.set_defaults(execute=_seal)
 
 
 def _convert(chosen: argparse.Namespace) -> int:

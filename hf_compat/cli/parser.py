@@ -1,4 +1,4 @@
-"""`HfArgumentParser`: dataclasses from a command line or a file, with HF's interface; jsonargparse checks values."""
+"""`HfArgumentParser` makes dataclasses from a command line or a file, with HF's interface."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import json
 import os
 import re
 import sys
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
@@ -21,7 +20,7 @@ from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.hf.value_types import plain
+from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.interop.object_parser import Hint, read_plain
 from hf_compat.runtime.text import bool_or_none, brief, without_secrets
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 import yaml
 
 from hf_compat.checkpoint.files import first_line, read_json, read_text
-from hf_compat.cli.configuration import MOST_BYTES, check_bounds
+from hf_compat.cli.configuration import MOST_BYTES, load_named
 from hf_compat.errors import CheckpointError
 
 Named = dict[str, object]
@@ -49,7 +48,7 @@ def read_json_arguments(path: str | os.PathLike[str]) -> Named:
     """Read names and values from a JSON file of at most 4 MiB.
 
     Raises:
-        ArgumentError: It cannot be read, is not valid JSON, or does not hold arguments.
+        ArgumentError: The file cannot be read, is not valid JSON, or does not hold arguments.
     """
     _check_is_there(path)
     try:
@@ -62,25 +61,19 @@ def read_yaml_arguments(path: str | os.PathLike[str]) -> Named:
     """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`.
 
     Raises:
-        ArgumentError: It cannot be read, is not valid YAML, exceeds a limit, or does not hold arguments.
+        ArgumentError: The file cannot be read, is not valid YAML, exceeds a limit, or does not hold arguments.
     """
     _check_is_there(path)
     try:
         text = read_text(path, MOST_BYTES)
-        check_bounds(text)
-        return _named(path, yaml.safe_load(text))
     except CheckpointError as error:
         raise ArgumentError(first_line(error)) from error
-    except yaml.MarkedYAMLError as error:  # its text may quote the file, a token in it say
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise ArgumentError(f"{os.fspath(path)} is no valid YAML: {error.problem or error.context}{where}.") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ArgumentError(f"{os.fspath(path)} cannot be read: {first_line(error)}.") from None
+    return _named(path, load_named(os.fspath(path), text, yaml.safe_load))
 
 
 def _check_is_there(path: str | os.PathLike[str]) -> None:
     if "\0" not in os.fspath(path) and not os.path.lexists(path):
-        raise MissingFile(f"{os.fspath(path)!r} cannot be read: there is no such file.")
+        raise MissingFile(f"{os.fspath(path)!r} cannot be read: the file does not exist.")
 
 
 def _named(path: str | os.PathLike[str], content: object) -> Named:
@@ -114,14 +107,14 @@ def HfArg(  # noqa: N802 - HF's name
 
 
 def read_bool(text: str | bool) -> bool:
-    """Read a truth value: yes, true, t, y, on, 1 or their opposites.
+    """Read a truth value, which is one of yes, true, t, y, on, 1 or their opposites.
 
     Raises:
-        ArgumentTypeError: It is none of them.
+        ArgumentTypeError: It is not one of them.
     """
     value = bool_or_none(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no truth value; write true or false")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a truth value. Write true or false")
     return value
 
 
@@ -129,15 +122,15 @@ class HfArgumentParser(argparse.ArgumentParser):
     """Make a command line from the fields of dataclasses, and instances from a command line, dict, JSON or YAML file.
 
     Args:
-        dataclass_types: One dataclass or several, `TrainingArguments` among them perhaps.
+        dataclass_types: One dataclass or several, such as `TrainingArguments`.
         kwargs: Options of `argparse.ArgumentParser`.
 
     Mirrors:
         `transformers.HfArgumentParser`, 5.23.
 
     Differs:
-        Old names of training arguments are options too (`--evaluation_strategy steps`); a dict may be JSON
-        (`--options '{"a": {"b": 1}}'`), a list a JSON list; values are checked against the whole type hint.
+        Old names of training arguments are options too (`--evaluation_strategy steps`). A dict may be JSON
+        (`--options '{"a": {"b": 1}}'`), and a list a JSON list. Values are checked against the whole type hint.
     """
 
     def __init__(
@@ -147,17 +140,26 @@ class HfArgumentParser(argparse.ArgumentParser):
     ) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
-        self.dataclass_types = _as_list(dataclass_types)
+        # a class may be iterable, by its metaclass
+        is_one = isinstance(dataclass_types, type) or not isinstance(dataclass_types, Iterable)
+        given: Any = [dataclass_types] if is_one else dataclass_types
+        self.dataclass_types: list[DataclassType] = [] if dataclass_types is None else list(given)
         for kind in self.dataclass_types:
             group: Options = self
             if hasattr(kind, "_argument_group_name"):
                 group = self.add_argument_group(kind._argument_group_name)
-            hints = _hints_of(kind)
+            try:
+                hints: dict[str, Hint] = typing.get_type_hints(kind)
+            except NameError as error:
+                raise RuntimeError(
+                    f"The type hints of {kind.__name__} cannot be resolved: {error}.\n\n"
+                    "Hint: declare the class, and the names in its hints, at the top of a module."
+                ) from error
             checks = kind._checks() if issubclass(kind, TrainingArguments) else {}
             for field in dataclasses.fields(kind):
                 if field.init:
                     _add_field(group, field, hints[field.name], checks.get(field.name))
-        for kind in self.dataclass_types:  # last: an option of the script's own goes first
+        for kind in self.dataclass_types:  # last, because the script's own options take precedence
             for name in _other_names(kind):
                 if not any(f"--{name}" in action.option_strings for action in self._actions):
                     options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -181,31 +183,30 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Parse a command line.
 
         Args:
-            args: The words; those of the process where none are given.
+            args: The words. None takes those of the process.
             return_remaining_strings: Return words that no option takes, instead of refusing them.
-            look_for_args_file: Read a file beside the script, with its name and the suffix `.args`, first.
-            args_filename: Read this file first, instead.
-            args_file_flag: An option that names such files. Later values win.
+            look_for_args_file: First read the file beside the script with its name and the suffix `.args`.
+            args_filename: First read this file instead.
+            args_file_flag: An option that names such files. Later values replace earlier ones.
 
         Returns:
-            The instances in the order of the classes, a namespace of options that were added by hand where there are
-            any, and the remaining words where they are asked for.
+            The instances in the order of the classes. Then a namespace of further options, if there are any, and the
+            remaining words, if they are requested.
 
         Raises:
-            ValueError: Words that no option takes.
+            ValueError: No option takes some words.
         """
         words = list(sys.argv[1:] if args is None else args)
-        files = []
-        if args_filename:
-            files.append(Path(args_filename))
-        elif look_for_args_file and sys.argv:
-            files.append(Path(sys.argv[0]).with_suffix(".args"))
+        beside = [Path(sys.argv[0]).with_suffix(".args")] if look_for_args_file and sys.argv else []
+        files = [Path(args_filename)] if args_filename else beside
         if args_file_flag:
-            named, words = _take_files(words, args_file_flag)
-            files += named
-        line = [*_words_of(files), *words]
+            finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            finder.add_argument(args_file_flag, action="append", default=[], dest="files")
+            named, words = finder.parse_known_args(words)
+            files += map(Path, named.files)
+        line = [word for file in files if file.exists() for word in file.read_text(encoding="utf-8").split()] + words
         namespace, remaining = self.parse_known_args(line)
-        # Leave out training arguments that the command line omits, as an old name may set them
+        # remove training arguments that the command line omits, as an old name may set them
         fields = {
             field.name
             for kind in self.dataclass_types
@@ -215,7 +216,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         }
         defaults = {action.dest: action.default for action in self._actions if action.dest in fields}
         for name in fields & set(vars(namespace)):
-            # argparse reads a default that is text by its type: "no" becomes False
+            # argparse reads a text default by its type, so "no" becomes False
             action = next(action for action in self._actions if action.dest == name)
             read = (
                 defaults.get(name),
@@ -223,7 +224,12 @@ class HfArgumentParser(argparse.ArgumentParser):
             )
             if not self._is_given(name, line) and getattr(namespace, name) in read:
                 delattr(namespace, name)
-        outputs = self._instances(namespace)
+        outputs: list[Value] = []
+        for kind in self.dataclass_types:
+            given = {name: getattr(namespace, name) for name in self._names_of(kind) if hasattr(namespace, name)}
+            for name in given:
+                delattr(namespace, name)
+            outputs.append(kind(**given))
         if vars(namespace):
             outputs.append(namespace)
         if return_remaining_strings:
@@ -237,18 +243,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         options = {option for action in self._actions if action.dest == name for option in action.option_strings}
         return any(word.partition("=")[0] in options for word in line)
 
-    def _instances(self, namespace: argparse.Namespace) -> list[Value]:
-        outputs = []
-        for kind in self.dataclass_types:
-            names = [n for n in self._names_of(kind) if hasattr(namespace, n)]
-            given = {name: getattr(namespace, name) for name in names}
-            for name in names:
-                delattr(namespace, name)
-            outputs.append(kind(**given))
-        return outputs
-
     def _names_of(self, dtype: DataclassType) -> list[str]:
-        """Return the names that a class accepts. Names that are fields of another class are left out."""
+        """The names that a class accepts, without the fields of another class."""
         taken = {field.name for kind in self.dataclass_types for field in dataclasses.fields(kind)}
         own = [field.name for field in dataclasses.fields(dtype) if field.init]
         return [*own, *(name for name in _other_names(dtype) if name not in taken)]
@@ -273,7 +269,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Make the instances from a JSON file of at most 4 MiB.
 
         Raises:
-            ValueError: It cannot be read, holds no names and values, or has a key that is not a field.
+            ValueError: The file cannot be read, holds no names and values, or has a key that is not a field.
         """
         return self.parse_dict(read_json_arguments(json_file), allow_extra_keys)
 
@@ -281,7 +277,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`.
 
         Raises:
-            ValueError: As of a JSON file, or its aliases stand for too many values.
+            ValueError: As for a JSON file, or its aliases expand to too many values.
         """
         return self.parse_dict(read_yaml_arguments(yaml_file), allow_extra_keys)
 
@@ -290,41 +286,8 @@ class UnusedWords(ArgumentError, UnknownArgument):
     """Words or keys that no option takes."""
 
 
-def _as_list(types: DataclassType | Iterable[DataclassType] | None) -> list[DataclassType]:
-    if types is None:
-        return []
-    # a class may be iterable, by its metaclass
-    if isinstance(types, type) or not isinstance(types, Iterable):
-        return [types]
-    return list(types)
-
-
-def _take_files(words: list[str], option: str) -> tuple[list[Path], list[str]]:
-    """Return the files that an option names, and the other words."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(option, action="append", default=[], dest="files")
-    named, rest = finder.parse_known_args(words)
-    return [Path(name) for name in named.files], rest
-
-
-def _words_of(files: Iterable[Path]) -> Iterator[str]:
-    for file in files:
-        if file.exists():
-            yield from file.read_text(encoding="utf-8").split()
-
-
-def _hints_of(dtype: DataclassType) -> dict[str, Hint]:
-    try:
-        return typing.get_type_hints(dtype)
-    except NameError as error:
-        raise RuntimeError(
-            f"The type hints of {dtype.__name__} cannot be resolved: {error}.\n\n"
-            "Hint: declare the class, and what its hints name, at the top of a module."
-        ) from error
-
-
 def _other_names(dtype: DataclassType) -> list[str]:
-    """Names besides the fields: those of earlier releases, and our own."""
+    """Names of earlier releases, and our own that are not fields."""
     return [*OLD_NAMES, *OWN_ARGUMENTS] if issubclass(dtype, TrainingArguments) else []
 
 
@@ -333,9 +296,14 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     keywords: dict[str, Any] = dict(field.metadata)
     aliases = keywords.pop("aliases", [])
     options += [aliases] if isinstance(aliases, str) else list(aliases)
-    if isinstance(keywords.get("help"), str):  # argparse formats it: a lone percent sign is meant
+    if isinstance(keywords.get("help"), str):  # argparse formats it, and a lone percent sign is text
         keywords["help"] = re.sub(r"%(?![(%])", "%%", keywords["help"])
-    keywords = {**_reading(hint, field), **_default(field), **keywords}
+    default: dict[str, Value] = {"default": False} if field.type in (bool, "bool") else {"required": True}
+    if field.default is not dataclasses.MISSING:
+        default = {"default": field.default}
+    elif field.default_factory is not dataclasses.MISSING:
+        default = {"default": field.default_factory()}
+    keywords = {**_reading(hint, field), **default, **keywords}
     choices = keywords.pop("choices", None)
     if choices is not None:
         keywords |= {"choices": list(choices), "type": _choose(choices, check)}
@@ -346,47 +314,34 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     except argparse.ArgumentError as error:
         raise ArgumentError(
             f"Two of the dataclasses have a field `{field.name}`: a command line can give it to one of them only.\n\n"
-            "Hint: rename your own field; TrainingArguments has gained arguments since your script was written."
+            "Hint: rename your own field. TrainingArguments has gained arguments since your script was written."
         ) from error
     if field.default is True and _without_none(hint) == (bool,):
         off = dict.fromkeys((f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"))
         group.add_argument(*off, action="store_false", dest=field.name, default=False, help=keywords.get("help"))
 
 
-def _default(field: DataclassField) -> dict[str, Value]:
-    if field.default is not dataclasses.MISSING:
-        return {"default": field.default}
-    if field.default_factory is not dataclasses.MISSING:
-        return {"default": field.default_factory()}
-    return {"default": False} if field.type in (bool, "bool") else {"required": True}
-
-
-def _origin_of(hint: Hint) -> object:
-    return typing.get_origin(hint)
-
-
 def _without_none(hint: Hint) -> tuple[Hint, ...]:
-    if _origin_of(hint) in (Union, types.UnionType):
-        return tuple(part for part in typing.get_args(hint) if part is not type(None))
-    return (hint,)
+    parts: tuple[Hint, ...] = parts_of(hint)
+    return parts if len(parts) == 1 else tuple(part for part in parts if part is not type(None))
 
 
 def _reading(hint: Hint, field: DataclassField) -> dict[str, Any]:
-    """Return argparse's keywords for a value of a type: the function that reads it, and how many words it takes."""
+    """Choose argparse's keywords for a value of a type, which are its reader and the number of words."""
     kinds = _without_none(hint)
     enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     if enums:
         return {"choices": [member.value for member in enums[0]]}
-    if _origin_of(kinds[0]) is Literal:
+    origins: list[object] = [typing.get_origin(kind) for kind in kinds]
+    if origins[0] is Literal:
         return {"choices": [choice for choice in typing.get_args(kinds[0]) if choice is not None]}
     if bool in kinds:
         optional = field.default is None or (len(kinds) > 1 and str not in kinds)
         words = {} if optional and kinds == (bool,) else {"nargs": "?", "const": True}
         return {"type": _bool_or_text if str in kinds else read_bool, **words}
     if str in kinds:
-        lists = any(_origin_of(kind) is list for kind in kinds)
-        return {"type": _text_or_list if lists else str}
-    if len(kinds) == 1 and (kinds[0] is list or _origin_of(kinds[0]) is list):
+        return {"type": _text_or_list if list in origins else str}
+    if len(kinds) == 1 and list in (kinds[0], origins[0]):
         element = (*typing.get_args(kinds[0]), str)[0]
         return {"nargs": "+", "type": str if element is str else _checked(element), "action": _OneListOrMany}
     return {"type": _checked(hint)}
@@ -430,25 +385,22 @@ class _OneWordOrMany(argparse.Action):
 
 
 def _checked(hint: Hint) -> Callable[[str], Value]:
-    """Return a function that reads one word as a type hint says, through jsonargparse."""
+    """Make a function that reads one word by a type hint, through jsonargparse."""
     reader = jsonargparse.ArgumentParser(exit_on_error=False)
     reader.add_argument("--value", type=hint)
 
     def read(word: str) -> Value:
         try:
             return reader.parse_args([f"--value={word}"]).value
-        except Exception as error:  # jsonargparse's own, by its several names
-            raise argparse.ArgumentTypeError(f"{word!r} is no {_name_of(hint)}") from error
+        except Exception as error:  # jsonargparse has several kinds
+            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise argparse.ArgumentTypeError(f"{word!r} is not of the type {name}") from error
 
     return read
 
 
-def _name_of(hint: Hint) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-
-
 def _choose(choices: Iterable[Value], check: ArgumentCheck | None = None) -> Callable[[str], Value]:
-    """Return a function that finds the choice of a word; the argument says what a word of an older release is today."""
+    """Make a function that finds the choice of a word. The argument translates words of older releases."""
     by_name = {str(choice): choice for choice in choices}
 
     def choose(word: str) -> Value:

@@ -1,11 +1,7 @@
-"""`hf-compat run script.py ARGS…`: an HF script, unchanged, on Lightning's engine, in one process a GPU.
+"""`hf-compat run script.py ARGS…` runs an HF script, unchanged, on Lightning's engine, in one process for each GPU.
 
-`--devices N` starts as many processes as it says.
-
-`-m package.module` in place of the script runs a module.
-
-Processes are started by torch's elastic launcher, which Lightning's own `fabric run` uses: it ends all of them when one
-fails, and may start them again.
+Torch's elastic launcher starts several processes, as in Lightning's `fabric run`. It ends all of them when one fails,
+and may start them again.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from hf_compat.interop import child_site, patching
 from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.console import has_children, saying_what_is_awaited
 from hf_compat.runtime.launch import (
-    Place,
     end_with_launcher,
     is_launched,
     launched_place,
@@ -38,19 +33,20 @@ from hf_compat.runtime.text import shown
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat run", description="Run an HF script, unchanged, on Lightning's engine."
     )
     parser.add_argument(
-        "--devices", help="processes on this machine: a number, or auto (one a visible GPU), which is the default"
+        "--devices",
+        help="processes on this machine: a number, or auto (one for each visible GPU), which is the default",
     )
     parser.add_argument(
         "--nodes",
         type=machines_of,
-        help="machines, or 1:4 for as many as come (default: what the launcher says)",
+        help="machines, or 1:4 for one to four (default: as the launcher says)",
     )
-    parser.add_argument("--node-rank", type=int, help="which machine this is (default: what the launcher says, or 0)")
+    parser.add_argument("--node-rank", type=int, help="rank of this machine (default: as the launcher says, or 0)")
     parser.add_argument("--main-address", help="host, or host:port, of the first machine (default: as above)")
     parser.add_argument("--main-port", type=int, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
@@ -58,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compat",
         choices=tuple(PROFILES),
-        help="generation of transformers whose defaults count: that of the installed one by default",
+        help="generation of transformers whose defaults apply (default: that of the installed release)",
     )
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
@@ -68,14 +64,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status. What a script raises is raised."""
+    """Run the command, and give its exit status. Errors of the script are raised."""
     chosen = make_parser().parse_args(list(words))
     try:
-        # How many processes this machine is to start; 1 where this process is all, or one of those started
         if not chosen.module:
             require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
         machines = _machines(chosen)
-        processes = _processes(chosen, machines)
+        processes = processes_of(chosen, machines)
         if machines.most > 1 or processes > 1:
             return _launch(chosen, machines, processes)
         if chosen.compat is not None:
@@ -90,14 +85,14 @@ def main(words: Sequence[str]) -> int:
 
 
 class Machines(NamedTuple):
-    """The machines that processes are started on, this one among them.
+    """The machines of a run, including this one.
 
     Args:
-        least: Fewest.
-        most: Most; more than the fewest where machines may leave and come.
-        rank: Of this machine; any where they may.
-        address: Of the first machine.
-        port: There; None takes a free one.
+        least: The fewest machines.
+        most: The most machines. If it is more than `least`, machines may leave and join.
+        rank: Rank of this machine. It is ignored if machines may leave and join.
+        address: Address of the first machine.
+        port: Its port. None takes a free one.
     """
 
     least: int = 1
@@ -108,22 +103,22 @@ class Machines(NamedTuple):
 
 
 def machines_of(text: str) -> tuple[int, int]:
-    """Read `--nodes`: a number, or the fewest and the most as in `1:4`.
+    """Read `--nodes`, which is a number, or the fewest and the most as in `1:4`.
 
     Raises:
         ArgumentTypeError: It is neither.
     """
     least, _, most = text.partition(":")
     if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of machines: 2, say, or 1:4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of machines, such as 2 or 1:4")
     return int(least), int(most or least)
 
 
 def _machines(chosen: argparse.Namespace) -> Machines:
-    """Return the machines from the options, or from a launcher that starts one process per machine.
+    """Find the machines from the options, or from a launcher that starts one process per machine.
 
     Raises:
-        ArgumentError: The launcher has started other processes than the options ask for, or an address lacks.
+        ArgumentError: The launcher and the options contradict each other, or an address is missing.
     """
     place = launched_place()
     if place is not None and not place.is_machine:
@@ -131,12 +126,19 @@ def _machines(chosen: argparse.Namespace) -> Machines:
         if launched > 1 and (asked or (chosen.devices is not None and number_of(chosen.devices) > 1)):
             raise ArgumentError(
                 f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
-                "Hint: leave them out, or let the launcher start one process a machine."
+                "Hint: leave them out, or let the launcher start one process on each machine."
             )
         place = None
     elif place is not None and not place.launcher.starts_machines and chosen.nodes is None and chosen.devices is None:
         return Machines()  # one of the processes that train
-    wanted = _count_of_machines(chosen.nodes, place)
+    said = None if place is None else place.world_size
+    asked_nodes: tuple[int, int] | None = chosen.nodes
+    wanted = asked_nodes or (said or 1, said or 1)
+    if place is not None and said is not None and not wanted[0] <= said <= wanted[1]:
+        raise ArgumentError(
+            f"`--nodes {':'.join(map(str, dict.fromkeys(wanted)))}`, and {place.launcher.name} has started {said} "
+            "process(es), one for each machine.\n\nHint: leave `--nodes` out. The launcher gives the number."
+        )
     address, port = None if place is None else place.address, chosen.main_port
     if chosen.main_address is not None:
         address, given_port = address_of(chosen.main_address)
@@ -146,32 +148,19 @@ def _machines(chosen: argparse.Namespace) -> Machines:
     if address is None and wanted[1] > 1:
         raise ArgumentError(
             "`--main-address` is not set, and nothing says where the first of several machines is.\n\n"
-            "Hint: its host name, on every machine; `host:port` where 29500 is taken."
+            "Hint: give its host name on every machine, or `host:port` if port 29500 is taken."
         )
     rank = chosen.node_rank if chosen.node_rank is not None else place.rank if place is not None else 0
     if not 0 <= rank < wanted[1]:
-        raise ArgumentError(f"`--node-rank {rank}` is none of {wanted[1]} machines.\n\nHint: they are numbered from 0.")
+        raise ArgumentError(f"`--node-rank {rank}` is not one of {wanted[1]} machines.\n\nHint: count them from 0.")
     return Machines(*wanted, rank, address or "127.0.0.1", port)
 
 
-def _count_of_machines(asked: tuple[int, int] | None, place: Place | None) -> tuple[int, int]:
-    """Return the fewest and the most machines: as `--nodes` asks, else as the launcher says."""
-    said = None if place is None else place.world_size
-    if asked is None:
-        return (said or 1, said or 1)
-    if place is not None and said is not None and not asked[0] <= said <= asked[1]:
-        raise ArgumentError(
-            f"`--nodes {':'.join(map(str, dict.fromkeys(asked)))}`, and {place.launcher.name} has started {said} "
-            "process(es), one a machine.\n\nHint: leave `--nodes` out: the launcher says it."
-        )
-    return asked
-
-
 def address_of(text: str) -> tuple[str, int | None]:
-    """Read `--main-address`: a host, or host:port; an address of IPv6 with a port has brackets.
+    """Read `--main-address`, which is a host or host:port. An IPv6 address with a port has brackets.
 
     Raises:
-        ArgumentError: What stands for the port is none.
+        ArgumentError: The port is not a port number.
     """
     host, colon, port = text.rpartition(":")
     if not colon or (text.count(":") > 1 and not host.endswith("]")):
@@ -181,8 +170,8 @@ def address_of(text: str) -> tuple[str, int | None]:
     return host.strip("[]"), int(port)
 
 
-def _processes(chosen: argparse.Namespace, machines: Machines) -> int:
-    """Return the processes to start: as many as `--devices` says, else one a GPU where no launcher has started this.
+def processes_of(chosen: argparse.Namespace, machines: Machines) -> int:
+    """Count the processes to start, from `--devices`. By default a process without a launcher starts one on each GPU.
 
     Raises:
         ArgumentError: `--devices` is not a number.
@@ -197,16 +186,16 @@ def _processes(chosen: argparse.Namespace, machines: Machines) -> int:
     return processes
 
 
-# Words of a script that trains on the CPU
+# Arguments of a script that trains on the CPU.
 _ON_CPU = frozenset({"--use_cpu", "--use_cpu=true", "--use_cpu=True", "--no_cuda", "--no_cuda=true", "--no_cuda=True"})
 
 
 def tell_defaults() -> None:
-    """Say which defaults count, where the installed release has others than today's."""
+    """Print the defaults that apply if those of the installed release differ from today's."""
     guest = followed()
     if guest is None or not guest.defaults or read_launch().process_index > 0:
         return
-    if (variable(VARIABLE) or guest.generation) != guest.generation:  # `--compat` has set it, or the environment
+    if (variable(VARIABLE) or guest.generation) != guest.generation:  # by `--compat` or the environment
         return
     defaults = ", ".join(shown(name, value) for name, value in guest.defaults.items())
     today = f"; `--compat {NEWEST}` has today's" if guest.generation != NEWEST else ""
@@ -214,7 +203,7 @@ def tell_defaults() -> None:
 
 
 def number_of(devices: str) -> int:
-    """Return the processes that `--devices` asks for.
+    """Read `--devices`.
 
     Raises:
         ArgumentError: It is not a number.
@@ -222,12 +211,14 @@ def number_of(devices: str) -> int:
     if devices == "auto":
         return max(torch.cuda.device_count(), 1)
     if not devices.isdigit() or int(devices) < 1:
-        raise ArgumentError(f"`--devices {devices}` is no number of processes.\n\nHint: 2, say, or auto.")
+        raise ArgumentError(
+            f"`--devices {devices}` is not a number of processes.\n\nHint: use a number such as 2, or auto."
+        )
     return int(devices)
 
 
 def run_here(chosen: argparse.Namespace) -> None:
-    """Run a script in this process, where transformers is patched; the Pythons that it starts patch theirs."""
+    """Run a script in this process, with transformers patched. Python processes that it starts patch theirs."""
     if chosen.launcher is not None:
         end_with_launcher(chosen.launcher)
     let_children_import_from(child_site.FOLDER)
@@ -236,7 +227,7 @@ def run_here(chosen: argparse.Namespace) -> None:
 
 
 def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> int:
-    """Start the processes of this machine and wait for them; returns the exit status."""
+    """Start the processes of this machine, wait for them, and give the exit status."""
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as elastic_run
 
@@ -244,22 +235,31 @@ def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> i
     if chosen.log_dir is not None:
         set_for_children("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}]: ")
         shown_by_rank = ["--log_dir", chosen.log_dir, "--tee", "3"]
+    port = machines.port or DEFAULT_PORT
+    if machines.most == 1 and machines.port is None:
+        meeting = ["--standalone"]
+    elif machines.least < machines.most:  # torch numbers machines that leave and join
+        # torch would keep the address of the store across rounds, though another machine may have become the first
+        set_for_children("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines.address}:{port}", "--rdzv_id", "hf_compat"]
+    else:
+        meeting = ["--node_rank", str(machines.rank), "--master_addr", machines.address, "--master_port", str(port)]
     words = [
         "--nproc_per_node", str(processes), "--nnodes", f"{machines.least}:{machines.most}", "--max_restarts",
-        str(chosen.restarts), *_rendezvous(machines), *shown_by_rank, "-m", "hf_compat", "run", "--launcher",
+        str(chosen.restarts), *meeting, *shown_by_rank, "-m", "hf_compat", "run", "--launcher",
         str(os.getpid()), *(["--compat", chosen.compat] if chosen.compat else []), *(["-m"] if chosen.module else []),
         chosen.script, *chosen.arguments,
     ]  # fmt: skip
     launched = get_args_parser().parse_args(words)
     others = f"the other machines, of {machines.least} at least; this is machine {machines.rank} and asks"
-    where = f"at {machines.address}:{machines.port or DEFAULT_PORT} (`--main-address`)"
+    where = f"at {machines.address}:{port} (`--main-address`)"
     told = f"hf-compat run: waiting for {others} {where}"
     with saying_what_is_awaited(told, machines.address, until=has_children):
         return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's
 
 
 def supervised(launch: Callable[[], object]) -> int:
-    """Run torch's launcher to its end; say which rank has failed, and return the exit status."""
+    """Run torch's launcher to its end. Print the rank that has failed, and give the exit status."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -288,15 +288,3 @@ def _say(text: str) -> None:
 
 
 DEFAULT_PORT = 29500  # torchrun's
-
-
-def _rendezvous(machines: Machines) -> list[str]:
-    """Return the rendezvous options of torch's launcher."""
-    if machines.most == 1 and machines.port is None:
-        return ["--standalone"]
-    port = machines.port or DEFAULT_PORT
-    if machines.least < machines.most:  # they come and leave: torch numbers them itself
-        # torch would keep the address of the store across rounds, though another machine may have become the first
-        set_for_children("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        return ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines.address}:{port}", "--rdzv_id", "hf_compat"]
-    return ["--node_rank", str(machines.rank), "--master_addr", machines.address, "--master_port", str(port)]

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 BEST, LAST, INITIAL = "best", "last", "initial"
 MEANING = (
     "checkpoint: a checkpoint-N folder, a .ckpt, `best` or `last` of the output folder; "
-    "fit goes on from it, the others score it (`initial`: the weights that `model` makes)"
+    "fit resumes from it, the others score it (`initial`: the weights that `model` makes)"
 )
 _ELSEWHERE = {
-    "hpc": "`--resume_from_checkpoint true`, which a requeued SLURM job does not even need",
+    "hpc": "`--resume_from_checkpoint true`, which a requeued SLURM job does not need",
     "registry": "a path: checkpoints are HF folders",
 }
-_SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as `resume_from_checkpoint` has them
+_SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as in `resume_from_checkpoint`
 _WEIGHTS = (
     names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME, names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME,
     names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME,
@@ -50,7 +50,7 @@ _WEIGHTS = (
 
 
 def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> str | None:
-    """Return which checkpoint a command is to use, before anything is made.
+    """Find the checkpoint that a command uses, before anything is made.
 
     Args:
         command: `fit`, `validate`, `test` or `predict`.
@@ -58,14 +58,15 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         line: The words of the command line.
 
     Returns:
-        A path, `best` or `last`; None for the weights that the configuration makes.
+        A path, `best` or `last`. None stands for the weights that the configuration makes.
 
     Raises:
-        ArgumentError: The path does not exist, two arguments contradict each other, or fresh weights would be scored.
+        ArgumentError: The path does not exist, two arguments contradict each other, or untrained weights would be
+            scored.
     """
     wanted = _as_word(config.ckpt_path)
     if wanted in _ELSEWHERE and not os.path.lexists(wanted):
-        raise ArgumentError(f"`--ckpt_path {wanted}` is a word of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
+        raise ArgumentError(f"`--ckpt_path {wanted}` is a value of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
     if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
         output_dir = str(config.args.output_dir)
         there = [os.path.basename(found) for found in names.list_checkpoints(os.path.dirname(wanted) or ".")]
@@ -73,19 +74,23 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         known = [os.path.join(os.path.dirname(wanted), name) for name in there] or of_run
         hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
         raise ArgumentError(f"`--ckpt_path {wanted}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
+    resume = _as_word(config.args.resume_from_checkpoint)
     if command == "fit":
-        return _of_fit(wanted, _as_word(config.args.resume_from_checkpoint))
-    if _as_word(config.args.resume_from_checkpoint) is not None:
-        # Refuse what `fit` alone takes; beside a `ckpt_path` a fit's configuration may hold it
-        resume = str(config.args.resume_from_checkpoint)
+        return _of_fit(wanted, resume)
+    if resume is not None:
+        # the configuration of a fit may hold it, if `ckpt_path` names the checkpoint
         on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
-        if not (wanted is not None and not on_line):
+        if wanted is None or on_line:
             raise ArgumentError(
-                f"`resume_from_checkpoint={resume!r}` is where `fit` goes on; `{command}` trains nothing.\n\n"
-                f"Hint: `hf-compat {command} --ckpt_path {_as_word(resume)}` scores that checkpoint."
+                f"`resume_from_checkpoint={str(config.args.resume_from_checkpoint)!r}` is for `fit`, and `{command}` "
+                f"does not train.\n\nHint: `hf-compat {command} --ckpt_path {resume}` scores that checkpoint."
             )
-    if wanted is None:
-        _refuse_fresh_weights(command, config)
+    if wanted is None and pretrained_source(config.model) is None:
+        raise ArgumentError(
+            f"`hf-compat {command}` has no `--ckpt_path`: it would score the untrained weights that `model` makes.\n\n"
+            "Hint: `--ckpt_path best` or `last` takes a checkpoint of the output folder. It may also name a "
+            f"checkpoint-N folder or a .ckpt. `--ckpt_path {INITIAL}` scores the weights that `model` makes."
+        )
     return None if wanted == INITIAL else wanted
 
 
@@ -95,31 +100,20 @@ def _as_word(value: object) -> str | None:
 
 
 def _of_fit(wanted: str | None, resume: str | None) -> str | None:
-    """Return the checkpoint to resume from, given as `ckpt_path` or as `resume_from_checkpoint`."""
+    """The checkpoint to resume from, given as `ckpt_path` or as `resume_from_checkpoint`."""
     wanted = None if wanted == INITIAL else wanted
-    if resume in (BEST, INITIAL):  # of this name there can only be a path
+    if resume in (BEST, INITIAL):  # it can only be a path
         resume = os.path.join(".", resume)
     if wanted is not None and resume is not None and wanted != resume:
         raise ArgumentError(
-            f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to go on from.\n\n"
+            f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to resume from.\n\n"
             "Hint: keep one of them."
         )
     return wanted if resume is None else resume
 
 
-def _refuse_fresh_weights(command: str, config: Namespace) -> None:
-    if pretrained_source(config.model) is not None:
-        return
-    raise ArgumentError(
-        f"`hf-compat {command}` has no `--ckpt_path`: it would score the untrained weights that `model` makes.\n\n"
-        "Hint: `--ckpt_path best` or `last` takes a checkpoint of the output folder; a checkpoint-N folder or a .ckpt "
-        f"may be named. `--ckpt_path {INITIAL}` scores the weights that `model` makes, as a model that loads its own "
-        "wants it."
-    )
-
-
 def pretrained_source(spec: Spec) -> str | None:
-    """Return where a model's own class path reads trained weights from; None where the model begins at random."""
+    """The source of trained weights in a model's class path. None if the model begins with random weights."""
     if isinstance(spec, Namespace):
         spec = spec.as_dict()
     given = spec if isinstance(spec, dict) else {"class_path": spec}
@@ -134,51 +128,42 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
     """Resolve `best`, `last` or a path to a path.
 
     Raises:
-        CheckpointError: The output folder has no such checkpoint, or it is not whole.
+        CheckpointError: The output folder has no such checkpoint, or the checkpoint is not complete.
     """
     if wanted not in (BEST, LAST):
         return wanted
     folder = str(trainer.args.output_dir)
-    newest = _of_first_process(trainer, lambda: _newest(folder, wanted))
-    return newest if wanted == LAST else _of_first_process(trainer, lambda: _best(trainer, newest))
-
-
-def _of_first_process(trainer: Trainer, look: Callable[[], str]) -> str:
-    """Search on the first process, and broadcast the result to the others."""
     found: list[str] = []
     error: Exception | None = None
-    if trainer.is_world_process_zero():
+    if trainer.is_world_process_zero():  # the other processes get the result
         try:
-            found.append(look())
+            found.append(_of_folder(trainer, folder, wanted))
         except CheckpointError as problem:
             error = problem
     agree(error)
     return broadcast_object(found)[0]
 
 
-def _newest(folder: str, wanted: str) -> str:
+def _of_folder(trainer: Trainer, folder: str, wanted: str) -> str:
     newest = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
     if newest is None:
         raise CheckpointError(
-            f"`--ckpt_path {wanted}`: {folder} has no whole checkpoint.\n\n"
+            f"`--ckpt_path {wanted}`: {folder} has no complete checkpoint.\n\n"
             "Hint: name the run's folder as `--output_dir`, or a checkpoint's path."
         )
-    return newest
-
-
-def _best(trainer: Trainer, newest: str) -> str:
-    """Return the best checkpoint that the newest checkpoint of a run records."""
+    if wanted == LAST:
+        return newest
     best = trainer._resumer.best_of_state(read_state(newest).best_model_checkpoint, newest)
     if best is None:
         raise CheckpointError(
-            f"`--ckpt_path best`: {newest} knows no best checkpoint that is still there.\n\n"
-            "Hint: a run that evaluates and has `metric_for_best_model` knows one; `last` is the newest."
+            f"`--ckpt_path best`: {newest} records no best checkpoint that still exists.\n\n"
+            "Hint: a run that evaluates and has `metric_for_best_model` records one. `last` is the newest."
         )
     return best
 
 
 def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
-    """Load a checkpoint's weights into a trainer's model, and take over how far its run had come.
+    """Load a checkpoint's weights into a trainer's model, and the progress of its run.
 
     Args:
         trainer: The trainer.
@@ -186,25 +171,24 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
         is_named: Whether the user named this folder. If its files were edited, it is read with a warning.
 
     Raises:
-        CheckpointError: It is damaged, or does not hold all weights of the model.
+        CheckpointError: The checkpoint is damaged, or does not hold all weights of the model.
     """
     if os.path.isdir(path):
         is_listed = has_manifest(Path(path))
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
-            # Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes
-            # them
+            # a folder without a manifest needs weights only, as `save_model` writes them
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
             wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
             wrong = wrong or list(trainer._resumer.misfits(path))
             if wrong:
                 raise CheckpointError(
                     f"The weights in {path} cannot be scored: {'; '.join(wrong)}.\n\n"
-                    "Hint: name a checkpoint-N folder of this model, or a .ckpt; `last` is the newest that is whole."
+                    "Hint: name a checkpoint-N folder of this model, or a .ckpt. `last` is the newest complete one."
                 )
             _load_folder(trainer, path, path)
         return
     with trainer._resumer.chosen(path) as folder:
-        assert folder is not None  # it is made of the file
+        assert folder is not None  # it holds the content of the file
         _load_folder(trainer, folder, path)
 
 
@@ -215,7 +199,7 @@ def _load_folder(trainer: Trainer, folder: str, name: str) -> None:
     if missing:
         raise CheckpointError(
             f"{name} lacks {len(missing)} weights of the model: {', '.join(missing[:3])}{' …' if missing[3:] else ''}."
-            "\n\nHint: name a checkpoint of this model; weights that are left as they are made would be scored."
+            "\n\nHint: name a checkpoint of this model. Otherwise random weights would be scored."
         )
     state = Contents(folder).find(names.TRAINER_STATE_NAME)
     if state is not None:
@@ -228,20 +212,20 @@ logger = logging.getLogger(__name__)
 _TIMED = ("_runtime", "_per_second", "_preparation_time")  # differ each time
 _ALL = "all_results.json"
 
-IsSame = Callable[[bytes], bool]  # whether the bytes of a file say what is to be written
+IsSame = Callable[[bytes], bool]  # whether a file already has the content
 
 
 def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) -> str:
-    """Write a file unless one there says the same; a file that says something else stays, and the name gets a number.
+    """Write a file unless one has the content already. Other files stay, and the name gets a number.
 
     Args:
-        folder: Made where it is missing.
-        name: `config.yaml`, say; then `config-2.yaml` …
-        content: What to write.
-        is_same: Compares; bytes for bytes where it is not given.
+        folder: The folder, which is made if it is missing.
+        name: A name such as `config.yaml`. The next ones are `config-2.yaml` and so on.
+        content: The content.
+        is_same: Compares the contents. By default the bytes must be equal.
 
     Returns:
-        The path of the file that holds it.
+        The path of the file with the content.
 
     Raises:
         OutputFolderError: It cannot be written.
@@ -251,8 +235,10 @@ def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) 
     try:
         os.makedirs(folder, exist_ok=True)
         while os.path.lexists(path):
-            if _says(path, is_same or content.__eq__):
-                return path
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    if (is_same or content.__eq__)(file.read()):
+                        return path
             number += 1
             path = os.path.join(folder, f"{stem}-{number}{suffix}")
         with open(path, "xb") as file:
@@ -264,17 +250,10 @@ def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) 
     return path
 
 
-def _says(path: str, is_same: IsSame) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return is_same(file.read())
-
-
 def keep_metrics(folder: str, split: str, metrics: Mapping[str, object]) -> str:
-    """Write metrics to `{split}_results.json`; the first ones of a split go to `all_results.json`, too.
+    """Write metrics to `{split}_results.json`. The first ones of a split go to `all_results.json`, too.
 
-    What a run has written there stays: other metrics go to `{split}_results-2.json`. Times do not count.
+    Existing metrics stay. If others are different, apart from times, they go to `{split}_results-2.json`.
 
     Args:
         folder: The output folder.
@@ -297,7 +276,7 @@ def _as_text(metrics: Mapping[str, object]) -> bytes:
 
 
 def _untimed(text: bytes) -> str | None:
-    """Return metrics in one form, without times, or None if the value does not hold metrics."""
+    """Metrics in one form, without times, or None if the value does not hold metrics."""
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Ask `transformers` and `peft` objects what they are, without importing either package.
+"""Recognise and use objects of `transformers` and `peft` without importing either package first.
 
-Below: generation configs, models placed by `device_map`, Liger's kernels, compilation block by block, and our
-callbacks as subclasses of those of `transformers`.
+They are models, tokenizers, data sets, generation configs and callbacks. Liger's kernels and compilation block by block
+are here, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, 
 
 
 def loaded(package: str) -> ModuleType | None:
-    """Return a package that is imported already, else None."""
+    """A package that is imported already, or None."""
     return sys.modules.get(package)
 
 
@@ -36,33 +36,36 @@ def _is_instance(candidate: object, package: str, *names: str) -> bool:
     module = loaded(package)
     if module is None:
         return False
-    classes = tuple(cls for cls in (getattr(module, name, None) for name in names) if isinstance(cls, type))
-    return isinstance(candidate, classes)
+    for name in names:
+        kind = getattr(module, name, None)
+        if isinstance(kind, type) and isinstance(candidate, kind):
+            return True
+    return False
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Return whether a model is wrapped by `peft`."""
+    """Whether a model is wrapped by `peft`."""
     return _is_instance(model, "peft", "PeftModel", "PeftMixedModel")
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Return whether a model is one of `transformers`."""
+    """Whether a model is one of `transformers`."""
     return _is_instance(model, "transformers", "PreTrainedModel")
 
 
 def is_pretrained_model(model: nn.Module) -> bool:
-    """Return whether a model saves itself as `transformers` or `peft` models do."""
+    """Whether a model saves itself as `transformers` or `peft` models do."""
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
 
 
 def takes_loss_keywords(model: nn.Module) -> bool | None:
-    """Return whether a model's forward counts the items of an update, where its release says so by a parameter's name.
+    """Whether a model's forward takes the items of an update, if its release shows that by a parameter's name.
 
-    Up to 4.46 that is `**loss_kwargs`: models with other keywords of any name (`EncoderDecoderModel`) pass them on to
-    modules that do not know `num_items_in_batch`.
+    Up to 4.46 the name is `**loss_kwargs`. Models with other keywords (`EncoderDecoderModel`) pass them to modules that
+    do not know `num_items_in_batch`.
 
     Returns:
-        None where the release has no such rule, or where the model is none of transformers.
+        None if the release has no such rule, or if the model is not one of transformers.
     """
     utils = loaded("transformers.utils") if is_transformers_model(model) else None
     if utils is None or hasattr(utils, "TransformersKwargs") or hasattr(utils, "LossKwargs"):
@@ -71,23 +74,29 @@ def takes_loss_keywords(model: nn.Module) -> bool | None:
 
 
 def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's files under the names, and in the forms, in which the model holds them.
+    """Convert the weights of a model's files to the names and forms of the model's parameters.
 
-    Since 5.0 some models of transformers hold other parameters than their files do: GPT-NeoX another name of its head,
-    mixtures of experts one tensor for all experts of a layer. `from_pretrained` knows how to read such files.
+    Since 5.0 some models of transformers have other parameters than their files. GPT-NeoX has another name for its
+    head, and mixtures of experts have one tensor for all experts of a layer. `from_pretrained` reads such files.
 
     Args:
-        model: The model; any other than such a one gets the weights as they are.
+        model: The model. Other models get the weights unchanged.
         weights: Whole tensors by their names in the files.
 
     Differs:
-        `transformers.Trainer`, 5.23, leaves these parameters as they are when it resumes or loads the best model.
+        `transformers.Trainer`, 5.23, does not load these parameters when it resumes or loads the best model.
     """
     own = {name.replace("_orig_mod.", "") for name in model.state_dict()}
-    kind = _kind_with_other_names(model) if own - weights.keys() and weights.keys() - own else None
+    mappings = loaded("transformers.conversion_mapping")
+    if not (own - weights.keys() and weights.keys() - own) or mappings is None or not is_transformers_model(model):
+        return weights
+    if not mappings.get_model_conversion_mapping(model, add_legacy=False):
+        return weights
+    kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
+    kind = cast("_ReadsFiles | None", next(kinds, None))
     if kind is None:
         return weights
-    with torch.random.fork_rng(devices=[]):  # it fills what is missing with random numbers
+    with torch.random.fork_rng(devices=[]):  # it fills missing weights with random numbers
         held, told = kind.from_pretrained(None, config=model.config, state_dict=dict(weights), output_loading_info=True)
     missing, unknown = set(told["missing_keys"]), set(told["unexpected_keys"])
     read = {name: tensor for name, tensor in held.state_dict().items() if name not in missing}
@@ -100,24 +109,13 @@ class _ReadsFiles(Protocol):
     def from_pretrained(self, path: None, **how: object) -> tuple[nn.Module, Mapping[str, Iterable[str]]]: ...
 
 
-def _kind_with_other_names(model: nn.Module) -> _ReadsFiles | None:
-    """Return the class of transformers that reads the model's files, where these have names of their own."""
-    mappings = loaded("transformers.conversion_mapping")
-    if mappings is None or not is_transformers_model(model):
-        return None
-    if not mappings.get_model_conversion_mapping(model, add_legacy=False):
-        return None
-    kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
-    return next(kinds, None)  # type: ignore[return-value]  # each of them has `from_pretrained`
-
-
 def is_upstream_rebalance_sampler(sampler: object) -> bool:
-    """Return whether a sampler is `transformers.trainer_pt_utils.BatchRebalanceSampler`."""
+    """Whether a sampler is `transformers.trainer_pt_utils.BatchRebalanceSampler`."""
     return _is_instance(sampler, "transformers.trainer_pt_utils", "BatchRebalanceSampler")
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
-    """Return the model inside a `peft` wrapper, or the model itself."""
+    """Unwrap a model from `peft`'s wrapper, if it has one."""
     if not is_peft_model(model):
         return model
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model.base_model.model  # type: ignore[operator,union-attr,assignment]  # peft's
@@ -125,7 +123,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def loss_shifts_labels(model: nn.Module) -> bool:
-    """Return whether the model's loss predicts the next token, so the first label of each row is not a target.
+    """Whether the model's loss predicts the next token, so that the first label of each row is not a target.
 
     Mirrors:
         The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.
@@ -140,7 +138,7 @@ def loss_shifts_labels(model: nn.Module) -> bool:
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Return whether the model's class is one that `transformers` lists for causal language modelling."""
+    """Whether `transformers` lists the model's class for causal language modelling."""
     if loaded("transformers") is None:
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -149,12 +147,12 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def check_trainable(model: object) -> None:
-    """Refuse models that `transformers` knows cannot be trained as they are.
+    """Refuse models that cannot be trained.
 
     Raises:
-        ArgumentError: It is not a module.
+        ArgumentError: The model is not a module.
         UnsupportedArgument: Its parameters are spread over processes already.
-        ValueError: A quantized model without adapters.
+        ValueError: It is quantized and has no adapters.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -162,7 +160,7 @@ def check_trainable(model: object) -> None:
             "Hint: pass a module, or a function that makes one as `model_init`."
         )
     _check_shards(model)
-    # A compiled model, and one with adapters, has the attributes of the one within
+    # a compiled model, and a model with adapters, has the attributes of the inner model
     if loaded("transformers") is not None and getattr(model, "is_quantized", False):
         check_quantization(model, is_peft_model(model))
 
@@ -206,7 +204,7 @@ _NOT_FSDP = frozenset({"tp", "ep", "pp", "cp", "sp"})
 
 
 def pads_itself(processing_class: object) -> bool:
-    """Return whether a processing class pads samples: a tokenizer or feature extractor."""
+    """Whether a processing class pads samples, as tokenizers and feature extractors do."""
     if loaded("transformers") is not None:
         return _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "SequenceFeatureExtractor")
     return callable(getattr(processing_class, "pad", None))
@@ -220,17 +218,17 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> None:
 
 
 def is_datasets_dataset(dataset: object) -> bool:
-    """Return whether a data set is a table of the `datasets` library."""
+    """Whether a data set is a table of the `datasets` library."""
     return _is_instance(dataset, "datasets", "Dataset")
 
 
 def is_datasets_stream(dataset: object) -> bool:
-    """Return whether a data set is a stream of the `datasets` library, which knows its shards."""
+    """Whether a data set is a stream of the `datasets` library, which knows its shards."""
     return _is_instance(dataset, "datasets", "IterableDataset")
 
 
 def reporting_callback(tracker: str) -> type | None:
-    """Return transformers' own callback of a tracker; None where transformers is not installed or knows none."""
+    """Transformers' own callback of a tracker, or None without transformers or such a callback."""
     if not is_installed("transformers"):
         return None
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -239,7 +237,7 @@ def reporting_callback(tracker: str) -> type | None:
 
 
 def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
-    """Make a model of transformers with the weights of a folder; None where transformers itself has no such class."""
+    """Make a model of transformers with the weights of a folder, or None if it has no such class."""
     if not is_installed("transformers"):
         return None
     import transformers
@@ -270,13 +268,13 @@ class GenerationConfig(Protocol):
 
 
 def make_generation_config(source: object) -> GenerationConfig:
-    """Return the generation config that an argument says.
+    """Make the generation config of an argument.
 
     Args:
-        source: A config, which is copied; its options as a dict; a JSON file, a folder, or a model's name.
+        source: A config, which is copied, its options as a dict, a JSON file, a folder, or a model's name.
 
     Raises:
-        ArgumentError: It cannot be read, or its options contradict each other.
+        ArgumentError: The config cannot be read, or its options contradict each other.
         MissingPackage: transformers is not installed.
     """
     need("transformers", "'hf-compat[transformers]'", "`generation_config`")
@@ -286,7 +284,7 @@ def make_generation_config(source: object) -> GenerationConfig:
     except ValueError as error:
         raise ArgumentError(
             f"`generation_config`: {error}\n\n"
-            "Fix these issues to train your model: one with such options cannot be saved."
+            "Fix these issues to train your model. A model with such options cannot be saved."
         ) from error
     return config
 
@@ -301,7 +299,7 @@ def _read(source: object) -> GenerationConfig:
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     if path is None:
         raise ArgumentError(
-            f"`{shown('generation_config', source)}` is no GenerationConfig.\n\nHint: pass one, or a name or path."
+            f"`{shown('generation_config', source)}` is not a GenerationConfig.\n\nHint: pass one, or a name or path."
         )
     folder, file = (path.parent, path.name) if path.is_file() else (path if path.is_dir() else source, None)
     try:
@@ -314,17 +312,17 @@ def _read(source: object) -> GenerationConfig:
 
 
 def length_of_generations(config: GenerationConfig) -> tuple[int, int | None]:
-    """Return the lengths to which generations are filled up: `max_length`, and that of `max_new_tokens`.
+    """Read the lengths to which generations are padded, from `max_length` and `max_new_tokens`.
 
-    What the config leaves open becomes transformers' default in it.
+    Options that the config does not set get transformers' defaults.
 
     Mirrors:
-        What `transformers.Seq2SeqTrainer.prediction_step` does to `model.generation_config`, 5.23.
+        The changes of `transformers.Seq2SeqTrainer.prediction_step` to `model.generation_config`, 5.23.
     """
-    # else each call of `generate` would make it anew from the model's configuration
+    # otherwise each call of `generate` would make it from the model's configuration
     if config._from_model_config:
         config._from_model_config = False
-    if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config is made with the defaults
+    if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config already has the defaults
         config.update(**config._get_default_generation_params(), defaults_only=True)
     assert config.max_length is not None  # it has a default
     return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1
@@ -335,7 +333,7 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
-    """Whether a model is on several accelerators, or on another one than the run's.
+    """Whether a model is on several accelerators, or on another device than the run's.
 
     Mirrors:
         `transformers.Trainer.is_model_parallel`, 5.23.
@@ -348,8 +346,8 @@ def check_placement(model: nn.Module, device: torch.device, world_size: int) -> 
     """Refuse a placement with which no run can train.
 
     Raises:
-        UnsupportedArgument: The model is spread out and there are several processes; or it is quantized and is not
-            where the run trains.
+        UnsupportedArgument: The model is spread out and there are several processes. Or it is quantized and on another
+            device than the run.
 
     Mirrors:
         `accelerate.Accelerator.prepare_model`, 1.13.
@@ -358,7 +356,7 @@ def check_placement(model: nn.Module, device: torch.device, world_size: int) -> 
         raise UnsupportedArgument(
             f"The model is spread over devices (`device_map`), and there are {world_size} processes: each of them "
             "needs the whole model on its own device.\n\n"
-            "Hint: run one process; or load it without `device_map='auto'`, and let `fsdp` or `deepspeed` shard it."
+            "Hint: run one process. Or load it without `device_map='auto'`, and let `fsdp` or `deepspeed` shard it."
         )
     is_quantized = any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (8, 4))
     if is_quantized and _placement(model):
@@ -372,8 +370,7 @@ def _check_quantized(places: set[Place], device: torch.device) -> None:
             f"The model is loaded in 8 or 4 bits and parts of it are offloaded ({', '.join(sorted(offloaded))}): such "
             "parts cannot be trained.\n\nHint: load it with `device_map={'': torch.cuda.current_device()}`."
         )
-    elsewhere = len(places) == 1 and not any(_is_same(place, device) for place in places)
-    if elsewhere:
+    if len(places) == 1 and not any(_is_same(place, device) for place in places):
         raise UnsupportedArgument(
             f"The model is loaded in 8 or 4 bits on {next(iter(places))}, and this process trains on {device}: "
             "quantized weights cannot be moved.\n\nHint: load it with `device_map={'': torch.cuda.current_device()}`."
@@ -402,11 +399,11 @@ def check_liger(model: nn.Module | None, config: object) -> None:
     """Refuse options that Liger cannot apply, before training.
 
     Args:
-        model: The model; None where there is none yet.
-        config: Which kernels are used: `liger_kernel_config`.
+        model: The model, or None before it is made.
+        config: The kernels to use, as `liger_kernel_config`.
 
     Raises:
-        ArgumentError: The configuration names a kernel that the model's architecture has not, or is contradictory.
+        ArgumentError: The configuration names a kernel that the model's architecture lacks, or is contradictory.
         MissingPackage: liger-kernel is not installed, or does not load here.
     """
     _package()
@@ -414,8 +411,8 @@ def check_liger(model: nn.Module | None, config: object) -> None:
     known = None if model is None else _kernels_of(unwrap_peft(model))
     unknown = next((name for name in chosen if known is not None and name not in known), None)
     if unknown is not None:
-        assert known is not None  # a name is unknown to something
-        hint = did_you_mean(unknown, known, f"there are {', '.join(known)}.")
+        assert known is not None  # only then is a name unknown
+        hint = did_you_mean(unknown, known, f"the kernels are {', '.join(known)}.")
         told = shown("liger_kernel_config", dict(chosen))
         raise ArgumentError(f"`{told}`: Liger has no kernel {unknown!r} for this model.\n\nHint: {hint}")
 
@@ -424,8 +421,8 @@ def apply_liger(model: nn.Module, config: object) -> None:
     """Put Liger's kernels into a model, in place.
 
     Args:
-        model: A model of transformers, also within a wrapper of PEFT; another one is left alone, with a warning.
-        config: Which kernels are used.
+        model: A model of transformers, also within a wrapper of PEFT. Other models stay unchanged, with a warning.
+        config: The kernels to use.
 
     Mirrors:
         `transformers.integrations.liger.apply_liger_kernel`, 5.23.
@@ -435,7 +432,7 @@ def apply_liger(model: nn.Module, config: object) -> None:
         _package()._apply_liger_kernel_to_instance(model=inner, **_as_config(config))
     else:
         warn_once(
-            f"`use_liger_kernel=True` has no effect: {type(inner).__name__} is no `PreTrainedModel` of transformers."
+            f"`use_liger_kernel=True` has no effect: {type(inner).__name__} is not a `PreTrainedModel` of transformers."
         )
 
 
@@ -447,12 +444,12 @@ def _package() -> _Liger:
     except ImportError as error:
         raise MissingPackage(
             f"`use_liger_kernel=True` needs liger-kernel, which does not load here: {error}.\n\n"
-            "Hint: pip install liger-kernel triton; its kernels need a GPU."
+            "Hint: pip install liger-kernel triton. Its kernels need a GPU."
         ) from error
 
 
 def _as_config(config: object) -> Config:
-    """Return the configuration as the keywords that it is made of.
+    """Read the configuration.
 
     Raises:
         ArgumentError: A value is not a boolean, or two kernels for the same layer are chosen.
@@ -461,18 +458,18 @@ def _as_config(config: object) -> Config:
     name = next((name for name, value in chosen.items() if not isinstance(value, bool)), None)
     if name is not None:
         raise ArgumentError(
-            f"`{shown('liger_kernel_config', chosen)}`: {name} is no truth value.\n\nHint: write true or false."
+            f"`{shown('liger_kernel_config', chosen)}`: {name} is not a truth value.\n\nHint: write true or false."
         )
     if chosen.get("cross_entropy") and chosen.get("fused_linear_cross_entropy"):
         raise ArgumentError(
             f"`{shown('liger_kernel_config', chosen)}` chooses two kernels of the loss.\n\n"
-            "Hint: `cross_entropy` or `fused_linear_cross_entropy`."
+            "Hint: choose `cross_entropy` or `fused_linear_cross_entropy`."
         )
     return chosen
 
 
 def _kernels_of(model: nn.Module) -> list[str] | None:
-    """Return the names of Liger's kernels for a model, None if they are unknown."""
+    """The names of Liger's kernels for a model, or None if they are unknown."""
     functions = getattr(sys.modules.get("liger_kernel.transformers.monkey_patch"), "MODEL_TYPE_TO_APPLY_LIGER_FN", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if not isinstance(functions, Mapping) or kind is None:
@@ -484,11 +481,11 @@ def _kernels_of(model: nn.Module) -> list[str] | None:
 
 
 def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.Module:
-    """Return a model whose repeated blocks are compiled one by one.
+    """Compile the repeated blocks of a model one by one. The result shares the model's parameters.
 
     Args:
-        model: The model; its parameters are shared.
-        keywords: Of `torch.compile`.
+        model: The model.
+        keywords: Keywords of `torch.compile`.
 
     Raises:
         MissingPackage: Accelerate is not installed.
@@ -501,7 +498,7 @@ def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.M
     return form
 
 
-# Where transformers has the classes that a Trainer adds by itself.
+# Modules of transformers with the callbacks that a Trainer adds by default.
 _HOMES = (
     "transformers.trainer_callback",
     "transformers.integrations.integration_utils",
@@ -510,9 +507,9 @@ _HOMES = (
 
 
 def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
-    """Return our class, or one that is transformers' class of the same name too, if that is imported.
+    """Make our class a subclass of transformers' class of the same name, too, if that is imported.
 
-    Every event stays ours.
+    The methods of all events are ours.
     """
     for home in _HOMES:
         theirs = getattr(loaded(home), kind.__name__, None)
@@ -522,7 +519,7 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
 
 
 def notebooks_callback() -> type | None:
-    """Return transformers' `NotebookProgressCallback` where this process is a notebook's and transformers is there."""
+    """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
     if not in_notebook() or not is_installed("transformers"):
         return None
     bar: type = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
@@ -530,7 +527,7 @@ def notebooks_callback() -> type | None:
 
 
 def exportable_of_transformers() -> type | None:
-    """Return transformers' `ExportableState`; None where it is not installed, or before 4.44."""
+    """Transformers' `ExportableState`, or None without transformers or before 4.44."""
     if not is_installed("transformers"):
         return None
     theirs = getattr(importlib.import_module("transformers.trainer_callback"), "ExportableState", None)
@@ -540,11 +537,11 @@ def exportable_of_transformers() -> type | None:
 @functools.cache
 def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
     content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
-    # Where `patch()` came before theirs was imported, its base class is ours: its events would come before our base's
+    # If `patch()` came before the import of theirs, our base is its base, and its events would come before ours
     events = {name: getattr(ours, name) for name in EVENTS}
 
     def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
-        """Say how to copy or pickle a callback: its class cannot be found by its name."""
+        """Copy or pickle by our class, because this class cannot be found by its name."""
         return _made_again, (ours, vars(callback))
 
     return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})

@@ -14,7 +14,6 @@ import torch
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
-from hf_compat.callbacks.trackers import opening_lines, unused_devices
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
 from hf_compat.engine.internals import start_from
@@ -28,7 +27,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
+from hf_compat.interop.upstream_log import log_line
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
@@ -38,6 +37,7 @@ from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, flag_sources, refuse_differences, run_summary
+from hf_compat.training_run.start_log import log_start
 
 logger = logging.getLogger(__name__)
 
@@ -240,16 +240,7 @@ class Fit:
         if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
             host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
         parameters, done = host.get_num_trainable_parameters(), host.state.global_step
-        accumulation = args.gradient_accumulation_steps
-        detailed = logger if args.log_level in ("info", "debug") else None
-        log_training(counts, args.per_device_train_batch_size, accumulation, parameters, detailed)
-        if run.checkpoint is not None:
-            log_resumption(done, counts.updates_per_epoch, accumulation, args.ignore_data_skip, detailed)
-        for line in opening_lines(plan, counts, parameters, done, in_detail=detailed is not None):
-            logger.info(line)
-        unused = unused_devices(plan, counts)
-        if unused is not None:
-            logger.warning("%s", unused)
+        log_start(plan, counts, args, parameters, done, is_resumed=run.checkpoint is not None)
         return trainer
 
     def on_optimizer_made(self) -> None:

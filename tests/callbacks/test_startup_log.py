@@ -12,8 +12,8 @@ from toy import Classifier, rows
 from tqdm import tqdm
 
 from hf_compat import Trainer, TrainingArguments, translate
-from hf_compat.callbacks.trackers import opening_lines, show_logs, unused_devices
 from hf_compat.plan.lightning_plan import make_run_counts
+from hf_compat.training_run.start_log import opening_lines, show_logs, unused_devices
 
 
 @pytest.mark.parametrize(("count", "is_said"), [(4, True), (1, False)])
@@ -32,7 +32,7 @@ def test_a_run_opens_with_one_line_and_in_detail_where_it_is_asked_to(make_args,
     trainer = Trainer(Classifier(), make_args(log_level=level, num_train_epochs=1), train_dataset=rows(8))
     with caplog.at_level("INFO", logger="hf_compat"):
         trainer.train()
-    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.training"]
+    said = [record.message for record in caplog.records if record.name == "hf_compat.training_run.start_log"]
     assert len(said) == lines and "Training on Lightning: " in said[-1 if level == "info" else 0]
     if level == "info":
         assert said[0] == "***** Running training *****" and "  Num examples = 8" in said

@@ -38,8 +38,8 @@ TEXTS = {
     "text": ("hello\n", "holds a str, not sections"),
     "nothing": ("", "holds nothing, not sections"),
     "two documents": ("model: a\n---\nmodel: b\n", "another document"),
-    "a key twice": (MODEL + MODEL, "'model' stands there twice, line 2"),
-    "a key twice within": (MODEL + "args: {max_steps: 1, max_steps: 2}\n", "'max_steps' stands there twice, line 2"),
+    "a key twice": (MODEL + MODEL, "'model' twice, line 2"),
+    "a key twice within": (MODEL + "args: {max_steps: 1, max_steps: 2}\n", "'max_steps' twice, line 2"),
     "an unknown section": ("modle: a\n", "did you mean `model`?"),
     "an unknown argument": (MODEL + "args: {lerning_rate: 1}\n", "did you mean `args.learning_rate`?"),
     "an argument outside": (MODEL + "learning_rate: 1\n", "did you mean `args.learning_rate`?"),
@@ -49,7 +49,7 @@ TEXTS = {
     "no integer": ("model: !!int x\n", "not of its type"),
     "no truth value": ("model: !!bool x\n", "not of its type"),
     "Python": ("model: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
-    "cut off": ("args: {hub_token: hf_SECRET\n", "no valid YAML"),
+    "cut off": ("args: {hub_token: hf_SECRET\n", "not valid YAML"),
 }
 
 

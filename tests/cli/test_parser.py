@@ -139,10 +139,10 @@ def test_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--layers", "two"], "--layers.*'two' is no int"),
+        (["--layers", "two"], "--layers.*'two' is not of the type int"),
         (["--model_name", "m", "--kind", "huge"], "--kind.*invalid choice: 'huge'"),
-        (["--model_name", "m", "--sizes", "1", "x"], "--sizes.*'x' is no int"),
-        (["--model_name", "m", "--cache", "perhaps"], "'perhaps' is no truth value"),
+        (["--model_name", "m", "--sizes", "1", "x"], "--sizes.*'x' is not of the type int"),
+        (["--model_name", "m", "--cache", "perhaps"], "'perhaps' is not a truth value"),
         ([], "required: --model_name"),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_lines_of_transformers_follow_its_verbosity(tmp_path):
     ("words", "message"),
     [
         (["nowhere.py"], "There is no script nowhere.py in /"),
-        (["--devices", "many", "script.py"], "no number of processes"),
+        (["--devices", "many", "script.py"], "not a number of processes"),
         (["config.json", "script.py"], "config.json is not a Python script.\n\nHint: "),
     ],
 )

@@ -71,7 +71,7 @@ def test_machines_are_those_of_the_options_or_of_the_launcher(asked, words, vari
         (["--nodes", "3"], SRUN, "`--nodes 3`, and Slurm (srun) has started 2 process(es)"),
         (["--nodes", "2"], {}, "`--main-address` is not set"),
         (["--nodes", "2"], {"JOB_COMPLETION_INDEX": "0"}, "`--main-address` is not set"),
-        (["--nodes", "2", "--node-rank", "2", "--main-address", "a"], {}, "`--node-rank 2` is none of 2 machines"),
+        (["--nodes", "2", "--node-rank", "2", "--main-address", "a"], {}, "`--node-rank 2` is not one of 2 machines"),
         (["--nodes", "2", "--main-address", "a:port"], {}, "has the port 'port'"),
         (["--nodes", "2", "--main-address", "a:12", "--main-port", "13"], {}, "differ"),
         ([], {"JOB_COMPLETION_INDEX": "3", "SM_HOSTS": "a", "SM_CURRENT_HOST": "a"}, "`SM_HOSTS='a'`"),
@@ -86,7 +86,7 @@ def test_machines_that_cannot_be_are_one_error(asked, capsys, words, variables, 
 def test_what_is_no_number_of_machines_is_refused(asked, capsys, nodes):
     with pytest.raises(SystemExit):
         asked(["--nodes", nodes], {})
-    assert "is no number of machines: 2, say, or 1:4" in capsys.readouterr().err
+    assert "is not a number of machines, such as 2 or 1:4" in capsys.readouterr().err
 
 
 def test_a_rank_says_for_whom_it_waits(monkeypatch, caplog, tmp_path):

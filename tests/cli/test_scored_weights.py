@@ -149,9 +149,9 @@ def test_the_best_is_the_one_that_the_run_knows(trained, capsys):
         ([], "has no `--ckpt_path`: it would score the untrained weights"),
         (["--ckpt_path", "out/checkpoint-7"], "does not exist.\n\nHint: there are out/checkpoint-6, out/checkpoint-12"),
         (["--resume_from_checkpoint", "out/checkpoint-12"], "Hint: `hf-compat {} --ckpt_path out/checkpoint-12`"),
-        (["--resume_from_checkpoint", "true", "--ckpt_path", "last"], "`resume_from_checkpoint='true'` is where `fit`"),
-        (["--ckpt_path", "hpc"], "is a word of Lightning's"),
-        (["--ckpt_path", "best", "--output_dir", "other"], "other has no whole checkpoint"),
+        (["--resume_from_checkpoint", "true", "--ckpt_path", "last"], "`resume_from_checkpoint='true'` is for `fit`"),
+        (["--ckpt_path", "hpc"], "is a value of Lightning's"),
+        (["--ckpt_path", "best", "--output_dir", "other"], "other has no complete checkpoint"),
         (["--ckpt_path", "run.yaml"], "run.yaml cannot be read"),
         (["--ckpt_path", "empty"], "empty cannot be scored: trainer_state.json is missing"),
         (["--ckpt_path", "last", "--model", "scored.wider"], "does not fit the model"),
@@ -208,7 +208,7 @@ def test_fit_goes_on_from_a_ckpt_path(trained, capsys):
     assert main(["validate", "-c", "out/config-3.yaml", "--ckpt_path", "last"]) == 0
     words = ["--ckpt_path", "last", "--resume_from_checkpoint", "out/checkpoint-6"]
     assert main(["fit", "-c", "run.yaml", *words]) == 2
-    assert "name two checkpoints to go on from" in capsys.readouterr().err
+    assert "name two checkpoints to resume from" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it

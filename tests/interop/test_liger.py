@@ -120,7 +120,7 @@ def test_a_package_that_does_not_load_here(liger, make_args, monkeypatch):
     ("config", "words"),
     [
         ({"ropee": True}, "no kernel 'ropee'.*rope"),
-        ({"rope": "yes"}, "rope is no truth value"),
+        ({"rope": "yes"}, "rope is not a truth value"),
         ({"cross_entropy": True, "fused_linear_cross_entropy": True}, "two kernels of the loss"),
     ],
 )
