@@ -1,7 +1,7 @@
-"""Checkpoints that somebody has edited: what differs from the manifest, and how a run that was told to reads them.
+"""Checkpoints that were edited: what differs from the manifest, and how they are read if the user names them.
 
-A folder that somebody names is read as it is now, with one warning that says what differs, as long as each of its files
-is whole by itself. Only for these folders, and only while they are read, do files count that no manifest lists. Files.
+Such a folder is read as it is now, with one warning that says what differs, as long as each of its files is whole by
+itself. Files that no manifest lists count in these folders only, and only while they are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Edits:
         changed: Files of another content.
         missing: Files that are not there.
         added: Files that the manifest does not list.
-        not_read: What is no file of the folder: links that lead out of it, pipes.
+        not_read: Links that lead out of the folder, and pipes.
     """
 
     kept: tuple[str, ...] = ()
@@ -55,11 +55,6 @@ class Edits:
     missing: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     not_read: tuple[str, ...] = ()
-
-    @property
-    def files(self) -> frozenset[str]:
-        """The files that are there, whatever the manifest says about them."""
-        return frozenset((*self.kept, *self.changed, *self.added))
 
     def described(self) -> list[str]:
         """Say of each file how it differs, and what its loss means."""
@@ -81,31 +76,33 @@ def find_edits(folder: str) -> Edits:
     listed = read_manifest(root)
     if listed is None:
         raise CheckpointError(why_unreadable(root))
-    outside = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
-    there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
-    refused = [] if outside else [refusal(root, name, facts) for name, facts in there]
-    if any((*outside, *refused)):
-        raise CheckpointError("; ".join(filter(None, (*outside, *refused))))
-    kinds: dict[str, list[str]] = {"kept": [], "changed": [], "missing": []}
+    wrong = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
+    if not wrong:
+        there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
+        wrong = [refused for name, facts in there if (refused := refusal(root, name, facts))]
+    if wrong:
+        raise CheckpointError("; ".join(filter(None, wrong)))
+    kept: list[str] = []
+    changed: list[str] = []
+    missing: list[str] = []
     for name, facts in sorted(listed.items()):
         is_there = os.path.lexists(root / name)
-        kind = "missing" if not is_there else "changed" if manifest.compare(root, name, facts) else "kept"
-        kinds[kind].append(name)
-    added, not_read = _further_entries(root, frozenset(listed))
-    return Edits(**{kind: tuple(found) for kind, found in kinds.items()}, added=added, not_read=not_read)
-
-
-def _further_entries(root: Path, known: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = [path.relative_to(root).as_posix() for path in entries(root)]
-    further = [name for name in found if name not in known]
-    added = tuple(name for name in further if is_inside(root, name) and (root / name).is_file())
-    return added, tuple(name for name in further if name not in added)
+        (missing if not is_there else changed if manifest.compare(root, name, facts) else kept).append(name)
+    further = [name for path in entries(root) if (name := path.relative_to(root).as_posix()) not in listed]
+    added = [name for name in further if is_inside(root, name) and (root / name).is_file()]
+    return Edits(
+        kept=tuple(kept),
+        changed=tuple(changed),
+        missing=tuple(missing),
+        added=tuple(added),
+        not_read=tuple(name for name in further if name not in added),
+    )
 
 
 def problems_of_named(folder: str) -> tuple[list[str], Edits]:
-    """List what is wrong with a checkpoint that somebody names, and what differs from its manifest.
+    """List what is wrong with a checkpoint that the user names, and what differs from its manifest.
 
-    A change is no fault where each file is whole by itself, and there is what no run can go on without.
+    A change is not a fault if each file is whole by itself, and the folder has what every run needs.
     """
     root = Path(folder)
     if not os.path.isdir(root):
@@ -116,7 +113,7 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
         edits = find_edits(folder)
         if not (edits.changed or edits.missing or edits.added):
             return manifest.problems(folder), Edits()
-        with reading_as_it_is(folder, edits.files):
+        with reading_edited(folder, edits):
             return list(judge_edited(root, (*edits.changed, *edits.added))), edits
     except CheckpointError as error:
         return str(error).removesuffix(".").split("; "), Edits()
@@ -125,7 +122,7 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
 
 
 def way_out(folder: str) -> str:
-    """Return the hint for a folder that is refused."""
+    """Make the hint for a folder that is refused."""
     return (
         f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, and "
         "writes the manifest anew."
@@ -133,7 +130,7 @@ def way_out(folder: str) -> str:
 
 
 def no_checkpoint(path: str, hint: str = "name a checkpoint-<updates> folder or a .ckpt") -> CheckpointError:
-    """Return the error for a path where nothing is, with the checkpoints that are beside it."""
+    """Make the error for a path where nothing is. It names the checkpoints beside it."""
     beside = names.list_checkpoints(os.path.dirname(os.path.abspath(path)))
     known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
     what = "file" if path.endswith(".ckpt") else "folder"
@@ -154,7 +151,7 @@ def warn_of(folder: str, edits: Edits) -> None:
 
 @contextlib.contextmanager
 def as_named(folder: str) -> Iterator[None]:
-    """Let readers read a folder that somebody named as it is now.
+    """Let readers read a folder that the user named as it is now.
 
     Raises:
         CheckpointError: It is not there, or damaged.
@@ -170,8 +167,9 @@ def as_named(folder: str) -> Iterator[None]:
 
 
 def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:
-    """Let readers read the files that an edited folder has now; one that is as it was is read by its manifest."""
-    return reading_as_it_is(folder, edits.files) if edits.files else contextlib.nullcontext()
+    """Let readers read the files that an edited folder has now. One without edits is read by its manifest."""
+    files = (*edits.kept, *edits.changed, *edits.added)
+    return reading_as_it_is(folder, files) if files else contextlib.nullcontext()
 
 
 def seal_edited(folder: str) -> str:
@@ -182,13 +180,19 @@ def seal_edited(folder: str) -> str:
 
     Raises:
         ArgumentError: There is no such folder.
-        CheckpointError: It is damaged; its manifest stays as it is.
+        CheckpointError: It is damaged. Its manifest stays as it is.
     """
     root = Path(folder)
     if not os.path.isdir(root):
         raise ArgumentError(f"{folder} is no folder.\n\nHint: name a checkpoint-<updates> folder.")
-    before = _as_listed(folder) if has_manifest(root) else None
-    wrong = problems_of_named(folder)[0] if before is not None else _problems_without_list(root)
+    before = find_edits(folder) if has_manifest(root) and read_manifest(root) is not None else None
+    if before is not None:
+        wrong = problems_of_named(folder)[0]
+    else:
+        found = [path.relative_to(root).as_posix() for path in entries(root)]
+        inside = [name for name in found if is_inside(root, name) and (root / name).is_file()]
+        with reading_as_it_is(folder, inside):
+            wrong = list(judge_edited(root, inside))
     if wrong:
         raise CheckpointError(
             f"{folder} is not sealed: {'; '.join(wrong)}.\n\n"
@@ -197,27 +201,12 @@ def seal_edited(folder: str) -> str:
     if before is not None and not (before.changed or before.missing or before.added):
         return f"{folder}: each of its {len(before.kept)} files is as {MANIFEST_NAME} says; nothing is written."
     seal(folder, read_writer(root))
-    count = len(read_manifest(root) or ())
-    return "\n".join([*_account(folder, before), f"{MANIFEST_NAME} lists {count} files now."])
-
-
-def _as_listed(folder: str) -> Edits | None:
-    """Return what differs from a manifest; None where it is not readable and says nothing."""
-    return find_edits(folder) if read_manifest(Path(folder)) is not None else None
-
-
-def _problems_without_list(root: Path) -> list[str]:
-    """List what is wrong with a folder that has no manifest, or one that is not readable."""
-    found = [path.relative_to(root).as_posix() for path in entries(root)]
-    inside = [name for name in found if is_inside(root, name) and (root / name).is_file()]
-    with reading_as_it_is(str(root), inside):
-        return list(judge_edited(root, inside))
-
-
-def _account(folder: str, edits: Edits | None) -> list[str]:
-    if edits is None:
-        return [
-            f"{folder}: each file is whole by itself. It had no readable {MANIFEST_NAME}; with one it counts as a "
-            "checkpoint of this package, which `save_total_limit` may remove."
-        ]
-    return [f"{folder}: each file is whole by itself.", *(f"  {line}" for line in edits.described())]
+    lines = [f"{folder}: each file is whole by itself."]
+    if before is not None:
+        lines += [f"  {line}" for line in before.described()]
+    else:
+        lines[0] += (
+            f" It had no readable {MANIFEST_NAME}; with one it counts as a checkpoint of this package, which "
+            "`save_total_limit` may remove."
+        )
+    return "\n".join([*lines, f"{MANIFEST_NAME} lists {len(read_manifest(root) or ())} files now."])

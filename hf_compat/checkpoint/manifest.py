@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from hf_compat.checkpoint import layout
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
@@ -55,6 +54,8 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
 _HASHED_AT_ONCE = 2**18
@@ -67,26 +68,25 @@ _WRITTEN_FIRST = f".{MANIFEST_NAME}."
 
 @functools.cache
 def this_boot() -> str | None:
-    """Return what tells this start of the system from any other, on any machine; None where it does not say."""
+    """An id of this start of the system, on this machine. Only Linux has one."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):  # only Linux has it
+    except (OSError, ValueError):
         return None
 
 
 def entries(folder: Path) -> Iterator[Path]:
-    """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
-    below = (path for path in sorted(folder.rglob("*")) if path.parent != folder or not _is_manifest(path))
-    return (path for path in below if path.is_symlink() or not path.is_dir())
+    """List what is below a folder, without subfolders, its manifest, and manifests that a kill left half written."""
+    for path in sorted(folder.rglob("*")):
+        is_manifest = path.parent == folder and (path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST))
+        if not is_manifest and (path.is_symlink() or not path.is_dir()):
+            yield path
 
 
-def _half_written() -> str:
-    return f"{_WRITTEN_FIRST}{secrets.token_hex(8)}"  # nobody can put a link there before
-
-
-def _is_manifest(path: Path) -> bool:
-    """Return whether a file is a manifest, or one that a kill has left half written."""
-    return path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST)
+def _own_files(root: Path) -> list[str]:
+    """Name the regular files of a folder. What a link leads to elsewhere is not a part of the checkpoint."""
+    files = [path.relative_to(root).as_posix() for path in entries(root) if path.is_file()]
+    return [name for name in files if is_inside(root, name)]
 
 
 def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = ()) -> None:
@@ -98,35 +98,36 @@ def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = 
         unlisted: Files of the user's, which may change without making the checkpoint damaged.
     """
     root = Path(folder)
-    listed: Listed = {}
+    files = [name for name in _own_files(root) if name not in unlisted]
     with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
-        names = [name for name in _own_files(root) if name not in unlisted]
-        listed.update(zip(names, threads.map(lambda name: _facts(root / name), names), strict=True))
-    _replace_manifest(root, listed, writer, root / _half_written())
+        listed = dict(zip(files, threads.map(lambda name: _facts(root / name), files), strict=True))
+    _replace_manifest(root, listed, writer)
     _flush_folders(root, listed)
 
 
-def _facts(path: Path) -> dict[str, object]:
-    """Force a file to the disk, and return what a manifest says about it."""
-    flush(path)
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
 def list_unflushed(folder: str, writer: Writer | None = None) -> None:
-    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow."""
+    """Write a manifest of files that are not on the disk yet. `finish` has to follow, and hashes large ones."""
     root = Path(folder)
-    listed: Listed = {name: _facts_unflushed(root / name) for name in _own_files(root)}
-    _replace_manifest(root, listed, writer, root / _half_written(), is_durable=False)
+    listed = {name: _facts(root / name, is_flushed=False) for name in _own_files(root)}
+    _replace_manifest(root, listed, writer, is_durable=False)
 
 
-def _facts_unflushed(path: Path) -> dict[str, object]:
+def _facts(path: Path, is_flushed: bool = True) -> Listed:
+    """Collect what a manifest says about a file, which is forced to the disk first or later."""
+    if is_flushed:
+        flush(path)
     stat = path.stat()
-    facts: dict[str, object] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
-    return facts | {"sha256": _sha256(path)} if stat.st_size <= _HASHED_AT_ONCE else facts
+    facts: Listed = {"bytes": stat.st_size}
+    if not is_flushed:
+        facts |= {"boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
+    if is_flushed or stat.st_size <= _HASHED_AT_ONCE:
+        with open(path, "rb") as file:
+            facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return facts
 
 
 def stamps(folder: str) -> Stamps:
-    """Return what tells each file of a folder from one that is put in its place: size, time and inode."""
+    """Note size, time and inode of each file of a folder. A file that is put in its place has others."""
     root = Path(folder)
     stats = {name: os.stat(root / name) for name in _own_files(root)}
     return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
@@ -140,68 +141,57 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
         before: Its `stamps` when it was sealed.
 
     Returns:
-        What was changed; nothing where a manifest is not there any more.
+        What was changed. Nothing if the folder has no manifest anymore.
     """
     root, now = Path(folder), stamps(folder)
     listed = read_manifest(root)
     if listed is None or now == before:
         return []
-    missing = sorted(listed.keys() - now.keys())
-    added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
+    added = sorted(name for name in now.keys() - before.keys() if names.is_part_of_checkpoint(name))
     changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
+    changes = {"changed": changed, "removed": sorted(listed.keys() - now.keys()), "added": added}
     kept = {name: facts for name, facts in listed.items() if name in now}
-    if missing or added or changed:
-        _replace_manifest(
-            root, kept | {name: _facts(root / name) for name in (*changed, *added)}, read_writer(root),
-            root / _half_written(),
-        )  # fmt: skip
+    if any(changes.values()):
+        anew = {name: _facts(root / name) for name in (*changed, *added)}
+        _replace_manifest(root, kept | anew, read_writer(root))
         _flush_folders(root, kept)
-    return [
-        f"{name} is {how}"
-        for how, files in (("changed", changed), ("removed", missing), ("added", added))
-        for name in files
-    ]
+    return [f"{name} is {how}" for how, files in changes.items() for name in files]
 
 
 def finish(folder: str) -> None:
     """Flush the files of a folder that `list_unflushed` has listed, and write its manifest with all hashes.
 
-    A file that somebody has changed or removed since keeps its entry, which says so to whoever reads the folder. A
-    folder that somebody removes or renames meanwhile is left alone.
+    A file that was changed or removed since keeps its entry, by which readers notice it. A folder that is removed or
+    renamed meanwhile is left alone.
 
     Raises:
         OSError: They could not be written to the disk, though the system had taken them. The manifest says so.
     """
     root = Path(folder)
     try:
-        _finish_sealing(root)
+        finished = dict(read_manifest(root) or {})
+        if not finished:
+            return
+        for name, facts in finished.items():
+            if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
+                try:
+                    hashed = _facts(root / name)
+                    is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    refuse(root, name, error)
+                    raise
+                if is_as_listed:
+                    finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
+        # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
+        with hidden_folder(str(root.parent), SAVING) as place:
+            _replace_manifest(root, finished, read_writer(root), place=Path(place))
+        _flush_folders(root, finished)
+        flush(root.parent)
     except FileNotFoundError:
         if read_manifest(root) is not None:
             raise
-
-
-def _finish_sealing(root: Path) -> None:
-    listed = read_manifest(root)
-    if listed is None:
-        return
-    finished = {}
-    for name, facts in listed.items():
-        try:
-            finished[name] = _finished(root, name, facts)
-        except OSError as error:
-            refuse(root, name, error)
-            raise
-    # beside the folder: who copies it, or removes it, meanwhile finds no file that comes and goes
-    with hidden_folder(str(root.parent), SAVING) as place:
-        _replace_manifest(root, finished, read_writer(root), Path(place) / MANIFEST_NAME)
-    _flush_folders(root, finished)
-    flush(root.parent)
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder's files were listed in this boot of the system and not yet flushed."""
-    listed = read_manifest(folder) or {}
-    return any(_is_of_this_boot(facts) for facts in listed.values())
 
 
 # Files that the disk refused where the manifest could not say so: their names, and the state of that manifest.
@@ -222,7 +212,7 @@ def refuse(root: Path, name: str, error: OSError) -> None:
     _REFUSED[*_state_of_manifest(root), name] = said
     with contextlib.suppress(OSError):
         facts = {"refused": said, "mtime_ns": (root / name).stat().st_mtime_ns}
-        _replace_manifest(root, {**listed, name: facts}, read_writer(root), root / _half_written())
+        _replace_manifest(root, {**listed, name: facts}, read_writer(root))
 
 
 def _state_of_manifest(root: Path) -> tuple[int, int, int]:
@@ -231,9 +221,9 @@ def _state_of_manifest(root: Path) -> tuple[int, int, int]:
 
 
 def refusal(root: Path, name: str, facts: object) -> str | None:
-    """Why a listed file, which is there, is not on the disk; None where it is. One that was not flushed is flushed.
+    """Say why a listed file, which is there, is not on the disk. One that was not flushed is flushed now.
 
-    A file that somebody has put in its place since is another one.
+    A file that was put in its place since is another one.
     """
     said = None
     if isinstance(facts, dict) and _is_of_this_boot(facts):
@@ -248,46 +238,13 @@ def refusal(root: Path, name: str, facts: object) -> str | None:
     return None if said is None else f"{name} could not be written to the disk: {said}"
 
 
-def difference_unflushed(facts: Mapping[str, object], stat: os.stat_result) -> str | None:
-    """Return how a file without a hash differs from what was listed; None where it is as it was written."""
-    if "boot" not in facts:
-        return "has no hash"
-    if not _is_of_this_boot(facts):
-        return "was not on the disk when its system stopped, or was written on another machine, and has no hash"
-    return None if stat.st_mtime_ns == facts.get("mtime_ns") else "was changed before it was hashed"
-
-
 def _is_of_this_boot(facts: object) -> bool:
+    """Whether a file was listed since the system started, and not flushed yet."""
     return isinstance(facts, dict) and this_boot() is not None and facts.get("boot") == this_boot()
 
 
-def _finished(root: Path, name: str, facts: object) -> object:
-    """Flush a file, and return what a manifest says about it."""
-    path = root / name
-    if not _is_of_this_boot(facts) or not isinstance(facts, dict) or not is_inside(root, name):
-        return facts
-    try:
-        flush(path)
-        digest = facts.get("sha256") or _sha256(path)
-        is_as_listed = path.stat().st_mtime_ns == facts.get("mtime_ns")
-    except FileNotFoundError:
-        return facts
-    return {"bytes": facts.get("bytes"), "sha256": digest} if is_as_listed else facts
-
-
-def _own_files(root: Path) -> Iterator[str]:
-    """List the regular files of a folder; what a link that leads elsewhere leads to is no part of the checkpoint."""
-    names = (path.relative_to(root).as_posix() for path in entries(root) if path.is_file())
-    return (name for name in names if is_inside(root, name))
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def flush(path: Path) -> None:
-    """Force a file or folder to disk; folders cannot be opened for that everywhere."""
+    """Force a file or folder to disk. Some systems cannot open folders for that."""
     with contextlib.suppress(PermissionError, IsADirectoryError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -296,7 +253,7 @@ def flush(path: Path) -> None:
             os.close(descriptor)
 
 
-def _flush_folders(root: Path, listed: Listed) -> None:
+def _flush_folders(root: Path, listed: Iterable[str]) -> None:
     above = {folder for name in listed if is_inside(root, name) for folder in Path(name).parents}
     for folder in sorted(root / folder for folder in above | {Path()}):
         with contextlib.suppress(FileNotFoundError):
@@ -304,9 +261,18 @@ def _flush_folders(root: Path, listed: Listed) -> None:
 
 
 def _replace_manifest(
-    root: Path, listed: Listed, writer: Writer | None, written: Path, is_durable: bool = True
+    root: Path, listed: Mapping[str, object], writer: Writer | None, is_durable: bool = True, place: Path | None = None
 ) -> None:
-    """Write a manifest, elsewhere at first: a folder that has one has the old one or the new one at every instant."""
+    """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant.
+
+    Args:
+        root: The checkpoint.
+        listed: What it says of each file.
+        writer: Who wrote the checkpoint.
+        is_durable: Whether to force it to the disk.
+        place: Where to write it first. By default, in the checkpoint under a name that nobody can guess.
+    """
+    written = root / f"{_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
     write_new(written, text.encode(), is_durable)
@@ -315,9 +281,6 @@ def _replace_manifest(
     except OSError:
         written.unlink(missing_ok=True)
         raise
-
-
-logger = logging.getLogger(__name__)
 
 
 class SavingPlace:
@@ -478,11 +441,11 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
 def remove(folder: str) -> None:
     """Delete a checkpoint of ours, with what callbacks and overrides have put into it, as upstream does.
 
-    The folder is renamed first: one that is half deleted is never taken for a checkpoint. What holds no manifest never
-    was a checkpoint of ours, and stays.
+    The folder is renamed first, so one that is half deleted is never taken for a checkpoint. A folder without a
+    manifest stays, since it never was a checkpoint of ours.
 
     Raises:
-        OSError: It cannot be deleted, or it is a symbolic link: what that points to is not ours to delete.
+        OSError: It cannot be deleted, or it is a symbolic link, whose target is not ours to delete.
     """
     root = Path(folder)
     if read_manifest(root) is None:
@@ -490,36 +453,29 @@ def remove(folder: str) -> None:
     if root.is_symlink():
         raise OSError("it is a symbolic link")
     with hidden_folder(str(root.parent), SAVING) as place:
-        deleted = os.path.join(place, DELETED)
-        os.mkdir(deleted)
-        os.replace(root, os.path.join(deleted, root.name))
-        shutil.rmtree(deleted)
+        _take_out(folder, place)
+        shutil.rmtree(os.path.join(place, DELETED))
 
 
 def is_ours(folder: str) -> bool:
-    """Return whether a folder holds a manifest of ours, whole or not."""
+    """Whether a folder has a manifest of ours, whole or not."""
     return read_manifest(Path(folder)) is not None
 
 
-def writer_of(folder: str) -> Writer | None:
-    """Return who wrote a checkpoint; None where its manifest does not say."""
-    return read_writer(Path(folder))
-
-
 def run_of(folder: str) -> str | None:
-    """Return the id of the run that wrote a checkpoint; None where its manifest does not say."""
-    writer = writer_of(folder)
+    """The id of the run that wrote a checkpoint, if its manifest names one."""
+    writer = read_writer(Path(folder))
     return None if writer is None else writer.run
 
 
 def next_turn(run_dir: str) -> int:
-    """Return the number of the call of `train` that begins to save into a folder."""
-    writers = [writer_of(path) for path in names.list_checkpoints(run_dir)]
+    """The number of the call of `train` that begins to save into a folder."""
+    writers = [read_writer(Path(path)) for path in names.list_checkpoints(run_dir)]
     return 1 + max((writer.turn for writer in writers if writer is not None), default=0)
 
 
 def tidy(run_dir: str) -> None:
-    """Remove what killed runs have left behind, after finishing what is whole. For a run that has the folder's lock."""
+    """Remove what killed runs have left, after finishing what is whole. For a run that has the folder's lock."""
     recover(run_dir, is_alone=True)
     remove_ended(run_dir, SAVING, is_locked=True)
     remove_ended(run_dir, CONVERTING)
@@ -530,11 +486,19 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
 
     Args:
         run_dir: The output folder.
-        is_alone: Whether no other run saves there, as the caller has the lock. Where there is none, nobody does either.
+        is_alone: Whether no other run saves there, as the caller has the lock. Without a lock, no run saves there.
     """
     for place, owner in hidden_folders(run_dir, SAVING):
-        if has_ended(owner, is_alone or not is_locked(run_dir)):
-            _finish(place, owner)
+        if not has_ended(owner, is_alone or not is_locked(run_dir)):
+            continue
+        for path in names.list_checkpoints(place):
+            final = os.path.join(run_dir, os.path.basename(path))
+            if not os.path.lexists(final) and is_ours(path) and not problems(path):
+                # every process of a run may ask for its last checkpoint: one of them is first
+                with contextlib.suppress(OSError):
+                    os.replace(path, final)
+        with contextlib.suppress(OSError):
+            _put_back(place, owner, names.list_checkpoints(run_dir))
     # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
     for path in names.list_checkpoints(run_dir):
         if is_unfinished(Path(path)):
@@ -542,20 +506,13 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
                 finish(path)
 
 
-def _finish(place: str, owner: Owner) -> None:
-    """Put a checkpoint that is whole, or what it was to replace, where it would be had the run not been killed."""
-    for path in names.list_checkpoints(place):
-        final = os.path.join(os.path.dirname(place), os.path.basename(path))
-        if not os.path.lexists(final) and is_ours(path) and not problems(path):
-            # every process of a run may ask for its last checkpoint: one of them is first
-            with contextlib.suppress(OSError):
-                os.replace(path, final)
-    with contextlib.suppress(OSError):
-        _put_back(place, owner, names.list_checkpoints(os.path.dirname(place)))
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder has files that are listed and not flushed yet."""
+    return any(map(_is_of_this_boot, (read_manifest(folder) or {}).values()))
 
 
 def problems(folder: str) -> list[str]:
-    """List what is wrong with a checkpoint folder; nothing is wrong with a whole one, which every reader can read."""
+    """List what is wrong with a checkpoint folder. Every reader can read one with which nothing is wrong."""
     root = Path(folder)
     if not os.path.isdir(root):
         return [f"{folder} is no folder"]
@@ -574,27 +531,30 @@ def problems(folder: str) -> list[str]:
 
 
 def compare(root: Path, name: str, facts: object) -> str | None:
-    """Return what is wrong with a file, going by what the manifest says about it."""
+    """Say what is wrong with a file, by what the manifest says about it."""
     if not is_inside(root, name):
         return f"{name if name.isprintable() else ascii(name)} is outside the folder"
     if not os.path.lexists(root / name):
         return f"{name} is missing"
     try:
         with open_regular(root / name) as file:
-            size = os.fstat(file.fileno()).st_size
+            stat = os.fstat(file.fileno())
             if refused := refusal(root, name, facts):
                 return refused
-            if not isinstance(facts, dict) or size != facts.get("bytes"):
-                return f"{name} has {size} bytes, not what {MANIFEST_NAME} says"
-            if "sha256" not in facts:
-                how = difference_unflushed(facts, os.fstat(file.fileno()))
-                return None if how is None else f"{name} {how}"
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
+            if not isinstance(facts, dict) or stat.st_size != facts.get("bytes"):
+                return f"{name} has {stat.st_size} bytes, not what {MANIFEST_NAME} says"
+            if "sha256" in facts:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
+                return None if digest == facts["sha256"] else f"{name} is damaged (its hash differs)"
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
     except CheckpointError as error:
         return f"{name}: {first_line(error)}"
-    return None if digest == facts.get("sha256") else f"{name} is damaged (its hash differs)"
+    if "boot" not in facts:
+        return f"{name} has no hash"
+    if not _is_of_this_boot(facts):
+        return f"{name} was not on the disk when its system stopped, or was written on another machine, and has no hash"
+    return None if stat.st_mtime_ns == facts.get("mtime_ns") else f"{name} was changed before it was hashed"
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
@@ -624,16 +584,19 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
-    """Return the newest checkpoint with which nothing is wrong, and warn of each newer one.
+    """Find the newest checkpoint with which nothing is wrong, and warn of each newer one.
 
-    The newest is the last run's with the most updates; an earlier run may have left one with more.
+    It is the one of the last run with the most updates. An earlier run may have left one with more. Checkpoints that
+    name no run, of `transformers` or of an earlier version, are ordered with those of the last run.
 
     Args:
         folder: The output folder.
         judge: Lists what is wrong with a checkpoint.
     """
     paths = names.list_checkpoints(folder)
-    for path in reversed(_in_order_of_writing(paths)):
+    turns = {path: writer.turn for path in paths if (writer := read_writer(Path(path))) is not None}
+    last = max(turns.values(), default=0)
+    for path in sorted(paths, key=lambda path: (turns.get(path, last), names.checkpoint_step(path) or 0), reverse=True):
         wrong = judge(path)
         if not wrong:
             beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]
@@ -647,13 +610,3 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
         way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
         logger.warning("%s is not whole and is skipped: %s.%s", path, "; ".join(wrong), way_out)
     return None
-
-
-def _in_order_of_writing(paths: list[str]) -> list[str]:
-    """Order checkpoints by the call of `train` that wrote them, then by update.
-
-    Those that do not say who wrote them, of `transformers` or of a version before, go by update with the last call's.
-    """
-    turns = {path: None if (writer := writer_of(path)) is None else writer.turn for path in paths}
-    last = max(filter(None, turns.values()), default=0)
-    return sorted(paths, key=lambda path: (turns[path] or last, names.checkpoint_step(path) or 0))

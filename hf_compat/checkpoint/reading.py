@@ -53,8 +53,8 @@ Listed = dict[str, object]  # each file's name, and what the manifest says about
 
 
 def read_manifest(folder: Path) -> Listed | None:
-    """Return everything that a manifest of ours lists, good names and bad; None without a readable one."""
-    listed = (_read(folder) or {}).get("files")
+    """Read everything that a manifest of ours lists, good names and bad. None without a readable one."""
+    listed = _read(folder).get("files")
     return listed if isinstance(listed, dict) else None
 
 
@@ -63,7 +63,7 @@ class Writer:
     """Who wrote a checkpoint.
 
     Args:
-        run: Id of the run; one that goes on keeps it.
+        run: Id of the run. A resumed run keeps it.
         turn: Which call of `train` in this output folder, counted from 1.
     """
 
@@ -72,8 +72,8 @@ class Writer:
 
 
 def read_writer(folder: Path) -> Writer | None:
-    """Return who wrote a checkpoint; None where its manifest does not say."""
-    manifest = _read(folder) or {}
+    """Read who wrote a checkpoint, if its manifest says so."""
+    manifest = _read(folder)
     run, turn = manifest.get("run"), manifest.get("turn")
     return Writer(run, turn) if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN else None
 
@@ -85,7 +85,7 @@ def marker_of(folder: str, owner_id: str) -> dict[str, object]:
 
 def saving_owner(folder: Path) -> str | None:
     """The id of the run whose save into a folder has not ended."""
-    owner = (_read(folder) or {}).get("saving")
+    owner = _read(folder).get("saving")
     return owner if isinstance(owner, str) else None
 
 
@@ -93,7 +93,7 @@ def has_manifest(folder: Path) -> bool:
     """Whether a folder has a manifest, readable or not. User code may have copied one while its folder was written."""
     if not os.path.lexists(folder / MANIFEST_NAME):
         return False
-    return saving_owner(folder) is None or (_read(folder) or {}).get("name") == folder.name
+    return saving_owner(folder) is None or _read(folder).get("name") == folder.name
 
 
 def why_unreadable(folder: Path) -> str:
@@ -101,18 +101,19 @@ def why_unreadable(folder: Path) -> str:
     return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
 
 
-def _read(folder: Path) -> dict[str, object] | None:
+def _read(folder: Path) -> dict[str, object]:
+    """Read a manifest of ours. Empty without a readable one."""
     try:
         manifest = read_json(folder / MANIFEST_NAME)
     except CheckpointError:
-        return None
-    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else None
+        return {}
+    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else {}
 
 
 def listed_files(folder: Path) -> Listed | None:
-    """Return what a manifest of ours lists inside its folder; None without a readable one.
+    """Read what a manifest of ours lists inside its folder. None without a readable one.
 
-    A name that is absolute, has `..`, or leads elsewhere over a link is left out: nobody may read or delete by it.
+    A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
     """
     listed = read_manifest(folder)
     return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}
@@ -127,7 +128,7 @@ _AS_IT_IS: ContextVar[_AsItIs] = ContextVar("_AS_IT_IS", default=MappingProxyTyp
 def reading_as_it_is(folder: str | os.PathLike[str], files: Iterable[str]) -> Iterator[None]:
     """Let readers read these files of a folder for a while, as if its manifest listed them and no others.
 
-    This ends when the manifest is replaced: what a run saves into the folder is another checkpoint.
+    This ends when the manifest is replaced, since what a run saves into the folder is another checkpoint.
     """
     path = os.path.realpath(folder)
     listed: Listed = {name: {} for name in files}
@@ -139,7 +140,7 @@ def reading_as_it_is(folder: str | os.PathLike[str], files: Iterable[str]) -> It
 
 
 def is_read_as_it_is(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is one whose differences somebody has been told."""
+    """Whether a folder is read by its own files, after a warning about its differences."""
     return _listed_as_it_is(Path(folder)) is not None
 
 
@@ -176,7 +177,7 @@ class Contents:
             raise CheckpointError(f"{self.folder}: {why_unreadable(self.folder)}.")
 
     def find(self, name: str) -> str | None:
-        """Return a file's path; None where the folder has none, or, with a warning, where no manifest lists it.
+        """Find a file's path. None if the folder lacks it, or, with a warning, if the manifest does not list it.
 
         Args:
             name: Its name relative to the folder, with `/`.
@@ -194,7 +195,7 @@ class Contents:
         return str(path)
 
     def need(self, name: str) -> str:
-        """Return the path of a file that has to be there.
+        """Find the path of a file that has to be there.
 
         Raises:
             CheckpointError: It is not, or may not be read.
@@ -215,11 +216,12 @@ class Contents:
         except OSError as error:
             raise CheckpointError(f"{self.folder / subfolder} cannot be listed: {error.strerror}.") from error
         before = f"{subfolder}/" if subfolder else ""
-        return [before + name for name in found if name != MANIFEST_NAME and self._may_read(before + name)]
-
-    def _may_read(self, name: str) -> bool:
-        path = self.folder / name
-        return os.path.isfile(path) and (self.listed is None or name in self.listed)
+        listed = [before + name for name in found if name != MANIFEST_NAME]
+        return [
+            name
+            for name in listed
+            if os.path.isfile(self.folder / name) and (self.listed is None or name in self.listed)
+        ]
 
 
 # module → types
@@ -232,34 +234,18 @@ _STATE_TYPES = {
 }
 
 
-def state_types_in(path: str) -> list[type]:
-    """Return the types of optimizers' packages that a file of `torch.save` names, where their package is installed."""
-    if not zipfile.is_zipfile(path):
-        return []
-    named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    return list(_known(named))
-
-
-def _known(named: list[str]) -> Iterator[type]:
-    for module, types in _STATE_TYPES.items():
-        for name in types:
-            if f"{module}.{name}" in named:
-                with contextlib.suppress(ImportError):  # reading says which type it does not know
-                    yield getattr(importlib.import_module(module), name)
-
-
 def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Move the tensors within such objects to the devices of their parameters, as torch moves plain tensors."""
     for parameter, state in optimizer.state.items():
         for value in state.values():
-            if type(value).__name__ in _STATE_TYPES.get(type(value).__module__, ()) and hasattr(value, "__dict__"):
-                vars(value).update({name: _moved(held, parameter.device) for name, held in vars(value).items()})
-
-
-def _moved(held: object, device: torch.device) -> object:
-    if isinstance(held, torch.Tensor):
-        return held.to(device)
-    return [_moved(item, device) for item in held] if isinstance(held, list) else held
+            if type(value).__name__ not in _STATE_TYPES.get(type(value).__module__, ()) or not hasattr(
+                value, "__dict__"
+            ):
+                continue
+            for name, held in vars(value).items():
+                parts = held if isinstance(held, list) else [held]
+                moved = [part.to(parameter.device) if isinstance(part, torch.Tensor) else part for part in parts]
+                vars(value)[name] = moved if isinstance(held, list) else moved[0]
 
 
 Weights = dict[str, torch.Tensor]
@@ -293,7 +279,7 @@ class StoredTensor:
 
 
 def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Plain:
-    """Read a file that `torch.save` wrote, as tensors and plain containers; types of optimizers' states may be in it.
+    """Read a file that `torch.save` wrote, as tensors and plain containers. Types of optimizers' states may be in it.
 
     Args:
         path: The file.
@@ -301,7 +287,7 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
         mmap: Leave tensors on disk until they are used.
 
     Raises:
-        CheckpointError: It is damaged, or holds anything else; nothing of it is run. Tensors without data are damage.
+        CheckpointError: It is damaged, or holds anything else. Nothing of it is run. Tensors without data are damage.
     """
     try:
         with pinned(path) as opened:
@@ -313,7 +299,7 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
 
 
 def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap: bool = False) -> Plain:
-    """Load what `torch.save` wrote, after a walk through its pickle; raises what torch raises, too.
+    """Load what `torch.save` wrote, after a walk through its pickle. Raises what torch raises, too.
 
     Args:
         path: The file, for messages.
@@ -322,7 +308,7 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
         mmap: Leave tensors on disk until they are used, where torch can.
 
     Raises:
-        CheckpointError: Following it would take without measure.
+        CheckpointError: It would take too much time or memory.
     """
     check_torch_file(path, source)
 
@@ -334,7 +320,15 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
     try:
         content = load(allowed)
     except pickle.UnpicklingError:
-        further = state_types_in(source) if isinstance(source, str) else []
+        # Types of optimizers' packages that the file names, if their package is installed
+        is_zip = isinstance(source, str) and zipfile.is_zipfile(source)
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
+        known = [(module, name) for module, types in _STATE_TYPES.items() for name in types]
+        further = []
+        for module, name in known:
+            if f"{module}.{name}" in named:
+                with contextlib.suppress(ImportError):  # reading says which type it does not know
+                    further.append(getattr(importlib.import_module(module), name))
         if not further:
             raise
         content = load([*allowed, *further])
@@ -346,7 +340,7 @@ def check_torch_file(path: str, source: str | io.BytesIO) -> None:
     """Refuse a file of `torch.save` that no loader should follow.
 
     Raises:
-        CheckpointError: It is damaged, or following it would take without measure.
+        CheckpointError: It is damaged, or it would take too much time or memory.
     """
     with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
         walked_torch_file(path, file)
@@ -391,12 +385,12 @@ def read_weights(folder: str) -> Weights:
 
 
 def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Take out of names what `torch.compile` puts into them, so that a model reads them compiled or not."""
+    """Name weights as an uncompiled model does."""
     return {name.replace(COMPILED, ""): tensor for name, tensor in weights.items()}
 
 
 def names_of(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Name weights as a model does; parts of it may be compiled."""
+    """Name weights as a model does, whose parts may be compiled."""
     own = {name.replace(COMPILED, ""): name for name in model.state_dict() if COMPILED in name}
     return {own.get(name, name): tensor for name, tensor in weights.items()} if own else weights
 
@@ -405,7 +399,7 @@ def shard_names(index: str) -> list[str]:
     """List the files that an index names.
 
     Raises:
-        CheckpointError: It is no index, or names a file outside its folder.
+        CheckpointError: It is not an index, or names a file outside its folder.
     """
     try:
         read = read_json(index)
@@ -468,7 +462,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
         path: A `training_args.bin`.
 
     Returns:
-        The fields of today by name, old names among them translated; None where the file holds something else.
+        Today's fields by name, with old names translated. None if the file holds something else.
 
     Raises:
         CheckpointError: It is damaged.
@@ -497,7 +491,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
 
 
 def _plain(value: object) -> object:
-    """Return values without the stand-ins: an enum's member as its text, options as a dict."""
+    """Replace the stand-ins by values: an enum's member by its text, options by a dict."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -506,11 +500,7 @@ def _plain(value: object) -> object:
         return value
     if value.name in _OPTIONS and isinstance(value.state, Mapping):
         return _plain(value.state)
-    return _member(value)
-
-
-def _member(value: Named) -> object:
-    """Return the text of an enum's member: Python writes the class with the text, or `getattr` with class and name."""
+    # An enum's member: Python writes the class with the text, or `getattr` with class and name
     match tuple(value.given):
         case (str() as text,) if value.name in _ENUMS:
             return text

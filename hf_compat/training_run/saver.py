@@ -479,15 +479,17 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._begun = threading.Lock()  # taken once, by the write or by the caller that gives it up
         self._error: BaseException | None = None
 
     def submit(self, *parts: Callable[[], None]) -> None:
         """Start a write of several parts. First wait for the write before, and raise its error."""
         self.wait()
+        self._begun = begun = threading.Lock()
 
         def run() -> None:
             try:
-                for part in parts:
+                for part in parts if begun.acquire(blocking=False) else ():
                     part()
             except BaseException as error:
                 self._error = error
@@ -508,9 +510,13 @@ class BackgroundWriter:
             raise error
 
     def settle(self) -> BaseException | None:
-        """Wait for the running write, and return its error. For a caller with another error to raise."""
+        """Wait for the running write, and return its error. For a caller with another error to raise.
+
+        Ctrl-C may come while the thread starts. A write that has not begun by now never does. One that has can be
+        joined: a thread that runs has been started, whatever `Thread.start` had time to note.
+        """
         if self._thread is not None:
-            if self._thread.ident is not None:  # else Ctrl-C came before it had begun
+            if not self._begun.acquire(blocking=False):
                 self._thread.join()
             self._thread = None
         error, self._error = self._error, None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -94,13 +96,52 @@ def test_every_folder_of_a_nested_file_is_flushed(tmp_path, monkeypatch):
     assert {nested, nested.parent, nested.parent.parent, tmp_path / "checkpoint-1"} <= set(flushed)
 
 
-def test_a_write_that_ctrl_c_kept_from_starting_is_settled(monkeypatch):
-    writer = BackgroundWriter()
+def never(thread):
+    """Ctrl-C comes before the system has a thread."""
 
-    def interrupted(self):
+
+def named(thread):
+    """It comes when the thread has a number and has not said that it started: `join` refuses such a thread."""
+    thread._ident = threading.get_ident()
+
+
+def later(thread):
+    """It comes when the system has the thread, which has not begun."""
+    threading._limbo[thread] = thread
+    _thread.start_new_thread(lambda: (time.sleep(0.3), thread._bootstrap()), ())
+
+
+def running(thread):
+    """It comes when the write has begun."""
+    begin(thread)
+    begun.wait(30)
+
+
+begin, begun = threading.Thread.start, threading.Event()
+
+
+@pytest.mark.parametrize("started", [never, named, later, running], ids=lambda started: started.__name__)
+def test_a_write_that_ctrl_c_interrupts_while_it_starts_is_settled(monkeypatch, started):
+    """It is over when `settle` returns: what resumes then finds no write that goes on."""
+    writer, written = BackgroundWriter(), []
+
+    def interrupted(thread):
+        started(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        writer.submit(lambda: None)
+    def write():
+        begun.set()
+        time.sleep(0.2)
+        written.append("a checkpoint")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.submit(write)
     assert writer.settle() is None
+    assert written == (["a checkpoint"] if started is running else [])
+    time.sleep(0.6 if started is later else 0)
+    assert written == (["a checkpoint"] if started is running else [])
+    writer.submit(lambda: written.append("the next"))
+    writer.wait()
+    assert written[-1] == "the next"

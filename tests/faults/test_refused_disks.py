@@ -21,7 +21,7 @@ def out(make_args, tmp_path, monkeypatch):
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
     trainer(make_args).train()
     sealing.list_unflushed(
-        str(tmp_path / "out" / "checkpoint-4"), manifest.writer_of(str(tmp_path / "out/checkpoint-4"))
+        str(tmp_path / "out" / "checkpoint-4"), manifest.read_writer(tmp_path / "out/checkpoint-4")
     )
     return tmp_path / "out"
 
