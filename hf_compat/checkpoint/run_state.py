@@ -15,7 +15,7 @@ import os
 import re
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath
@@ -72,12 +72,13 @@ class _Unreadable(Exception):
 
 
 def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
-    """Return a Lightning checkpoint whose every entry can be read back; NumPy's scalars become plain numbers.
+    """Make every entry of a Lightning checkpoint readable. NumPy's scalars become plain numbers.
 
-    Arguments among hyperparameters become dicts; what else of them cannot be read back is left out, with a warning.
+    Arguments among hyperparameters become dicts. Other hyperparameters that cannot be read back are left out, with a
+    warning.
 
     Raises:
-        CallbackError: The state of a callback, or what a hook has added, cannot be read back; the message names it.
+        CallbackError: The state of a callback, or an entry of a hook, cannot be read back. The message names it.
     """
     readable = dict(checkpoint)
     for key, value in checkpoint.items():
@@ -91,19 +92,19 @@ def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
 
 
 def readable_states(states: Mapping[str, object]) -> dict[str, object]:
-    """Return the states of callbacks, by their keys, as `readable_state` does."""
+    """Make the states of callbacks readable, by their keys."""
     return {key: readable_state(state, f"The state of the callback {key}") for key, state in states.items()}
 
 
 def readable_state(state: State, whose: str) -> State:
-    """Return a state with plain numbers in place of NumPy's scalars.
+    """Replace NumPy's scalars in a state by plain numbers.
 
     Args:
         state: Containers, numbers, texts, tensors and arrays.
-        whose: Begin of the error's sentence.
+        whose: Beginning of the error's sentence.
 
     Raises:
-        CallbackError: It holds something, or is nested or shared so, that the whole checkpoint would be unreadable.
+        CallbackError: It holds, nests or shares something that would make the whole checkpoint unreadable.
     """
     try:
         check_bounds(whose, state)
@@ -141,34 +142,13 @@ def _readable(value: Value, where: str) -> Value:
         return value
     if isinstance(value, np.generic) and not isinstance(value, np.void):
         return value.item()
-    if type(value) in _CONTAINERS:
-        return _CONTAINERS[type(value)](value, where)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((_readable(key, where), _readable(item, f"{where}[{key!r}]")) for key, item in value.items())
+    if type(value) in (list, tuple, set):
+        return type(value)(_readable(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
         return value
-    if not _is_read_back(value):
-        raise _Unreadable(where, value)
-    return value
-
-
-def _readable_mapping(value: Mapping[object, object], where: str) -> object:
-    return type(value)((_readable(key, where), _readable(item, f"{where}[{key!r}]")) for key, item in value.items())  # type: ignore[call-arg]  # dict or OrderedDict
-
-
-def _readable_sequence(value: list[object], where: str) -> object:
-    return type(value)(_readable(item, f"{where}[{index}]") for index, item in enumerate(value))
-
-
-_CONTAINERS: dict[type, Callable[..., object]] = {
-    dict: _readable_mapping,
-    OrderedDict: _readable_mapping,
-    list: _readable_sequence,
-    tuple: _readable_sequence,
-    set: _readable_sequence,
-}
-
-
-def _is_read_back(value: object) -> bool:
-    """Return whether torch reads a value back that it has written, without running anything in it."""
+    # torch may know how to read other values back without running anything in them
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -176,17 +156,17 @@ def _is_read_back(value: object) -> bool:
         with reading_arrays():
             torch.load(file, weights_only=True)
     except Exception:
-        return False
-    return True
+        raise _Unreadable(where, value) from None
+    return value
 
 
 def array_globals() -> list[Global]:
-    """List what NumPy's arrays of numbers and texts consist of, for torch's allow-list."""
+    """List the types and functions that make up NumPy's arrays of numbers and texts, for torch's allow-list."""
     return [*legacy_globals(), *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"}]
 
 
 def reading_arrays() -> contextlib.AbstractContextManager[None]:
-    """Let torch read NumPy's arrays back, as it reads tensors: nothing in them is run."""
+    """Let torch read NumPy's arrays back as it reads tensors. Nothing in them is run."""
     return torch.serialization.safe_globals(array_globals())
 
 
@@ -200,30 +180,30 @@ PlainState = dict[str, Any]  # dicts, lists, numbers, strings and tensors, neste
 
 
 class Moment(StrEnum):
-    """When a checkpoint was written: what came before is not repeated, what comes after is complete."""
+    """When a checkpoint was written. What came before is not repeated, and what comes after is complete."""
 
-    UPDATE = "update"  # after an update's log and evaluation; the epoch's end is still to come
+    UPDATE = "update"  # after an update's log and evaluation, before the epoch's end
     EPOCH_END = "epoch_end"  # after the log and evaluation of the epoch's end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPosition:
-    """Where the training data of one rank stands.
+    """How far one rank has read its training data.
 
     Args:
-        epoch: The epoch that is under way; where none is, the one that comes next.
+        epoch: The current epoch, or between two epochs the next one.
         is_open: Windows of `epoch` are trained already.
-        is_over: No window of `epoch` is left: its data has ended, or a callback has ended it.
+        is_over: No window of `epoch` is left, as its data has ended or a callback has ended it.
         micro_batches_done: Micro-batches of `epoch` that are trained.
         window_size: Micro-batches of an update.
-        micro_batches_per_epoch: Micro-batches of an epoch; for endless data those of the whole run.
-        micro_batch_size: Samples of a micro-batch of this rank, where the loader says.
+        micro_batches_per_epoch: Micro-batches of an epoch. For endless data, those of the whole run.
+        micro_batch_size: Samples of a micro-batch of this rank, if the loader says so.
         lookahead: The batch that the loader has read ahead.
         source: The state of a data set, or loader, that knows its own position.
         epoch_rng: The random states from which the epoch's order was drawn.
         rng: The random states at this moment.
-        shuffle_seed: Torch's seed that each epoch's order goes by, where no `data_seed` was given.
-        updates_done: Updates of `epoch`, where nothing else is known: `transformers` writes no more.
+        shuffle_seed: Torch's seed for each epoch's order, if no `data_seed` was given.
+        updates_done: Updates of `epoch`, if nothing else is known. `transformers` writes no more.
     """
 
     epoch: int
@@ -241,18 +221,15 @@ class DataPosition:
     updates_done: int = 0
 
     def to_plain(self) -> PlainState:
-        """Return this position as a dict."""
-        return {
-            "version": RUN_STATE_VERSION,
-            **{part.name: getattr(self, part.name) for part in dataclasses.fields(self)},
-        }
+        """Convert this position to a dict."""
+        return {"version": RUN_STATE_VERSION, **_fields(self)}
 
     @classmethod
     def read(cls, plain: object) -> DataPosition:
         """Read a position from a file of unknown origin.
 
         Raises:
-            CheckpointError: It is none; the message names the field that is wrong.
+            CheckpointError: It is not a position. The message names the wrong field.
         """
         if not isinstance(plain, Mapping):
             raise CheckpointError(f"The position of the data is {brief(plain, 60)}, not fields.")
@@ -282,13 +259,13 @@ class DataPosition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """A run that is under way, as `run_state.pt` holds it.
+    """The state of an unfinished run, as `run_state.pt` holds it.
 
     Args:
-        data: Where the data of this rank stands.
+        data: How far this rank has read its data.
         moment: When it was written.
         world_size: Processes.
-        samples_per_micro_batch: Samples of a micro-batch of all processes together; None where it is not known.
+        samples_per_micro_batch: Samples of a micro-batch of all processes together. None if it is not known.
         losses: The loss log's state (`LossLog.state_dict`).
         grad_norm: Norm of the last update's gradients, which the log of the epoch's end repeats.
         learning_rate: Learning rate of the last update.
@@ -318,10 +295,9 @@ class RunState:
     knows_epoch_end: bool = True
 
     def to_plain(self) -> PlainState:
-        """Return this state as nested dicts: the content of `run_state.pt`."""
-        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
-        values |= {"data": self.data.to_plain(), "moment": self.moment.value}
-        return {"version": RUN_STATE_VERSION, **values}
+        """Convert this state to nested dicts: the content of `run_state.pt`."""
+        parts = {"data": self.data.to_plain(), "moment": self.moment.value}
+        return {"version": RUN_STATE_VERSION, **_fields(self), **parts}
 
     def save(self, folder: str, rank: int = 0, world_size: int = 1) -> None:
         """Write this state into a checkpoint folder."""
@@ -329,12 +305,12 @@ class RunState:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], ended_by_callback: bool = False) -> RunState:
-        """Read what `to_plain` of this version or the first one returned.
+        """Read the result of `to_plain`, of this version or the first one.
 
         Args:
             plain: The content of `run_state.pt`.
-            ended_by_callback: The checkpoint's `TrainerControl` says that a callback was ending the epoch. Only the
-                first version needs it: it did not tell that from training that stopped.
+            ended_by_callback: The checkpoint's `TrainerControl` says that a callback was ending the epoch. The first
+                version needs it, since it did not distinguish that from training that stopped.
         """
         if plain["version"] == 1:
             data = DataPosition.from_plain(plain["windows"])
@@ -361,9 +337,9 @@ class RunState:
     def load(
         cls, checkpoint: str, rank: int = 0, world_size: int = 1, ended_by_callback: bool = False
     ) -> RunState | None:
-        """Read a rank's state from a checkpoint folder; None where it has none (another program wrote it).
+        """Read a rank's state from a checkpoint folder. None if another program wrote it.
 
-        Of a checkpoint of another number of processes the first file says how far all were; its loss is their mean.
+        If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
 
         Raises:
             CheckpointError: There is a state, and it cannot be read.
@@ -385,7 +361,7 @@ class RunState:
         """Read one `run_state.pt`.
 
         Raises:
-            CheckpointError: It cannot be read, or it is no run state.
+            CheckpointError: It cannot be read, or it is not a run state.
         """
         plain = read_torch_file(path, allowed=array_globals())
         if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
@@ -449,17 +425,17 @@ class DataCut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where a run goes on.
+    """Where a run continues.
 
     Args:
         epoch: The epoch that comes first.
-        skip_micro_batches: Micro-batches of it that are passed over.
+        skip_micro_batches: Micro-batches of it to skip.
         position: The exact position of the data in that epoch, random states included.
-        epoch_is_over: Of that epoch only its end is left.
-        is_finished: Nothing is left: the run begins and ends.
+        epoch_is_over: Only the end of that epoch is left.
+        is_finished: Nothing is left to train.
         restores_folder_rng: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
-        is_exact: The run goes on as if it had not stopped, so its loss sums go on, too.
-        shuffle_seed: Torch's seed that the run's orders go by, whatever torch was seeded with since.
+        is_exact: The run continues as if it had not stopped, with its loss sums.
+        shuffle_seed: Torch's seed for the orders of the run, whatever torch was seeded with since.
     """
 
     epoch: int = 0
@@ -473,13 +449,13 @@ class ResumePoint:
 
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Return where a run goes on, whoever wrote its checkpoint.
+    """Decide where a run continues, whoever wrote its checkpoint.
 
     Args:
-        state: The run state of the checkpoint; None where `transformers` wrote it.
+        state: The run state of the checkpoint. None if `transformers` wrote it.
         updates_done: `global_step` of the checkpoint.
         cut: How the data is cut now.
-        ignore_data_skip: The argument of that name: the epoch's data starts at its beginning.
+        ignore_data_skip: The argument of that name. The epoch's data starts at its beginning.
     """
     same_cut = state is not None and (_has_same_ranks(state, cut) and _has_same_epochs(state, cut))
     if state is None or ignore_data_skip:
