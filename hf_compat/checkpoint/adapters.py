@@ -36,9 +36,6 @@ def load_adapters(model: nn.Module, folder: str) -> list[str]:
     Returns:
         The weights that the checkpoint lacks; a warning names them.
 
-    Raises:
-        CheckpointError: It holds none of them, or they are damaged.
-
     Mirrors:
         `transformers.Trainer._load_from_checkpoint`, 5.23.
 
@@ -54,11 +51,7 @@ def load_adapters(model: nn.Module, folder: str) -> list[str]:
 
 
 def check_adapters(model: nn.Module, folder: str) -> list[str]:
-    """List the weights of a model's adapters that a checkpoint lacks.
-
-    Raises:
-        CheckpointError: It holds none of the adapters, or they are damaged.
-    """
+    """List the weights of a model's adapters that a checkpoint lacks."""
     found = _places(model, folder)
     for subfolder in found.values():
         _check_adapter(folder, subfolder)
@@ -122,11 +115,7 @@ def _subfolders_with_adapters(contents: Contents) -> list[str]:
 
 
 def _check_adapter(folder: str, subfolder: str) -> None:
-    """Refuse an adapter that PEFT should not read: it looks for no list of files.
-
-    Raises:
-        CheckpointError: Weights or configuration are missing, not regular files, or not listed in the manifest.
-    """
+    """Refuse an adapter that PEFT should not read: it looks for no list of files."""
     contents = Contents(folder)
     before = f"{subfolder}/" if subfolder else ""
     found = [before + name for name in names.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]

@@ -1,7 +1,8 @@
-"""torch.distributed.checkpoint's folders, read without running anything in them.
+"""Read folders of torch.distributed.checkpoint without running anything in them.
 
-torch unpickles two kinds of things there: the index (`.metadata`) and every value that is no tensor. Here the index is
-read by an unpickler of its own, once, and torch is handed the result; values are read with `weights_only=True`.
+torch unpickles two kinds of things there: the index (`.metadata`) and every value that is not a tensor. Here a separate
+unpickler reads the index once, and torch gets the result. Values are read with `weights_only=True`. Any failure is a
+`CheckpointError` that names the file.
 """
 
 from __future__ import annotations
@@ -73,11 +74,7 @@ def is_dcp_folder(folder: str) -> bool:
 
 
 def dcp_tensors(folder: str) -> list[StoredTensor]:
-    """List the weights of a folder; the optimizer's tensors are left out.
-
-    Raises:
-        CheckpointError: The folder's index is damaged, or holds what does not belong there.
-    """
+    """List the weights of a folder; the optimizer's tensors are left out."""
     dcp = open_dcp(Contents(folder))
     for place in _values_of_weights(dcp):
         _check_entry(dcp, place)
@@ -119,9 +116,6 @@ def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
         dcp: The folder.
         state: What is to be read, in the form that it has.
         in_one_process: Whether this process reads alone; else all of them call this.
-
-    Raises:
-        CheckpointError: The folder lacks something, has a value for a tensor, or holds anything but plain values.
     """
     try:
         with _one_process_reads():
@@ -220,10 +214,6 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     Args:
         contents: The checkpoint.
         subfolder: Where the shards are in it.
-
-    Raises:
-        CheckpointError: The index cannot be read, names files elsewhere or files that may not be read, or has tensors
-            of which a part is nowhere.
     """
     before = f"{subfolder}/" if subfolder else ""
     path = contents.need(before + METADATA_NAME)
@@ -261,11 +251,7 @@ def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
 
 
 def check_values(dcp: DcpFolder) -> None:
-    """Read every entry of a folder, one at a time: it is what the index says, with the checksum that it has to have.
-
-    Raises:
-        CheckpointError: One is damaged, not plain, or of another kind, type or shape.
-    """
+    """Read every entry of a folder, one at a time: it is what the index says, with the checksum that it has to have."""
     for place in dcp.index.storage_data:
         _check_entry(dcp, place)
 

@@ -67,11 +67,7 @@ class Edits:
 
 
 def find_edits(folder: str) -> Edits:
-    """Compare a folder with its manifest.
-
-    Raises:
-        CheckpointError: The manifest is not readable or lists what is outside the folder, or the disk refused a file.
-    """
+    """Compare a folder with its manifest."""
     root = Path(folder)
     listed = read_manifest(root)
     if listed is None:
@@ -151,11 +147,7 @@ def warn_of(folder: str, edits: Edits) -> None:
 
 @contextlib.contextmanager
 def as_named(folder: str) -> Iterator[None]:
-    """Let readers read a folder that the user named as it is now.
-
-    Raises:
-        CheckpointError: It is not there, or damaged.
-    """
+    """Let readers read a folder that the user named as it is now."""
     if not os.path.isdir(folder):
         raise CheckpointError(f"There is no folder {folder}.\n\nHint: name a checkpoint-<updates> folder.")
     wrong, edits = problems_of_named(folder)

@@ -31,11 +31,7 @@ STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updat
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading, without waiting for anything.
-
-    Raises:
-        CheckpointError: It cannot be opened, or it is not a regular file.
-    """
+    """Open a regular file for reading, without waiting for anything."""
     try:
         # without O_NONBLOCK the opening of a FIFO would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -71,9 +67,6 @@ def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
 
     Where the system names open files (Linux), the reader gets the very file that was looked at: one that is replaced
     by a FIFO in between does not keep it waiting.
-
-    Raises:
-        CheckpointError: It cannot be opened, or it is not a regular file.
     """
     with open_regular(path) as file:
         by_descriptor = f"/proc/self/fd/{file.fileno()}"
@@ -81,20 +74,12 @@ def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse what is not a regular file.
-
-    Raises:
-        CheckpointError: It cannot be opened, or it is not a regular file.
-    """
+    """Refuse what is not a regular file."""
     open_regular(path).close()
 
 
 def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> bytes:
-    """Read a file that is expected to be small.
-
-    Raises:
-        CheckpointError: It cannot be read, or it is larger than `limit` bytes.
-    """
+    """Read a file that is expected to be small."""
     with open_regular(path) as file:
         try:
             content = file.read(limit + 1)
@@ -106,11 +91,7 @@ def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> b
 
 
 def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> str:
-    """Read a small file of UTF-8.
-
-    Raises:
-        CheckpointError: It cannot be read, is too large, or holds other bytes.
-    """
+    """Read a small file of UTF-8."""
     try:
         return read_small(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -118,11 +99,7 @@ def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> st
 
 
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
-    """Read a small JSON file.
-
-    Raises:
-        CheckpointError: It cannot be read, is too large, too deeply nested, or holds no JSON.
-    """
+    """Read a small JSON file."""
     text = read_text(path, limit)
     try:
         return bounded_json(text)
@@ -172,11 +149,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add a file's name to errors about what came out of it.
-
-    Raises:
-        CheckpointError: As within, with the name.
-    """
+    """Add a file's name to errors about what came out of it."""
     try:
         yield
     except CheckpointError as error:
@@ -311,9 +284,6 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
         path: Its file, for messages.
         file: Where it begins.
         size: Bytes of the file.
-
-    Raises:
-        CheckpointError: It is damaged, or following it would take without measure.
     """
     walker = _Walker(file, size)
     try:
@@ -327,11 +297,7 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
 
 
 def walked_torch_file(path: str, file: BinaryIO) -> Plain:
-    """Read a file of `torch.save` with a `Named` in place of each tensor, and no storage.
-
-    Raises:
-        CheckpointError: It is none, has compressed entries, or following it would take without measure.
-    """
+    """Read a file of `torch.save` with a `Named` in place of each tensor, and no storage."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if not zipfile.is_zipfile(file):
@@ -374,12 +340,7 @@ def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def check_bounds(path: str, content: Plain) -> None:
-    """Refuse a content too large to walk through or to hold: bytes of it may stand for gigabytes.
-
-    Raises:
-        CheckpointError: It contains itself, is nested too deeply, shares parts without measure, or has tensors without
-            data or with far more numbers than are stored.
-    """
+    """Refuse a content too large to walk through or to hold: bytes of it may stand for gigabytes."""
     import torch  # here: the command line reads files without it
 
     sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested

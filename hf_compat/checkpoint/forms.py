@@ -1,7 +1,8 @@
 """Check types, shapes and ranges of state files before their owners take them over.
 
 An optimizer or a schedule accepts almost anything and fails updates later, or never. So each content is checked field
-by field. Shapes of weights are read from headers, without the weights. The reader of `trainer_state.json` is here too.
+by field, and a wrong one is a `CheckpointError`. Shapes of weights are read from headers, without the weights. The
+reader of `trainer_state.json` is here too.
 """
 
 from __future__ import annotations
@@ -179,11 +180,7 @@ _STATE = {
 
 
 def refuse(path: str, problem: str | None) -> None:
-    """Refuse a state that nothing can go on with.
-
-    Raises:
-        CheckpointError: There is a problem.
-    """
+    """Refuse a state that nothing can go on with."""
     if problem is not None:
         raise CheckpointError(f"{path} cannot be used: {problem}.\n\nHint: resume from another checkpoint.")
 
@@ -267,9 +264,6 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
 
     Values of a parameter's shape get the parameter's memory layout, in any optimizer. Parameters without a state are
     warned of: they may have had no gradient yet, and their state starts anew.
-
-    Raises:
-        CheckpointError: The state of a parameter lacks a value, or has a moment of another shape than the parameter.
     """
     for parameter, state in optimizer.state.items():
         # Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one
@@ -320,9 +314,6 @@ def check_schedule_took_over(path: str, schedule: object) -> None:
     """Refuse rates, which a schedule has taken over, that are not one for each group that it was made for.
 
     Groups that a callback has added since have rates of their own.
-
-    Raises:
-        CheckpointError: There are fewer, or more.
     """
     groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
     if groups is None:
@@ -335,11 +326,7 @@ def check_schedule_took_over(path: str, schedule: object) -> None:
 
 
 def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Refuse weights that a model cannot take.
-
-    Raises:
-        CheckpointError: One has another shape, or another kind of number.
-    """
+    """Refuse weights that a model cannot take."""
     stored = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in weights.items()}
     wrong = _misfits(stored, weights_that_torch_loads(model).items())
     if wrong:
@@ -389,11 +376,7 @@ def _misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tup
 
 
 def weight_shapes(path: str) -> dict[str, tuple[list[int], bool]]:
-    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers.
-
-    Raises:
-        CheckpointError: The file is damaged, or its header is wrong about its weights.
-    """
+    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers."""
     check_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:  # it compares the header with the file's size
@@ -462,10 +445,6 @@ def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str,
     Args:
         path: The file.
         where_missing: Values of fields that the file may leave open, as one that was made of a `.ckpt` does.
-
-    Raises:
-        CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing. The message
-            names it.
     """
     content = read_json(path, STATE_FILE_BYTES)
     values: dict[str, Any] = content if isinstance(content, dict) else {}

@@ -82,11 +82,7 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
-    """List the checkpoint folders of an output folder, oldest step first.
-
-    Raises:
-        CheckpointError: The output folder cannot be listed.
-    """
+    """List the checkpoint folders of an output folder, oldest step first."""
     if not os.path.isdir(folder):
         return []
     try:
@@ -106,11 +102,7 @@ DELETED = f"{OWN_PREFIX}.deleted"
 
 
 def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
-    """Make an owner's hidden folder, its record first.
-
-    Raises:
-        OSError: It exists, or cannot be made.
-    """
+    """Make an owner's hidden folder, its record first."""
     path = os.path.join(folder, prefix + owner.id)
     os.mkdir(path)
     write_new(os.path.join(path, _RECORD), owner.id.encode())

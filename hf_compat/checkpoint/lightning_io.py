@@ -77,9 +77,6 @@ def check_lightning(path: str, checkpoint: object) -> None:
     Args:
         path: The file, for messages.
         checkpoint: What it holds.
-
-    Raises:
-        CheckpointError: A field is missing, or holds what Lightning does not write.
     """
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} cannot be read: it holds {brief(checkpoint, 60)}, not a checkpoint.")
@@ -246,20 +243,13 @@ def from_hf(folder: str) -> LightningCheckpoint:
 
     Args:
         folder: A `checkpoint-<updates>` folder of ours or of `transformers`.
-
-    Raises:
-        CheckpointError: The folder is damaged. One that was edited is read as it is, with a warning.
     """
     with as_named(folder):
         return {**_state_of(folder), "state_dict": _weights_of(folder)}
 
 
 def read_folder(folder: str) -> LightningCheckpoint:
-    """Read what a `ckpt_path` of a Lightning trainer names: an HF folder, or a model that was saved alone.
-
-    Raises:
-        CheckpointError: The folder is damaged.
-    """
+    """Read what a `ckpt_path` of a Lightning trainer names: an HF folder, or a model that was saved alone."""
     if holds_model_alone(Path(folder)):
         return {**_beginning(), "callbacks": {}, **_NO_OPTIMIZER, **_weights_or_adapters(folder)}
     with as_named(folder):
@@ -316,11 +306,7 @@ def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPo
 
 
 def read_lightning(path: str) -> LightningCheckpoint:
-    """Read a Lightning checkpoint file: tensors and plain containers, in the form that Lightning gives them.
-
-    Raises:
-        CheckpointError: It is damaged, or another kind of file.
-    """
+    """Read a Lightning checkpoint file: tensors and plain containers, in the form that Lightning gives them."""
     checkpoint: LightningCheckpoint = read_torch_file(path)
     check_lightning(path, checkpoint)
     return checkpoint

@@ -315,11 +315,7 @@ class SavingPlace:
         return os.path.lexists(self._replaced if self._in_place else self.final)
 
     def prepare(self) -> None:
-        """Make the hidden folder anew, and the checkpoint's where it is written in place.
-
-        Raises:
-            OSError: They cannot be made.
-        """
+        """Make the hidden folder anew, and the checkpoint's where it is written in place."""
         self.discard()  # a save that failed may have left one
         os.makedirs(self.run_dir, exist_ok=True)
         make_hidden(self.run_dir, SAVING, self._owner)

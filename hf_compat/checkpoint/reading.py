@@ -1,4 +1,4 @@
-"""Read a checkpoint without running any code in it.
+"""Read a checkpoint without running any code in it. Any failure is a `CheckpointError` that names the file.
 
 A folder with a manifest of ours is read by its list alone, so that files of two checkpoints never mix. The classes in
 a `training_args.bin` of transformers become `Named` objects, and none is imported.
@@ -181,9 +181,6 @@ class Contents:
 
         Args:
             name: Its name relative to the folder, with `/`.
-
-        Raises:
-            CheckpointError: It is there and not a regular file, or not readable.
         """
         path = self.folder / name
         if not is_plain_name(name) or not os.path.lexists(path) or os.path.isdir(path):
@@ -195,22 +192,14 @@ class Contents:
         return str(path)
 
     def need(self, name: str) -> str:
-        """Find the path of a file that has to be there.
-
-        Raises:
-            CheckpointError: It is not, or may not be read.
-        """
+        """Find the path of a file that has to be there."""
         path = self.find(name)
         if path is None:
             raise CheckpointError(f"{self.folder} holds no {name!r} that may be read.")
         return path
 
     def names(self, subfolder: str = "") -> list[str]:
-        """List the names of the files of the folder, or of a subfolder, that may be read.
-
-        Raises:
-            CheckpointError: The folder cannot be listed, or one of the files cannot be read.
-        """
+        """List the names of the files of the folder, or of a subfolder, that may be read."""
         try:
             found = sorted(os.listdir(self.folder / subfolder))
         except OSError as error:
@@ -285,9 +274,6 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
         path: The file.
         allowed: Further types that may be in it.
         mmap: Leave tensors on disk until they are used.
-
-    Raises:
-        CheckpointError: It is damaged, or holds anything else. Nothing of it is run. Tensors without data are damage.
     """
     try:
         with pinned(path) as opened:
@@ -306,9 +292,6 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
         source: What is opened.
         allowed: Types that may be in it.
         mmap: Leave tensors on disk until they are used, where torch can.
-
-    Raises:
-        CheckpointError: It would take too much time or memory.
     """
     check_torch_file(path, source)
 
@@ -337,22 +320,14 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
 
 
 def check_torch_file(path: str, source: str | io.BytesIO) -> None:
-    """Refuse a file of `torch.save` that no loader should follow.
-
-    Raises:
-        CheckpointError: It is damaged, or it would take too much time or memory.
-    """
+    """Refuse a file of `torch.save` that no loader should follow."""
     with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
         walked_torch_file(path, file)
         file.seek(0)
 
 
 def read_safetensors(path: str) -> Weights:
-    """Read weights from a safetensors file.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """Read weights from a safetensors file."""
     try:
         with pinned(path) as opened:
             return safetensors.torch.load_file(opened, device="cpu")
@@ -363,11 +338,7 @@ def read_safetensors(path: str) -> Weights:
 
 
 def read_weights(folder: str) -> Weights:
-    """Read a folder's weights: one file, or the shards of an index.
-
-    Raises:
-        CheckpointError: There are none, one is damaged, or an index names a file outside the folder.
-    """
+    """Read a folder's weights: one file, or the shards of an index."""
     contents = Contents(folder)
     for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
         if (path := contents.find(name)) is not None:
@@ -396,11 +367,7 @@ def names_of(model: torch.nn.Module, weights: Weights) -> Weights:
 
 
 def shard_names(index: str) -> list[str]:
-    """List the files that an index names.
-
-    Raises:
-        CheckpointError: It is not an index, or names a file outside its folder.
-    """
+    """List the files that an index names."""
     try:
         read = read_json(index)
     except CheckpointError as error:
@@ -416,11 +383,7 @@ def shard_names(index: str) -> list[str]:
 
 
 def read_weights_file(path: str) -> Weights:
-    """Read weights from one file, of safetensors or of torch.
-
-    Raises:
-        CheckpointError: It is damaged, or holds something else.
-    """
+    """Read weights from one file, of safetensors or of torch."""
     if path.endswith(".safetensors"):
         return read_safetensors(path)
     weights = read_torch_file(path)
@@ -433,11 +396,7 @@ def read_weights_file(path: str) -> Weights:
 
 @contextlib.contextmanager
 def fitting(what: str) -> Iterator[None]:
-    """Turn what is raised where a state has another form than its owner expects into an error that names the state.
-
-    Raises:
-        CheckpointError: It does not fit.
-    """
+    """Turn what is raised where a state has another form than its owner expects into an error that names the state."""
     try:
         yield
     except CheckpointError:
@@ -463,9 +422,6 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
 
     Returns:
         Today's fields by name, with old names translated. None if the file holds something else.
-
-    Raises:
-        CheckpointError: It is damaged.
 
     Warns:
         HfCompatWarning: A field holds an object of a kind that is not known here.

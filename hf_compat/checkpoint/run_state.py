@@ -226,11 +226,7 @@ class DataPosition:
 
     @classmethod
     def read(cls, plain: object) -> DataPosition:
-        """Read a position from a file of unknown origin.
-
-        Raises:
-            CheckpointError: It is not a position. The message names the wrong field.
-        """
+        """Read a position from a file of unknown origin."""
         if not isinstance(plain, Mapping):
             raise CheckpointError(f"The position of the data is {brief(plain, 60)}, not fields.")
         try:
@@ -340,9 +336,6 @@ class RunState:
         """Read a rank's state from a checkpoint folder. None if another program wrote it.
 
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
-
-        Raises:
-            CheckpointError: There is a state, and it cannot be read.
         """
         contents = Contents(checkpoint)
         names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
@@ -358,11 +351,7 @@ class RunState:
 
     @classmethod
     def read(cls, path: str, ended_by_callback: bool = False) -> RunState:
-        """Read one `run_state.pt`.
-
-        Raises:
-            CheckpointError: It cannot be read, or it is not a run state.
-        """
+        """Read one `run_state.pt`."""
         plain = read_torch_file(path, allowed=array_globals())
         if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
             raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")

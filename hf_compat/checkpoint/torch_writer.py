@@ -34,11 +34,7 @@ _PARAMETERS = ["obj", "zip_file", "pickle_module", "pickle_protocol", "_disable_
 
 
 def save_torch(data: object, path: str) -> None:
-    """Write tensors and plain containers as `torch.save` does.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Write tensors and plain containers as `torch.save` does."""
     make_records: Any = getattr(torch.serialization, "_save", None)  # private: another release may have another
     can_write = make_records is not None and hasattr(os, "pwrite")  # Windows has no such call
     if not can_write or list(inspect.signature(make_records).parameters) != _PARAMETERS:

@@ -1,8 +1,8 @@
-"""Weights and optimizer states out of DeepSpeed's ZeRO checkpoints, one at a time. torch only; DeepSpeed is not needed.
+"""Read weights and optimizer states of DeepSpeed's ZeRO checkpoints one at a time, without DeepSpeed.
 
-ZeRO 1 and 2 flatten a parameter group and cut it into one piece for each rank; ZeRO 3 cuts every parameter so. The
-float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files are
-memory-mapped, and nothing but tensors and plain containers is unpickled.
+ZeRO 1 and 2 flatten a parameter group and cut it into one piece for each rank. ZeRO 3 cuts every parameter that way.
+The float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files are
+memory-mapped. Only tensors and plain containers are unpickled. Any failure is a `CheckpointError` that names the file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
 
 LATEST_NAME = "latest"
+# DeepSpeed takes `*`, `?` and `[` for patterns, and opens what they match
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 RankFile = dict[str, Any]  # what DeepSpeed saved for a rank: tensors and plain containers
@@ -48,11 +49,7 @@ _BESIDE = [(_Unread, name) for name in OWN_TYPES]
 
 
 def named_zero_folder(contents: Contents) -> str | None:
-    """Return the name of the folder that DeepSpeed's `latest` file names; None where there is no such file.
-
-    Raises:
-        CheckpointError: It is no plain name: DeepSpeed takes `*`, `?` and `[` for patterns, and opens what they match.
-    """
+    """Return the name of the folder that DeepSpeed's `latest` file names; None where there is no such file."""
     latest = contents.find(LATEST_NAME)
     if latest is None:
         return None
@@ -102,9 +99,6 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
     Args:
         source: The folder with the ranks' files, or the one whose `latest` names it.
-
-    Raises:
-        CheckpointError: Files are missing, damaged, or of a kind that is not known.
     """
     with _reading(source) as (models, optimizers, folder):
         return _list_tensors(models, optimizers, folder)
@@ -132,9 +126,6 @@ def zero_states(source: str) -> ZeroStates:
 
     Args:
         source: As `zero_tensors` takes it.
-
-    Raises:
-        CheckpointError: Files are missing, damaged, or of a kind that is not known.
     """
     with _reading(source) as (models, optimizers, folder):
         model = models[0]
@@ -300,11 +291,7 @@ def _buffers(model: RankFile) -> list[StoredTensor]:
 
 
 def check_zero_files(contents: Contents, subfolder: str) -> None:
-    """Read every file of a ZeRO checkpoint as tensors and plain containers.
-
-    Raises:
-        CheckpointError: A file holds anything else, code that runs when it is unpickled say, or is damaged.
-    """
+    """Read every file of a ZeRO checkpoint as tensors and plain containers."""
     for name in contents.names(subfolder):
         if name.endswith(".pt"):
             _read(contents.need(name))

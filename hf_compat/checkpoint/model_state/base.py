@@ -261,11 +261,7 @@ class ModelState(abc.ABC):
         """
 
     def load_weights(self, folder: str) -> LoadResult:
-        """Load weights, which the folder holds whole or as shards.
-
-        Raises:
-            CheckpointError: It holds none, or they are damaged.
-        """
+        """Load weights, which the folder holds whole or as shards."""
         if has_model_shards(folder):
             return read_model_shards(folder, self.model)
         result = self.set_weights(as_held(self.model, read_weights(folder)))
@@ -280,9 +276,6 @@ class ModelState(abc.ABC):
 
         Returns:
             Whether the folder has one that this way of holding a model can read.
-
-        Raises:
-            CheckpointError: It is damaged.
         """
 
     @abc.abstractmethod
@@ -352,9 +345,6 @@ class TorchState(ModelState):
             path: Where it comes from.
             content: What was read there.
             optimizer: The optimizer.
-
-        Raises:
-            CheckpointError: It is no state, or does not fit.
         """
         refuse(path, optimizer_problem(content))
         with fitting(path):

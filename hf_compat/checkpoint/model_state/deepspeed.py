@@ -237,9 +237,6 @@ class DeepSpeedState(ModelState):
         """Load the engine's own files, weights included; the state of another kind of optimizer is not read.
 
         Files of another number of processes, or of another stage of ZeRO, are read parameter by parameter.
-
-        Raises:
-            CheckpointError: They hold code, or an optimizer that offloads to a disk cannot take them.
         """
         contents = Contents(folder)
         name = named_zero_folder(contents)
@@ -312,11 +309,7 @@ class _PlainReader:
         self._contents = contents
 
     def load(self, path: str, map_location: object = None) -> Plain:
-        """Read a file of the checkpoint.
-
-        Raises:
-            CheckpointError: It is no file of the checkpoint, damaged, or holds code.
-        """
+        """Read a file of the checkpoint."""
         # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
         name = os.path.relpath(path, self._contents.folder).replace(os.sep, "/")
         found = [name.rpartition(".") for name in OWN_TYPES]
