@@ -150,7 +150,7 @@ class HubClient:
                 if waited > patience:
                     self._give_up(jobs, TimeoutError(f"the Hub has not taken it in {waited:.0f} seconds"))
                     return
-                text = "Waiting for the push %r to %s (%d to go, %.1f MB; %.0f s so far). Ctrl-C ends the wait."
+                text = "Waiting for the push %r to %s (%d to go, %.1f MB, %.0f s so far). Ctrl-C ends the wait."
                 logger.info(text, jobs[0][0].message, jobs[0][0].repo_id, len(jobs), megabytes, waited)
                 concurrent.futures.wait([future for _, future in jobs], timeout=PROGRESS_SECONDS)
         except KeyboardInterrupt:

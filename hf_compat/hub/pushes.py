@@ -21,7 +21,7 @@ from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
 
-# A push of the output folder leaves these out: upstream's two patterns, and the files of a running training.
+# A push of the output folder leaves out upstream's two patterns, and the files of a running training.
 IGNORED = [
     "_*",
     f"{names.PREFIX_CHECKPOINT_DIR}-*",

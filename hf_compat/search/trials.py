@@ -81,19 +81,6 @@ def release_model(trainer: RunHost) -> None:
     empty_device_cache()
 
 
-def check_model_is_there(model: object) -> None:
-    """Refuse to evaluate after a search, which drops its last model.
-
-    Raises:
-        SearchError: There is no model.
-    """
-    if model is None:
-        raise SearchError(
-            "The Trainer has no model, as the search has dropped that of its last trial.\n\n"
-            "Hint: set the arguments of the best run, call `train()`, then evaluate. Or load the best run's checkpoint."
-        )
-
-
 logger = SharedLogger(__name__, "transformers.trainer")
 
 Directions = str | list[str]

@@ -144,8 +144,8 @@ def _check_options(options: Options, world_size: int) -> None:
     if options.get("catch", ()) != () and world_size > 1:
         raise ArgumentError(
             f"`{shown('catch', options['catch'])}`: with {world_size} processes an error of one leaves the others "
-            "waiting, so a search cannot go on after it.\n\nHint: leave `catch` out, or raise `optuna.TrialPruned` on "
-            "all processes."
+            "waiting, so a search cannot continue after it.\n\n"
+            "Hint: leave `catch` out, or raise `optuna.TrialPruned` on all processes."
         )
 
 

@@ -166,7 +166,7 @@ class StateMembers(ProcessMembers):
     """Writes and reads the states of everything that is trained and prepared.
 
     Mirrors:
-        `accelerate.Accelerator.save_state` and `load_state`, 1.15: their files have the same names.
+        `accelerate.Accelerator.save_state` and `load_state`, 1.15. The files have the same names.
 
     Differs:
         The schedule that a fit steps is saved, too. Sharded models are written whole.
@@ -389,7 +389,7 @@ class StateMembers(ProcessMembers):
         return held
 
     def _holder_of(self, optimizer: Prepared) -> TorchState:
-        """Find the reader and writer of an optimizer's state: that of its model, which may be sharded."""
+        """Find the reader and writer of an optimizer's state. It is that of its model, which may be sharded."""
         first = next(iter(unprepared(optimizer).param_groups[0]["params"]), None)
         for model in self._models:
             if any(parameter is first for parameter in self.unwrap_model(model).parameters()):

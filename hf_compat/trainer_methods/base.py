@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
@@ -42,7 +41,6 @@ ModelOutput = Any  # any result of the user's model
 Dataset = DataSource  # for evaluation also a dict of several
 ProcessingClass = Any  # a tokenizer, a processor, or any object with their methods
 MetricSource = Any  # a function of predictions, torchmetrics, a function that makes them, or a dict of these
-Scheduler = LRScheduler | ReduceLROnPlateau
 # An HF callback (ours, transformers' own, or a similar one), a Lightning callback or logger, or a class of these.
 AnyCallback = Any
 
@@ -110,7 +108,7 @@ class StepsBase:
     state: TrainerState
     control: TrainerControl
     optimizer: Any  # torch's or any other optimizer, or None at first
-    lr_scheduler: Any  # a `Scheduler` or an object with its methods, or None at first
+    lr_scheduler: Any  # torch's schedule or an object with its methods, or None at first
     processing_class: ProcessingClass
     data_collator: Collator
     train_dataset: Dataset

@@ -19,6 +19,7 @@ from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
+from hf_compat.errors import SearchError
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
@@ -28,7 +29,6 @@ from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.console import brief
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
-from hf_compat.search.trials import check_model_is_there
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
 from hf_compat.training_run.loss_log import StepAverages
@@ -198,7 +198,11 @@ class Evaluator:
         """
         host, args = self._host, self._host.args
         part, self._part = self._part, WHOLE  # an evaluation within it, by a callback, is a whole one
-        check_model_is_there(host.model)
+        if host.model is None:
+            raise SearchError(
+                "The Trainer has no model, as the search has dropped that of its last trial.\n\n"
+                "Hint: set the best run's arguments, call `train()`, then evaluate. Or load the best run's checkpoint."
+            )
         plan = host._plan.of(args, host.model)
         host._call_wrap_model(training=False)
         started = time.time()
@@ -263,7 +267,7 @@ class Evaluator:
         return metrics
 
     def _gather(self) -> tuple[Callable[[Nested], Nested], bool]:
-        """Choose how results are gathered: as tensors, as objects, or as a subclass defines.
+        """Choose whether to gather results as tensors, as objects, or as a subclass defines.
 
         Returns:
             The function, and whether the run drops samples that fill up the last batch. A subclass's function drops
