@@ -163,7 +163,9 @@ class Trainer(
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             self._validate_args()
             if self.args.should_save:
-                has_data = train_dataset is not None or is_replaced(self, "get_train_dataloader", DataloaderMethods)
+                has_data = self.train_dataset is not None or is_replaced(
+                    self, "get_train_dataloader", DataloaderMethods
+                )
                 make_output_folder(self.args, saves=has_data and saves_checkpoints(self.args))
             self._set_up_counters()
             self.state.is_local_process_zero = self.is_local_process_zero()
