@@ -51,17 +51,12 @@ BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
 def warn_of_newer_lightning() -> None:
     """Warn, once a process, if the installed Lightning has a newer minor version than `WRITTEN_FOR`."""
     installed = lightning.__version__
-    if _minor_release(installed) > _minor_release(WRITTEN_FOR):
+    if [int(part) for part in installed.split(".")[:2]] > [int(part) for part in WRITTEN_FOR.split(".")[:2]]:
         warn_once(
             f"hf_compat uses internals of Lightning {WRITTEN_FOR}. Lightning {installed} is installed and may have "
             "changed them.\n\n"
             f"Hint: if training fails or its numbers change, pip install 'lightning~={WRITTEN_FOR}'."
         )
-
-
-def _minor_release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:

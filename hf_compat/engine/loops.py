@@ -60,9 +60,9 @@ class Listeners:
         step: The module's step, or the strategy's if that adds something.
         takes_index: Whether the module's step accepts `batch_idx`.
         after: The hooks after a batch.
-        before_optimizer: The callbacks' hooks before the optimizer's step.
+        before_optimizer: The hooks before the optimizer's step.
         backward_is_plain: Whether a backward pass has no hooks.
-        optimizer_is_plain: Whether only callbacks have hooks before the optimizer's step.
+        optimizer_is_plain: Whether an optimizer's step needs nothing but these hooks.
     """
 
     module: WindowModule
@@ -81,7 +81,7 @@ def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "t
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     if not isinstance(module, WindowModule) or not is_plain_run(trainer) or changes_transfer(trainer):
         return None
-    own, around_backward = pl.LightningModule, ("on_before_backward", "on_after_backward")
+    own = pl.LightningModule
     begin, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
     step = "training_step" if stage == "train" else f"{stage}_step"
     if stage == "train" and (
@@ -90,28 +90,22 @@ def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "t
         or overrides(strategy, Strategy, begin, "post_training_step")
     ):
         return None
-    hooks = {name: hooks_of(trainer, name) for name in (begin, end)}
-    for name, found in hooks.items():
-        if overrides(module, own, name):
-            found.append(getattr(module, name))
     own_step: Hook = getattr(module, step)
     is_ours = type(precision) is ForwardPrecision
     is_unscaled = is_ours and precision.scaler is None  # type: ignore[attr-defined]  # a subclass may have changes
     return Listeners(
         module=module,
         names=(begin, step, end),
-        before=hooks[begin],
+        before=hooks_of(trainer, begin),
         step=own_step if is_ours and not overrides(strategy, DirectStepsStrategy, step) else getattr(strategy, step),
         takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
-        after=hooks[end],
+        after=hooks_of(trainer, end),
         before_optimizer=hooks_of(trainer, "on_before_optimizer_step"),
         backward_is_plain=is_unscaled
-        and not any(hooks_of(trainer, name) for name in around_backward)
-        and not overrides(module, own, "backward", *around_backward)
+        and not (hooks_of(trainer, "on_before_backward") or hooks_of(trainer, "on_after_backward"))
+        and not overrides(module, own, "backward")
         and not overrides(strategy, Strategy, "backward", "pre_backward", "post_backward"),
-        optimizer_is_plain=is_unscaled
-        and not overrides(module, own, "on_before_optimizer_step")
-        and not overrides(strategy, Strategy, "optimizer_step"),
+        optimizer_is_plain=is_unscaled and not overrides(strategy, Strategy, "optimizer_step"),
     )
 
 
@@ -144,10 +138,14 @@ def changes_transfer(trainer: pl.Trainer) -> bool:
 
 
 def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
-    """Bind one hook of every callback that overrides it to the trainer and its module."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-    listening = [callback for callback in callbacks if overrides(callback, pl.Callback, name)]
-    return [functools.partial(getattr(one, name), trainer, trainer.lightning_module) for one in listening]
+    """Bind one hook of every callback that overrides it to the trainer and its module. The module's own comes last."""
+    module, found = trainer.lightning_module, list[Hook]()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
+        if overrides(callback, pl.Callback, name):
+            found.append(functools.partial(getattr(callback, name), trainer, module))
+    if overrides(module, pl.LightningModule, name):
+        found.append(getattr(module, name))
+    return found
 
 
 class CarriedStop(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, cast
@@ -50,8 +51,6 @@ from hf_compat.runtime.inspection import call_by_place, forget_gradients
 from hf_compat.runtime.nested import Nested
 
 logger = logging.getLogger(__name__)
-
-_NO_CONTEXT = contextlib.nullcontext()  # reusable
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
@@ -313,7 +312,7 @@ class WindowModule(HooksOfPlainBatches):
 
         Args:
             of_backward: Whether a backward pass has no hooks.
-            take_step: Steps the optimizer and calls the hooks of callbacks. None if there are others.
+            take_step: Steps the optimizer and calls the hooks before it. None if Lightning's own code has to.
         """
         is_plain = of_backward and self._mechanics.engine is None
         self.steps.accelerator.run_backward = None if is_plain else self._mechanics.backward
@@ -352,16 +351,17 @@ class WindowModule(HooksOfPlainBatches):
             self._take_over_replaced()
         # Lightning's strategy calls the hooks before the step
         take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
-        with _NO_CONTEXT if self._held is None else self._held.stepping():
-            if mechanics.engine is not None:
-                take_step()
-                grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
-            else:
-                if mechanics.scaling is not None:
-                    mechanics.scaling.unscale(steps.optimizer)
-                clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
-                grad_norm = steps._get_grad_norm(model, grad_norm=clipped)
-                take_step()
+        if self._held is not None:
+            take_step = functools.partial(self._held.step_with, take_step)
+        if mechanics.engine is not None:
+            take_step()
+            grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
+        else:
+            if mechanics.scaling is not None:
+                mechanics.scaling.unscale(steps.optimizer)
+            clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
+            grad_norm = steps._get_grad_norm(model, grad_norm=clipped)
+            take_step()
         # whether the gradient scaler skipped the step because of non-finite gradients
         is_skipped = mechanics.scaling is not None and mechanics.scaling.step_was_skipped
         window.is_trained = True

@@ -7,10 +7,9 @@ Accelerate also step once an update.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
@@ -354,12 +353,11 @@ class HeldOptimizer:
 
         return held
 
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[None]:
+    def step_with(self, take_step: Callable[[], object]) -> None:
         """Let the engine step, even if the script has changed the rhythm."""
         self._is_stepping = True
         try:
-            yield
+            take_step()
         finally:
             self._is_stepping = False
 
