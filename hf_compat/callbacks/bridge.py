@@ -220,7 +220,8 @@ class HFBridge(HFEvents):
         if batch.is_trained:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flags.sources.in_updates)
-            self._obey_signals()
+            if self.hf_trainer.stop_signals.agree():
+                self._obey_signals()
         if not self.should_break():
             return
         control, windows = self.hf_trainer.control, self.run.windows  # a callback may have replaced the control
@@ -245,11 +246,9 @@ class HFBridge(HFEvents):
         trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _obey_signals(self) -> None:
-        """If a signal asks to stop, write a checkpoint and stop."""
+        """Write a checkpoint and stop, as a signal has asked to."""
         trainer = self.hf_trainer
         signals = trainer.stop_signals
-        if not signals.agree():
-            return
         if self._last_saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model, self.run.trial)
             self._fire("on_save")
@@ -263,7 +262,8 @@ class HFBridge(HFEvents):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Obey a signal that arrived after the last update."""
-        self._obey_signals()
+        if self.hf_trainer.stop_signals.agree():
+            self._obey_signals()
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""

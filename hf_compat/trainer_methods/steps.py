@@ -137,9 +137,9 @@ class StepMethods(StepsBase):
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
         else:
             loss = first_loss(outputs, inputs)
-        ranks = self.accelerator.num_processes
         divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices and divides and ranks > 1:
+        is_counted = num_items_in_batch is not None and self.args.average_tokens_across_devices
+        if is_counted and divides and (ranks := self.accelerator.num_processes) > 1:
             loss = loss * ranks  # it is divided by the items of all ranks, and gradients are averaged over them
         return (loss, outputs) if return_outputs else loss
 
