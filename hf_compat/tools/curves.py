@@ -29,9 +29,6 @@ class RunCurves:
     """The logs of a run.
 
     Args:
-        name: Its name in legends.
-        folder: The folder of its state.
-        step: Updates so far.
         max_steps: Planned updates. 0 if the state does not say.
         curves: Name of a value → points (update, epoch, value).
         best: Name → best point, of the value of `metric_for_best_model` or else of evaluation losses.

@@ -31,8 +31,6 @@ class Table:
     """A table.
 
     Args:
-        head: The names of the columns.
-        rows: The rows, each with a text for each column.
         numbers: The columns that are aligned to the right.
     """
 
@@ -53,13 +51,7 @@ class Table:
 
 
 def show(parts: Sequence[str | Table], marks: Mapping[str, str] = MARKS, end: str = "\n") -> None:
-    """Print the parts of an answer below each other.
-
-    Args:
-        parts: Texts and tables.
-        marks: Regular expression → style of rich.
-        end: The end of the last part.
-    """
+    """Print the parts of an answer below each other."""
     if not (sys.stdout.isatty() and is_installed("rich")):
         print(*parts, sep="\n", end=end)  # noqa: T201 - a command's answer
         return

@@ -30,7 +30,6 @@ class UserScript:
 
     Args:
         path: A file, folder or archive, or with `is_module` the name of a module.
-        arguments: The words after it.
         is_module: Whether it is run as `python -m`.
     """
 
@@ -41,13 +40,7 @@ class UserScript:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapturedTrain:
-    """A script's call of `train()`, which was not carried out.
-
-    Args:
-        trainer: The script's Trainer.
-        positional: The positional arguments.
-        keywords: The named arguments.
-    """
+    """A script's call of `train()`, which was not carried out."""
 
     trainer: Trainer
     positional: tuple[object, ...]

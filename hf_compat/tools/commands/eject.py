@@ -51,7 +51,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _ejected(chosen: argparse.Namespace) -> int:
-    """Run the script, write its project, and give the exit status."""
     from hf_compat.interop.user_script import require_script
     from hf_compat.tools.ejection.project import check_folder, eject
     from hf_compat.tools.ejection.recording import Recorder

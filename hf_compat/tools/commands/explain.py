@@ -156,7 +156,6 @@ def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
 
 
 def _of_pairs(chosen: argparse.Namespace) -> Explanation:
-    """Explain the given arguments."""
     from hf_compat.plan.explain import explain
 
     pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
@@ -175,7 +174,6 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
 
 
 def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
-    """Make training arguments from the words `name=value` of a command line."""
     from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 
     values: dict[str, object] = {}
@@ -191,7 +189,6 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
 
 
 def _value(text: str) -> object:
-    """Read a value as JSON, or else as a string."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except (json.JSONDecodeError, RecursionError):

@@ -38,15 +38,7 @@ def add_script(parser: argparse.ArgumentParser, rest: str = "its arguments", met
 def call_again(
     name: str, words: Sequence[str], chosen: argparse.Namespace, script: str, open_to: tuple[str, ...] = ()
 ) -> int | None:
-    """Run a command in isolation, and give its exit status. None if this process is isolated or need not be.
-
-    Args:
-        name: The command.
-        words: Its words.
-        chosen: The parsed words.
-        script: The script, or the name of a module.
-        open_to: Folders that stay real, beside those of the user.
-    """
+    """Run a command in isolation, and give its exit status. None if this process is isolated or need not be."""
     variables = os.environ  # noqa: TID251 - runtime/launch.py imports torch, and this process leaves that to the other one
     is_run = chosen.module or (os.path.exists(script) and not script.endswith(".ipynb"))  # else the command says why
     if VARIABLE in variables or not is_run:

@@ -15,14 +15,7 @@ from hf_compat.tools.terminal import DIFF, say, show
 
 
 def source_parser(command: str, description: str, epilog: str, targets: str) -> argparse.ArgumentParser:
-    """Make the parser of a command that reads sources for a target.
-
-    Args:
-        command: The command's name.
-        description: Its description.
-        epilog: Its exit statuses.
-        targets: The meaning of the targets.
-    """
+    """Make the parser of a command that reads sources for a target."""
     parser = argparse.ArgumentParser(prog=f"hf-compat {command}", description=description, epilog=epilog)
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a folder that is searched for sources")
     targets = f"{targets} (default: hf_compat)"

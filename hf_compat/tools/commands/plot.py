@@ -70,7 +70,6 @@ def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
 
 
 def _has_points(runs: Sequence[RunCurves], names: Sequence[str]) -> bool:
-    """Whether a panel has a point that can be drawn."""
     return any(_is_drawn(value) for run in runs for name in names for _, _, value in run.curves.get(name, []))
 
 
@@ -95,11 +94,6 @@ def _settings() -> Iterator[None]:
 
 def draw(runs: Sequence[RunCurves], by: str = "step", scale: str = "linear") -> list[tuple[str, Figure]]:
     """Draw a matplotlib figure for each panel.
-
-    Args:
-        runs: The runs, one colour each.
-        by: `step` or `epoch`.
-        scale: The scale of the values, `linear` or `log`.
 
     Raises:
         MissingPackage: matplotlib is not installed.
@@ -162,7 +156,6 @@ def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dash
 
 
 def _id_of(index: int, name: str) -> str:
-    """The id of a curve's element in the page."""
     return f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}"
 
 

@@ -48,13 +48,7 @@ def limits_up_to(first: Difference, limits: Limits) -> Limits:
 
 
 def repeats(first: Difference, once: Findings, again: Findings) -> bool:
-    """Whether two runs under transformers agree on a quantity up to the first difference of the sides.
-
-    Args:
-        first: The first difference of the sides.
-        once: The compared run.
-        again: A second run of the same side, which may be shorter.
-    """
+    """Whether a second run, which may be shorter, agrees with the first one up to the first difference of the sides."""
     theirs, others = once.values[first.quantity], again.values[first.quantity]
     until = (first.training, first.update)
     return all(
@@ -66,15 +60,7 @@ def repeats(first: Difference, once: Findings, again: Findings) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideReport:
-    """The result of one side.
-
-    Args:
-        side: The side.
-        folder: Its folder.
-        end: The end of its script.
-        found: Its records.
-        last_lines: The last lines of its output.
-    """
+    """The result of one side."""
 
     side: Side
     folder: Path
@@ -88,15 +74,10 @@ class Comparison:
     """The result of a comparison.
 
     Args:
-        theirs: The side of transformers.
-        ours: The side of this package.
-        verdicts: The verdicts by quantity. Empty if there is nothing to compare.
         complaints: Reasons why it is not, or not wholly, a comparison.
         status: The exit status: 0 equal, 1 different, 2 not compared.
         compat: Generation of transformers whose defaults counted here, unless it was the newest.
         is_repeatable: Whether transformers repeats itself. It is only checked if the sides differ.
-        isolation: A description of how the user's files were kept from the script.
-        beside: A list of written files that are not compared.
     """
 
     theirs: SideReport
@@ -120,12 +101,7 @@ class Request:
     """The input of a comparison.
 
     Args:
-        script: The script.
-        limits: Its limits.
         against: Interpreter of the side of transformers. None is this one.
-        output: Folder for everything that the runs write. None makes one.
-        allowed: Folders that the script may change.
-        copy_limit: Bound in GiB on copied files, if the system offers no overlay.
         compat: Generation of transformers whose defaults count here. None is that of the other side.
     """
 
@@ -140,11 +116,6 @@ class Request:
 
 def compare(request: Request, progress: Progress | None = None, tell: Tell = print) -> Comparison:
     """Run a script under transformers and here, and compare the results.
-
-    Args:
-        request: The input.
-        progress: Called when updates were done.
-        tell: Called with lines for the user, before and while scripts run.
 
     Raises:
         ArgumentError: The script or interpreter is missing, the folder holds something, or there is too much to copy.
@@ -214,14 +185,7 @@ def _report(side: Side, folder: Path, status: int, ended_by: str) -> SideReport:
 def judge(
     theirs: SideReport, ours: SideReport, compat: str | None = None, script_folder: str | None = None
 ) -> Comparison:
-    """Compare the results of two sides.
-
-    Args:
-        theirs: The side of transformers.
-        ours: The side of this package.
-        compat: As in `Comparison`.
-        script_folder: The folder of the script. None is the working folder.
-    """
+    """Compare the results of two sides."""
     own = tuple(map(os.path.realpath, (os.getcwd(), script_folder or os.getcwd())))
     # Files in output folders and elsewhere, and paths in caches and the like
     written: list[dict[str, Path]] = []

@@ -32,8 +32,6 @@ class Place(NamedTuple):
 
     Args:
         training: The call of `train()`, from 1. 0 is before the first.
-        rank: The process.
-        name: The value's name within its quantity.
         occurrence: Its number among the values of that name.
     """
 
@@ -47,8 +45,6 @@ class Value(NamedTuple):
     """One observed value.
 
     Args:
-        update: `global_step`.
-        value: The compared number or text.
         size: A number for a `value` that is a digest.
         file: The file and key of its whole content.
     """
@@ -65,12 +61,7 @@ class End:
 
     Args:
         how: `finished`, `exit`, `error`, `timeout`, `interrupt`, `killed` or `not run`.
-        status: Its exit status.
         account: The traceback, or the text of `sys.exit`.
-        rank: The process.
-        error: The exception's class.
-        missing: The package that it lacks.
-        wants_input: Whether it asked for input.
     """
 
     how: str
@@ -92,10 +83,6 @@ class Findings:
     """The content of one side's records.
 
     Args:
-        values: Values by quantity and place, in their order.
-        end: The recorded end of the script.
-        trainings: Number of calls of `train()`.
-        updates: Number of all updates.
         resumed: Trainings that resumed a checkpoint.
         seconds: Duration of each update but the first of a training.
         overridden: Name → the script's value and the value that counted.
@@ -124,8 +111,6 @@ def read_records(folder: Path) -> Findings:
 
 
 class _Reader:
-    """Reads the file of one process."""
-
     def __init__(self, found: Findings, rank: int) -> None:
         self._found = found
         self._rank = rank

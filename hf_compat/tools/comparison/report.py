@@ -44,7 +44,6 @@ def as_parts(comparison: Comparison, limits: Limits) -> list[str | Table]:
 
 
 def _conditions(comparison: Comparison, limits: Limits) -> list[str]:
-    """The lines on the conditions under which the sides were run."""
     theirs, ours = comparison.theirs, comparison.ours
     stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
     processes = f"; {limits.devices} processes" if limits.devices > 1 else ""

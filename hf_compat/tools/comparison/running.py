@@ -42,13 +42,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One of the two sides that run the script.
-
-    Args:
-        name: Its name in tables and folders: `transformers` or `hf_compat`.
-        python: The interpreter.
-        transformers: The release of transformers that is installed there.
-    """
+    """One of the two sides that run the script."""
 
     name: str
     python: str
@@ -79,7 +73,6 @@ def sides_of(against: str | None) -> tuple[Side, Side]:
 
 
 def _interpreter(against: str) -> tuple[str, str]:
-    """The path and the release of transformers of `RELEASE:PYTHON`."""
     head, colon, rest = against.partition(":")
     is_release = bool(colon) and head.replace(".", "").isdigit()
     release, named = (head, rest) if is_release else ("", against)
@@ -120,7 +113,6 @@ class Limits:
     Args:
         max_steps: Updates of each training. 0 runs all.
         timeout_seconds: Time after which a side is ended. None waits.
-        devices: Number of processes.
     """
 
     max_steps: int = 20
@@ -139,17 +131,7 @@ def run_side(
     progress: Progress | None = None,
     tell: Tell = print,
 ) -> tuple[int, str]:
-    """Run the script on one side to its end.
-
-    Args:
-        side: The side.
-        script: The script.
-        folder: The side's new folder. It gets `record/`, `output/`, `files/` and `log.txt`.
-        limits: The limits.
-        isolation: Keeps the user's files from the script.
-        compat: Generation of transformers whose defaults count on our side.
-        progress: Called when updates were done.
-        tell: Called with lines about copied files.
+    """Run the script on one side to its end. Its new folder gets `record/`, `output/`, `files/` and `log.txt`.
 
     Returns:
         The exit status of its process, negative for a signal, and `timeout` or `interrupt` if this process ended it.

@@ -47,18 +47,7 @@ _LEFT_OUT = {"trainer_state.json": ("log_history",)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A difference between the sides.
-
-    Args:
-        quantity: The quantity.
-        training: The call of `train()`.
-        update: `global_step` there.
-        rank: The process.
-        name: The name of the value.
-        theirs: The value under transformers.
-        ours: The value here.
-        size: The size of the difference if it has one.
-    """
+    """A difference between the sides."""
 
     quantity: str
     training: int
@@ -75,11 +64,6 @@ class Verdict:
     """The result for one quantity.
 
     Args:
-        quantity: The quantity.
-        compared: Number of compared values.
-        differing: Number of values that differ.
-        first: The first difference.
-        largest: The largest difference.
         explained: Documented differences, each with its reason.
     """
 
@@ -97,14 +81,7 @@ class Verdict:
 
 
 def verdicts_of(theirs: Findings, ours: Findings, measure: Measure, are_whole: bool = True) -> list[Verdict]:
-    """Compare everything that was recorded except files.
-
-    Args:
-        theirs: The records under transformers.
-        ours: The records here.
-        measure: Measures the difference of two values whose contents are kept.
-        are_whole: Whether both scripts came to their end. If not, a missing value is not a difference.
-    """
+    """Compare everything that was recorded except files. If not both sides are whole, a missing value is allowed."""
     resumed = theirs.resumed & ours.resumed
     found = []
     for quantity in QUANTITIES[: QUANTITIES.index(FILES)]:
@@ -194,14 +171,7 @@ def files_under(*folders: Path) -> dict[str, Path]:
 
 
 def verdict_on_files(theirs: Mapping[str, Path], ours: Mapping[str, Path], update: int, other_release: bool) -> Verdict:
-    """Compare the files that a run has left.
-
-    Args:
-        theirs: Name → path under transformers.
-        ours: The same here.
-        update: The last update of the run.
-        other_release: Whether the releases of transformers differ. Then only weights and names are compared.
-    """
+    """Compare the files that a run has left. Between releases of transformers only weights and names are compared."""
     explained: list[str] = []
     differences: list[Difference] = []
     names = sorted({*theirs, *ours})
@@ -288,12 +258,7 @@ def _differing(
 
 
 class KeptTensors:
-    """Measures the largest difference of two kept tensors. It reads each file of both sides once.
-
-    Args:
-        theirs: Folder of the records under transformers.
-        ours: Folder of the records here.
-    """
+    """Measures the largest difference of two kept tensors. It reads each file of both sides once."""
 
     def __init__(self, theirs: Path, ours: Path) -> None:
         self._folders = (theirs, ours)

@@ -55,13 +55,8 @@ class CallbackPart:
     """The entries under `trainer` in the configuration.
 
     Args:
-        callbacks: Callbacks without the log of training.
-        loggers: Loggers.
-        checkpoints: Whether checkpoints are written.
         best_metric: The metric of the best checkpoint, which is loaded at the end.
         early_stopping_threshold: Whether early stopping has a threshold, which Lightning reads differently.
-        own_callbacks: Expressions of the script's own callbacks.
-        callbacks_left: Comments and statements for the callbacks that are left to the user.
     """
 
     callbacks: list[Entry] = field(default_factory=list)
@@ -105,7 +100,6 @@ def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findi
 def _checkpoints(
     args: TrainingArguments, run: RunPart, monitored: dict[str, object], findings: Findings
 ) -> list[dict[str, object]]:
-    """The options of the checkpoints: by updates or epochs, of the end, and the best one."""
     found: list[dict[str, object]] = []
     place: dict[str, object] = {"dirpath": "output/checkpoints", "filename": "{epoch}-{step}"}
     if args.save_strategy != SaveStrategy.BEST:
@@ -128,7 +122,6 @@ def _checkpoints(
 def _add(
     part: CallbackPart, callback: object, monitored: dict[str, object], write: Expressions, findings: Findings
 ) -> None:
-    """Write one callback of the run."""
     kind = type(callback)
     if type(callback) is EarlyStoppingCallback:
         options = {**monitored, "patience": callback.early_stopping_patience}

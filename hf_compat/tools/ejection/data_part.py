@@ -34,19 +34,11 @@ class DataPart:
     """The data module.
 
     Args:
-        train_set: The expression of the training set.
-        collator: The expression of the collator.
         eval_sets: The expressions of the evaluation sets by name. The name of a single one is empty.
-        shuffles: Whether each epoch is shuffled by a seed of its own.
         data_seed: The seed of the first epoch.
         groups: The number of samples of like length that are grouped.
         reads_ahead: Whether reading a batch draws random numbers.
         streams: Whether a set is a stream, to which Lightning has to pass the epoch.
-        copies: Whether the collator gets copies of samples.
-        lengths: The expression of the samples' lengths if samples are grouped by length.
-        length_key: The key or column of the lengths.
-        sampler: The expression of the script's own sampler.
-        data_left: Statements for what is left to do at the set-up of the data.
     """
 
     train_set: str = ""
@@ -90,7 +82,6 @@ def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> D
 
 
 def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions, findings: Findings) -> None:
-    """Read the order of training samples off the sampler of the run."""
     if not isinstance(loader, DataLoader):
         return
     sampler, samples = getattr(loader, "sampler", None), cast(Sequence[object], loader.dataset)
@@ -185,7 +176,6 @@ def _stream(dataset: IterableDataset[object], collate: object, write: Expression
 def _samples(
     name: str, dataset: object, samples: list[object], collate: object, part: DataPart, write: Expressions
 ) -> str:
-    """The expression of samples that are saved one by one."""
     if isinstance(collate, RemoveColumnsCollator):
         columns = collate.signature_columns
         rows = ((sample, isinstance(sample, Mapping)) for sample in samples)

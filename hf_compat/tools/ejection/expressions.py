@@ -172,7 +172,6 @@ class Expressions:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text as a formatter does."""
     shown = repr(text)
     return f'"{shown[1:-1]}"' if shown[0] == "'" and '"' not in shown else shown
 

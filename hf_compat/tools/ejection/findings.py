@@ -39,12 +39,7 @@ class Findings:
             self.problems.append(told)
 
     def mark(self, what: str, offer: str) -> list[str]:
-        """Add work that changes no number, and make the comment for its place in the project.
-
-        Args:
-            what: The script's behaviour, with file and line.
-            offer: Lightning's counterpart.
-        """
+        """Add work that changes no number, and make the comment for its place in the project."""
         self.todos.append(" ".join(f"{what}. Lightning has {offer}.".split()))
         return [f"# {TODO}{self.todos[-1]}"]
 

@@ -24,8 +24,6 @@ _OF_FILES = {"_name_or_path", "name_or_path", "architectures", "dtype", "torch_d
 
 
 class _Pretrained(Protocol):
-    """A model of transformers, or an adapter of PEFT."""
-
     peft_config: dict[str, object]
     save_pretrained: Callable[[str | Path], None]
     from_pretrained: Callable[..., nn.Module]
@@ -37,7 +35,6 @@ class ModelPart:
     """The body of `build_model`.
 
     Args:
-        lines: Its statements.
         trained: The names of the trained parameters, unless all are or the class itself sees to it.
         model_is_left: Whether the statements only raise, because the model is left to the user.
     """
@@ -74,7 +71,6 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
 
 
 def _adapted(model: nn.Module, write: Expressions) -> list[str]:
-    """The statements that read a model and the adapter of PEFT on it."""
     adapted = cast(_Pretrained, model)
     if len(adapted.peft_config) > 1:
         raise CannotBeWritten("it has several adapters, and the project reads one")

@@ -27,10 +27,8 @@ class SchedulePart:
     """The schedule.
 
     Args:
-        lines: Statements that make `scheduler` from `optimizer`.
         takes_warmup: Whether they read `self.warmup_steps`.
         is_left: Whether they only raise, because the schedule is left to the user.
-        interval: Lightning's interval.
     """
 
     lines: list[str]
@@ -44,9 +42,6 @@ class OptimizerPart:
     """The body of `configure_optimizers`.
 
     Args:
-        schedule: The schedule.
-        group_lines: Statements for the parameter groups.
-        optimizer_call: The expression of the optimizer.
         has_decay: Whether weight decay divides the parameters into two groups.
         no_decay: Names without decay, unless the shape tells.
     """

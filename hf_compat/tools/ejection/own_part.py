@@ -79,14 +79,7 @@ class OwnPart:
 
 
 def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findings: Findings) -> OwnPart:
-    """Take over the overrides of the Trainer's class, with all that they read.
-
-    Args:
-        trainer: The Trainer.
-        write: Writes for `module.py`.
-        user: Writes for the user's code.
-        findings: Collects what is left to do.
-    """
+    """Take over the overrides of the Trainer's class, with all that they read."""
     part = OwnPart()
     reach = _Reach(
         trainer, [kind for kind in type(trainer).__mro__ if write.recorder.is_of_script(kind.__module__)], user
@@ -133,13 +126,7 @@ def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
 
 
 class _Reach:
-    """Collects the methods that some methods reach, and the attributes with their values.
-
-    Args:
-        trainer: The Trainer.
-        kinds: The script's own classes of it, in Python's order.
-        user: Writes for the user's code.
-    """
+    """Collects the methods that some methods reach, and the attributes with their values."""
 
     def __init__(self, trainer: Trainer, kinds: list[type], user: Expressions) -> None:
         self.trainer, self.kinds, self.user = trainer, kinds, user

@@ -89,13 +89,7 @@ _OWN = (
 
 
 class Ejected(NamedTuple):
-    """The written project.
-
-    Args:
-        files: Its files, relative to the folder. A folder of data or weights counts as one.
-        notes: Its differences from the script.
-        todos: What it leaves to its user, with file and line.
-    """
+    """The written project."""
 
     files: list[str]
     notes: list[str]
@@ -117,12 +111,6 @@ def check_folder(folder: Path) -> None:
 def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path) -> Ejected:
     """Write a run down as a plain Lightning project.
 
-    Args:
-        captured: The script's first call of `train()`.
-        recorder: Knows how the script's objects were made.
-        script: The script's name, for the texts.
-        folder: The folder of the project, new or empty.
-
     Raises:
         OutputFolderError: The folder holds something.
         UnsupportedArgument: Plain Lightning cannot do something of the run. All reasons are listed.
@@ -141,14 +129,7 @@ def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path
 
 
 class _Project:
-    """One ejection. It reads the run when it is made, and then writes it.
-
-    Args:
-        captured: The script's first call of `train()`.
-        recorder: Knows how the script's objects were made.
-        findings: Collects the findings.
-        script: The script's name.
-    """
+    """One ejection. It reads the run when it is made, and then writes it."""
 
     def __init__(self, captured: CapturedTrain, recorder: Recorder, findings: Findings, script: str) -> None:
         self.trainer, self.findings, self.script = captured.trainer, findings, Path(script).name
@@ -258,7 +239,6 @@ class _Project:
         return Ejected(sorted([*texts, *self.files.saves]), self.findings.notes, todos)
 
     def _texts(self) -> dict[str, str]:
-        """The text of each file of code and settings."""
         given = self._arguments_read(self.code.text())
         code = self.code.text()
         self.values |= {
@@ -296,7 +276,6 @@ class _Project:
         return ", ".join(written)
 
     def _rendered(self, name: str) -> str:
-        """Render a template, with the imports that its text needs at the head."""
         mark = "# imports stand here"
         text = _TEMPLATES.get_template(f"{name}.jinja").render({**self.values, "imports": mark})
         write = self.write_of.get(name.removesuffix(".py"))

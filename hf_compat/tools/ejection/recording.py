@@ -223,7 +223,6 @@ class Recorder:
 
 
 def _held_by(value: object) -> dict[str, tuple[object, int | None]]:
-    """The attributes of an object, each with the length of a container."""
     return {
         name: (part, len(part) if isinstance(part, (list, dict, set)) else None) for name, part in vars(value).items()
     }

@@ -34,11 +34,7 @@ _KNOWN_BY_CONTENT = 8
 
 
 class Environment:
-    """Texts that the script has read from the environment.
-
-    Args:
-        is_of_script: Whether a module belongs to the script.
-    """
+    """Texts that the script has read from the environment."""
 
     def __init__(self, is_of_script: Callable[[str], bool]) -> None:
         self._is_of_script = is_of_script

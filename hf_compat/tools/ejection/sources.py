@@ -108,7 +108,6 @@ class UserCode:
     All modules of the user become one file. If two of them have the same name, one is renamed wherever it is used.
 
     Args:
-        is_of_script: Whether a module belongs to the script.
         express: Writes the value of a name in the user's code.
         pieces: The pieces by their names in the project.
     """
@@ -269,7 +268,6 @@ class UserCode:
         return known_as
 
     def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
-        """Take over a value under its name in the user's code."""
         try:
             expression = self.express(name, value)
         except CannotBeWritten as error:

@@ -30,14 +30,8 @@ class RunPart:
     """The length of the run, and how its updates are made.
 
     Args:
-        counts: Its counts.
         max_epochs: Its epochs if they are whole ones.
-        max_steps: Its updates.
-        accumulation: Micro-batches of an update.
         windows: Whether updates are made by hand, because Lightning's accumulation would divide differently.
-        accumulates: Whether Lightning accumulates.
-        logging_steps: Updates between logs.
-        save_steps: Updates between checkpoints.
         saves_at_end: Whether the last update has a checkpoint besides those at regular intervals.
         eval_every: Lightning's batches between evaluations. None evaluates at each epoch.
         evaluates_at_end: Whether the end needs an evaluation of its own.
@@ -108,7 +102,6 @@ class LossPart:
     """The loss.
 
     Args:
-        loss_lines: The body of `loss_and_outputs`.
         train_loss: The expression of a micro-batch's loss, of `{part}` and of `{items}`.
         counts_items: Whether the targets of a window are counted, and the loss is divided by them.
         shifts: Whether the first label of each row is not a target.
@@ -151,7 +144,6 @@ def describe_loss(trainer: Trainer, own: OwnPart, write: Expressions, findings: 
 
 
 def _loss_in(trainer: Trainer, batch: Batch, overrides: bool) -> str:
-    """The expression of the loss in the model's outputs of a batch."""
     outputs: ModelOutput
     elsewhere = trainer.compute_loss_func is not None or trainer.label_smoother is not None
     with torch.no_grad():
@@ -217,15 +209,9 @@ class EvaluationPart:
     """The evaluation.
 
     Args:
-        has_eval: Whether the run has an evaluation set.
-        evaluates: Whether the arguments ask for evaluations.
         several: Names of the evaluation sets if there are several.
-        validation_lines: The body of `validation_step`.
         prediction_lines: The body of the stand-in's `prediction_step` if the script has a Trainer of its own.
-        compute_metrics: The expression of the metric function.
-        generation: Whether predictions are generated.
         fill_to: Length to which generated rows are filled up.
-        pad_token: The token that fills them up.
     """
 
     has_eval: bool = False
@@ -354,7 +340,6 @@ def _predictions(trainer: Trainer, batch: Batch) -> str:
 
 
 def _generation_lines(part: EvaluationPart, trainer: Trainer, batch: Batch, write: Expressions) -> list[str]:
-    """The statements that generate for a batch."""
     assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
     keywords = trainer._generation_keywords({})
     longest, longest_new = trainer._lengths_of_generations()

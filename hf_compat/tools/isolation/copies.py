@@ -28,13 +28,7 @@ _GIB = 2**30
 
 
 def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
-    """Copy the working folder of a plan into its folder. Returns the files that became links for lack of room.
-
-    Args:
-        plan: The plan.
-        limit: Bound on the copied bytes. Smaller files come first.
-        progress: Called with lines about the copies.
-    """
+    """Copy the working folder of a plan into its folder. Returns the files that became links for lack of room."""
     files = plan.in_folder("files")
     links = _link_around(plan, files)
     sizes = dict(_lay_out(plan, files, links))

@@ -28,12 +28,8 @@ class Isolation:
     """The isolation that the system offers for runs in one working folder.
 
     Args:
-        how: `overlay` or `copies`.
-        working_folder: The user's working folder.
         open_to: Folders that stay real.
         read_only: Folders that hold other mounts and could not be covered.
-        refused: The reason why there is no overlay.
-        copy_limit_bytes: Bound on the copied files if there is no overlay.
     """
 
     how: str

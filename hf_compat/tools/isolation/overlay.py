@@ -77,15 +77,6 @@ def enter(plan: Plan) -> list[str]:
 
 
 class _Cover:
-    """Covers folder by folder below a new root.
-
-    Args:
-        plan: The plan.
-        root: The new root.
-        mounts: All mounts.
-        are_nested: Whether a folder with mounts in it can be covered.
-    """
-
     def __init__(self, plan: Plan, root: str, mounts: list[Mount], are_nested: bool) -> None:
         self._plan = plan
         self._root = root

@@ -31,9 +31,7 @@ class Plan:
 
     Args:
         folder: The folder of everything that it leaves. It is real inside, too.
-        working_folder: The user's working folder.
         open_to: Folders that stay real.
-        how: `overlay` or `copies`.
         is_kept: Whether its files are kept if its parent is killed.
     """
 
@@ -151,7 +149,6 @@ def real_path(path: str) -> str:
 
 
 def _merge(source: str, target: str) -> None:
-    """Move a tree into another one."""
     if not os.path.isdir(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.rename(source, target)

@@ -176,13 +176,6 @@ def _is_plain_use(access: Access, source: Source) -> bool:
 
 
 def _rewrite_dict(display: cst.Dict, source: Source, given: dict[str, cst.BaseExpression]) -> None:
-    """Rewrite the entries of a dict.
-
-    Args:
-        display: The dict.
-        source: Its source.
-        given: What the same call gets by keyword.
-    """
     entries = _entries(display)
     places = list(entries)
     decision = decide(list(entries.values()), source.target, given)
@@ -209,7 +202,6 @@ def _list_unknown(call: cst.Call, source: Source) -> None:
 
 
 def _rewrite_trainer(call: cst.Call, source: Source) -> None:
-    """Give a trainer's constructor today's keywords."""
     if len([one for one in call.args if one.keyword is None and not one.star]) > _TRAINER_PLACES:
         source.list(call, source.code(call.func), "positional arguments from the eighth on have moved: name them")
     if any("tokenizer" in _own_parameters(one) for one in _lineage(call.func, source)):

@@ -24,7 +24,6 @@ class Edit:
     Args:
         name: Its new name. None keeps the name.
         value: Makes the new value from the old one. None keeps the value.
-        drop: Whether it is removed.
     """
 
     name: str | None = None
@@ -51,14 +50,7 @@ def _literal(value: object) -> str:
 def edit_call(
     source: Source, call: cst.Call, edits: Mapping[int, Edit], added: Sequence[tuple[str, cst.BaseExpression]] = ()
 ) -> None:
-    """Change the arguments of a call.
-
-    Args:
-        source: The source of the call.
-        call: The call.
-        edits: The changes by position.
-        added: New keywords and their values.
-    """
+    """Change the arguments of a call."""
 
     def change(node: cst.Call) -> cst.Call:
         args = []
@@ -142,13 +134,7 @@ def appended(elements: Sequence[Listed], new: Listed) -> list[Listed]:
 
 
 def fitted_call(source: Source, before: cst.BaseExpression, after: cst.Call) -> cst.Call:
-    """Break a call if its line would be too long.
-
-    Args:
-        source: The source of the call.
-        before: The original expression.
-        after: The call in its place.
-    """
+    """Break a call if its line would be too long."""
     if not after.args or not source.outgrows(before, after):
         return after
     pad = source.indent_within_block(before)

@@ -22,8 +22,6 @@ class Imported:
     """One name of an import.
 
     Args:
-        name: The imported name.
-        alias: The name after `as`.
         comment: Comment at the end of its line.
         above: Comments on lines of their own before it.
     """
@@ -55,8 +53,6 @@ class FromImport:
     """`from MODULE import NAMES`.
 
     Args:
-        module: The module.
-        names: The names.
         is_broken: Whether it was written on several lines.
         head: Comment after the opening parenthesis.
         comment: Comment at its end.
@@ -70,13 +66,7 @@ class FromImport:
 
     @staticmethod
     def of(node: cst.ImportFrom, module: str, line: cst.CSTNode | None) -> FromImport:
-        """Read an import of names.
-
-        Args:
-            node: The import.
-            module: Its module.
-            line: The line of the import.
-        """
+        """Read an import of names."""
         assert not isinstance(node.names, cst.ImportStar)
         start = None if node.lpar is None else node.lpar.whitespace_after
         spaces = [one.comma.whitespace_after if isinstance(one.comma, cst.Comma) else None for one in node.names]

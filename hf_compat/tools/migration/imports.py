@@ -250,7 +250,6 @@ def _rewrite_tpu_call(call: cst.Call, source: Source) -> None:
 
 
 def _is_restored(path: str, source: Source) -> bool:
-    """Whether `hf-compat run` restores a name."""
     return source.target is Target.HF_COMPAT and is_restored(path)
 
 

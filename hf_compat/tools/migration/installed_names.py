@@ -40,11 +40,7 @@ class _Module:
 
 
 class InstalledNames:
-    """The names of one package's modules.
-
-    Args:
-        root: The package's folder.
-    """
+    """The names of one package's modules."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

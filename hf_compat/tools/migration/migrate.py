@@ -37,13 +37,7 @@ _LARGEST = 16 * 2**20
 
 
 def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: bool = False) -> Migration:
-    """Rewrite files, and the sources in folders.
-
-    Args:
-        paths: Files and folders.
-        target: What the result is for.
-        writes: Whether changed files are written. Each is replaced as a whole or stays as it was.
-    """
+    """Rewrite files, and the sources in folders. With `writes`, each changed file is replaced as a whole."""
     files: list[FileChange] = []
     skipped: list[Passed] = []
     errors: list[Passed] = []
@@ -159,12 +153,7 @@ class _Pattern(NamedTuple):
 
 
 def _walk(folder: Path, above: Sequence[tuple[Path, list[_Pattern]]]) -> Iterator[Path | Passed]:
-    """Yield the sources in a folder by name, and the skipped entries. Links are not followed.
-
-    Args:
-        folder: The folder.
-        above: The folders above it, from the outermost, with the patterns of their `.gitignore`.
-    """
+    """Yield the sources in a folder by name, and the skipped entries. Links are not followed."""
     ignore_file = folder / ".gitignore"
     try:
         lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines()

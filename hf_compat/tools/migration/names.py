@@ -112,13 +112,7 @@ def renamed(name: str) -> str:
 
 
 def home(module: str, name: str, *, ours: bool) -> str:
-    """The module that has a name today.
-
-    Args:
-        module: The module of transformers from which a script takes the name.
-        name: Its current name.
-        ours: Whether names that this package has come from this package.
-    """
+    """The module that has a name today."""
     if ours and module in _TO_TOP_LEVEL and name in (TOP_LEVEL if module == "transformers" else PUBLIC):
         return "hf_compat"
     mirror = module.removeprefix("transformers.")
@@ -157,13 +151,7 @@ def looked_up_in(target: Target) -> InstalledNames | None:
 
 
 def find(module: str, name: str, target: Target) -> Found:
-    """Look up a name in a module of transformers. A name that has moved is found in its new place.
-
-    Args:
-        module: Its module according to the tables.
-        name: Its current name.
-        target: What the result is for.
-    """
+    """Look up a name in a module of transformers. A name that has moved is found in its new place."""
     names = looked_up_in(target)
     if names is None or (names.version.startswith("4.") and name in GONE):
         return Found(module, name, is_gone(name))

@@ -28,8 +28,6 @@ _DECODER = json.JSONDecoder()
 
 
 class _Span(NamedTuple):
-    """The position of a JSON value in the text."""
-
     start: int
     end: int
 
@@ -45,11 +43,6 @@ class _Cell(NamedTuple):
 
 def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target], Rewritten]) -> Rewritten:
     """Rewrite the code cells of a notebook.
-
-    Args:
-        text: The file's text.
-        target: What the result is for.
-        rewrite: Rewrites the joined source of all code cells.
 
     Raises:
         MigrationError: It is not a notebook.
@@ -127,7 +120,6 @@ def _masked(source: str, magics: list[str]) -> str | None:
 
 
 def _placed(finding: Finding, cells: Sequence[_Cell]) -> Finding:
-    """Place a finding by its cell and the line in it."""
     line = finding.line
     for cell in cells:
         height = cell.masked.count("\n") + 2
@@ -138,13 +130,11 @@ def _placed(finding: Finding, cells: Sequence[_Cell]) -> Finding:
 
 
 def _span_at(text: str, start: int) -> _Span:
-    """The value that begins at a position, or after the space there."""
     begin = _skip(text, start)
     return _Span(begin, _DECODER.raw_decode(text, begin)[1])
 
 
 def _members(text: str, span: _Span) -> dict[str, _Span]:
-    """The values of an object by key."""
     found: dict[str, _Span] = {}
     place = _skip(text, span.start + 1)
     while text[place] != "}":
@@ -155,7 +145,6 @@ def _members(text: str, span: _Span) -> dict[str, _Span]:
 
 
 def _items(text: str, span: _Span) -> Iterator[_Span]:
-    """Yield the values of an array."""
     place = _skip(text, span.start + 1)
     while text[place] != "]":
         value = _span_at(text, place)
@@ -174,13 +163,7 @@ def _after_comma(text: str, place: int) -> int:
 
 
 def _spelled_lines(text: str, span: _Span, lines: Sequence[str]) -> str:
-    """Write lines as the JSON value that they replace: an array or a text. Unchanged lines keep their spelling.
-
-    Args:
-        text: The JSON text.
-        span: The array or text in it.
-        lines: The new lines, with their ends.
-    """
+    """Write lines as the JSON value that they replace: an array or a text. Unchanged lines keep their spelling."""
     is_ascii = text.isascii()
     if text[span.start] == '"':
         return json.dumps("".join(lines), ensure_ascii=is_ascii)

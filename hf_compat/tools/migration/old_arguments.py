@@ -59,12 +59,7 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Decision:
-    """The fate of the keywords of one call or dict.
-
-    Args:
-        edits: By position.
-        notes: Position and reason of each keyword that a person has to look at.
-    """
+    """The fate of the keywords of one call or dict."""
 
     edits: dict[int, Edit] = field(default_factory=dict)
     notes: list[tuple[int, str]] = field(default_factory=list)
@@ -98,8 +93,6 @@ def switched_on(name: str) -> tuple[str, object]:
 
 
 class _Call(Decision):
-    """The keywords that are decided about together."""
-
     def __init__(self, items: Sequence[Item], target: Target, given: Mapping[str, cst.BaseExpression]) -> None:
         super().__init__()
         self.items = items
@@ -122,13 +115,7 @@ class _Call(Decision):
 
 
 def decide(items: Sequence[Item], target: Target, given: Mapping[str, cst.BaseExpression]) -> Decision:
-    """Decide what to write for the keywords of a call, or for the entries of a dict that it takes.
-
-    Args:
-        items: Keywords and values by position.
-        target: What the result is for.
-        given: Keywords that the same call gets from elsewhere.
-    """
+    """Decide what to write for the keywords of a call, or for the entries of a dict that it takes."""
     call = _Call(items, target, given)
     for place, (name, given_value) in enumerate(items):
         if place in call.edits or (name not in _RULES and name not in OLD_NAMES):  # edits: another one has taken it in

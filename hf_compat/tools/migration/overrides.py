@@ -215,7 +215,6 @@ def _with_parameters(
 
 
 def _super_calls(method: cst.FunctionDef) -> Iterator[cst.Call]:
-    """Yield the calls of the method that this one overrides."""
     return (one for one in walk(method.body) if isinstance(one, cst.Call) and is_super_call(one, method.name.value))
 
 
@@ -293,6 +292,5 @@ def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
 
 
 def _reads_of(param: cst.Param | None, source: Source) -> list[cst.Name]:
-    """List the names that read a parameter."""
     bindings = [] if param is None else [b for b in source.assignments(param.name) if binding_node(b) is param]
     return [node for binding in bindings for node in source.reads(binding) if isinstance(node, cst.Name)]

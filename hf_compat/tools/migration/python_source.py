@@ -47,10 +47,6 @@ _CHECKED_CLASSES = (
 def rewrite_python(text: str, target: Target) -> Rewritten:
     """Rewrite a source with today's names.
 
-    Args:
-        text: The source.
-        target: What the result is for.
-
     Raises:
         MigrationError: It is not Python 3, or cannot be rewritten. The message has no file name.
     """
@@ -114,7 +110,6 @@ def check_bounds(text: str) -> None:
 
 
 def _account(error: cst.ParserSyntaxError, text: str) -> str:
-    """Explain in one line why a source cannot be parsed."""
     line = text.splitlines()[error.raw_line - 1 : error.raw_line] or [""]
     is_python_2 = line[0].lstrip().startswith(("print ", "exec ")) or ", e:" in line[0]
     why = "a statement of Python 2" if is_python_2 else "a syntax error"

@@ -51,7 +51,6 @@ class Rewritten:
     """A text after migration.
 
     Args:
-        text: The text.
         findings: Places that a person has to look at.
         mended: Rewritten places where the original would fail or differ.
     """
@@ -102,8 +101,6 @@ class Migration:
     """All files of one command.
 
     Args:
-        target: What the result is for.
-        files: Every file that was read, changed or not.
         skipped: Paths in folders that were left out on purpose.
         errors: Paths that could not be read, understood or written.
     """

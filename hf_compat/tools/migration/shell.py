@@ -24,12 +24,7 @@ _OFF = ("false", "0", "no")
 
 
 def rewrite_shell(text: str, target: Target) -> Rewritten:
-    """Rewrite the options in a shell script.
-
-    Args:
-        text: The script.
-        target: What the result is for.
-    """
+    """Rewrite the options in a shell script."""
     findings: list[Finding] = []
     mended: list[Finding] = []
     pieces: list[str] = []

@@ -33,10 +33,6 @@ _LONGEST = 120
 class Source:
     """A source that rules read, and that they ask to change.
 
-    Args:
-        text: The source.
-        target: What the result is for.
-
     Raises:
         libcst.ParserSyntaxError: It is not Python 3.
     """

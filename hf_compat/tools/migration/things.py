@@ -63,8 +63,6 @@ class _Annotated:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the values that are unpacked."""
-
     whole: cst.BaseExpression
     index: int
 
@@ -217,7 +215,6 @@ class Things:
         return [instance_of(self.of(one)) for one in elements_of(made.args[0].value)]
 
     def _value(self, assignment: BaseAssignment) -> _Value | None:
-        """The expression that a name is bound to."""
         node = binding_node(assignment)
         return None if node is None else self._values.get(node)
 

@@ -41,14 +41,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
 def check(
     trainer: Trainer, train: Train, resume_from_checkpoint: str | bool | None, output_dir: str
 ) -> PreflightReport:
-    """Check a run before it begins. Afterwards the Trainer is as it was, bit for bit.
-
-    Args:
-        trainer: The Trainer.
-        train: Its training, from a checkpoint or from the beginning.
-        resume_from_checkpoint: The checkpoint from which the run will resume.
-        output_dir: The folder to which the run will save.
-    """
+    """Check a run before it begins. Afterwards the Trainer is as it was, bit for bit."""
     # A folder with room for a checkpoint, the same one for all processes
     place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
     made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""

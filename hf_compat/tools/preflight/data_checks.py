@@ -144,8 +144,6 @@ def removed_column(session: Session, name: str, who: str) -> tuple[str, str]:
 
 
 class _Nowhere(io.RawIOBase):
-    """Discards what is written."""
-
     def write(self, data: object) -> int:
         return len(memoryview(data)) if isinstance(data, (bytes, bytearray, memoryview)) else 0
 
@@ -216,7 +214,6 @@ def _embedding_rows(model: nn.Module) -> int | None:
 
 
 def _values_of(session: Session, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of some names in the first batches."""
     for batch in session.batches:
         if isinstance(batch, Mapping):
             found = ((name, batch[name]) for name in names if name in batch)
@@ -305,13 +302,7 @@ def _check_lengths(session: Session, model: nn.Module) -> None:
 
 
 def _rows_of(dataset: object, column: str, most: int) -> Iterator[tuple[int, object]]:
-    """Yield the first values of a column with their rows, if that runs no code of the user.
-
-    Args:
-        dataset: A list of mappings, or a table of `datasets`. Others give no rows.
-        column: Its name.
-        most: Bound on the rows.
-    """
+    """Yield the first values of a column with their rows, if that runs no code of the user."""
     names = getattr(dataset, "column_names", None)
     if isinstance(dataset, (list, tuple)):
         rows = islice(enumerate(dataset), most)

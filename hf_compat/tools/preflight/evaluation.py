@@ -28,12 +28,7 @@ _ALWAYS = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_p
 
 
 class SomeSamples:
-    """A few samples from all over a data set. Its other attributes are the data set's.
-
-    Args:
-        dataset: A map-style data set.
-        count: Number of samples.
-    """
+    """A few samples from all over a data set. Its other attributes are the data set's."""
 
     def __init__(self, dataset: Sized, count: int) -> None:
         self.dataset = dataset
@@ -55,12 +50,7 @@ class SomeSamples:
 
 
 class FirstSamples(IterableDataset[Sample]):
-    """The first samples of a stream.
-
-    Args:
-        dataset: The stream.
-        count: Number of samples.
-    """
+    """The first samples of a stream."""
 
     def __init__(self, dataset: IterableDataset[Sample], count: int) -> None:
         self.dataset = dataset
@@ -130,13 +120,7 @@ def check_evaluation(session: Session) -> None:
 
 
 def _evaluate(session: Session, dataset: object, kept: list[tuple[int, int]]) -> Exception | None:
-    """Evaluate one batch within a run that saves and reports nothing, and give the error.
-
-    Args:
-        session: The session.
-        dataset: The data.
-        kept: Gets the bytes and samples of each evaluation loop.
-    """
+    """Evaluate one batch within a run that saves and reports nothing, and give the error."""
     trainer = session.trainer
     samples = trainer.args.eval_batch_size * trainer.args.world_size
     loop, load = trainer.evaluation_loop, trainer.get_eval_dataloader
@@ -167,7 +151,6 @@ def _evaluate(session: Session, dataset: object, kept: list[tuple[int, int]]) ->
 
 
 def _free_memory() -> int | None:
-    """The free memory in bytes. None if the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -175,7 +158,6 @@ def _free_memory() -> int | None:
 
 
 def _estimate_memory(session: Session, kept_bytes: int, evaluated: int) -> None:
-    """Compare the memory of a whole evaluation with the free memory."""
     dataset, args = session.trainer.eval_dataset, session.trainer.args
     parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
     samples = sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part))

@@ -183,7 +183,6 @@ def check_space(session: Session) -> None:
 
 
 def _saves(session: Session) -> int:
-    """The number of checkpoints that the run writes."""
     counts, strategy = session.counts, SaveStrategy(session.trainer.args.save_strategy)
     if counts is None or strategy == SaveStrategy.NO or counts.max_updates <= 0:
         return 0

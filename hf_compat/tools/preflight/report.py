@@ -134,7 +134,6 @@ class PreflightReport(ShownAsPrinted):
 
 
 def _paragraph(head: str, text: str) -> Iterable[str]:
-    """Yield a text under a head, with its lines indented."""
     for place, line in enumerate(text.splitlines() or [""]):
         first = head if place == 0 else "         "
         yield from textwrap.wrap(
@@ -146,15 +145,7 @@ def _paragraph(head: str, text: str) -> Iterable[str]:
 def finding_of(
     error: BaseException, check: str, doing: str, way_out: str = "", severity: Severity = Severity.ERROR
 ) -> Finding:
-    """Turn an exception into a finding.
-
-    Args:
-        error: The exception.
-        check: The check that raised it.
-        doing: The failed action, as the beginning of a sentence.
-        way_out: The way out, if the caller knows better than the exception.
-        severity: The severity.
-    """
+    """Turn an exception into a finding."""
     said, _, hint = str(error).partition("\n\nHint: ")
     if isinstance(error, HfCompatError):
         return Finding(severity=severity, check=check, problem=said, way_out=way_out or hint)
@@ -182,7 +173,6 @@ def _is_packaged(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """The relative path of a file below the working folder."""
     relative = os.path.relpath(file) if os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0] else file
     return file if relative.startswith("..") else relative
 

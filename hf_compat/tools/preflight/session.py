@@ -54,15 +54,9 @@ class Session:
     """The state that the checks share.
 
     Args:
-        trainer: The checked Trainer.
-        train: Its `train`.
         folder: The scratch folder of all processes of this machine.
-        output_dir: The folder to which the run will save.
-        resume_from_checkpoint: The checkpoint from which the run will resume.
-        strategy: The plan's strategy for several processes.
         counts: Updates, epochs and samples. None if the data does not give them.
         batches: The collated micro-batches of the first update. Empty if there are none.
-        checkpoint_bytes: The measured size of a checkpoint.
         metrics: Names and values of an evaluation. None if there was none.
         dropped_columns: Columns of the training data that are removed, because the forward does not take them.
     """
@@ -90,12 +84,7 @@ class Session:
 
     @contextlib.contextmanager
     def on_a_copy(self, *callbacks: Callback, name: str = "run") -> Iterator[str]:
-        """Let the Trainer work as in a run, and restore it afterwards. Logs and warnings are left out.
-
-        Args:
-            callbacks: The callbacks that are called instead of the Trainer's.
-            name: Name of the folder within the scratch folder to which it saves.
-        """
+        """Let the Trainer work as in a run, and restore it afterwards. Logs and warnings are left out."""
         place, trainer, before = os.path.join(self.folder, name), self.trainer, logging.root.manager.disable
         try:
             os.makedirs(place, exist_ok=True)

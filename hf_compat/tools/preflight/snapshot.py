@@ -69,7 +69,6 @@ class Snapshot:
         warn_once.cache_clear()  # warnings of the checks are shown again by the run
 
     def _keep(self, thing: object, copies_tensors: bool) -> Iterable[object]:
-        """Keep the state of one object, and list the objects that it reaches."""
         if isinstance(thing, torch.Tensor):
             if copies_tensors:
                 self._restores.append(_of_tensor(thing))

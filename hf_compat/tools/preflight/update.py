@@ -25,9 +25,6 @@ _MOST_NAMES = 8
 class Probe(TrainerCallback):
     """The only callback of a preflight. It watches an update, saves it if asked to, and ends the training after it.
 
-    Args:
-        saves: Whether a checkpoint is written.
-
     Attributes:
         losses: The losses of the micro-batches.
         without_gradient: Names of trained parameters that got no gradient.

@@ -65,7 +65,6 @@ def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
 
 
 def _write_end(record: Record, error: BaseException, script: str) -> None:
-    """Record an exception that ended the script."""
     if isinstance(error, SystemExit):
         code = error.code
         status = code if isinstance(code, int) else int(code is not None)

@@ -40,7 +40,6 @@ class Observer:
     """Wraps the methods that a run passes through, in one process.
 
     Args:
-        record: The record.
         output_folder: Each output folder of the script becomes a folder of this name with a number.
         max_updates: Updates after which each training is stopped. 0 lets it run.
     """

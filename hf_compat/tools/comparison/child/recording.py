@@ -17,12 +17,7 @@ KEPT_VALUES = 2**22
 
 
 class Record:
-    """The file of one process. Lines reach the disk at the end of each update, so a killed run leaves its record.
-
-    Args:
-        folder: The folder of the file.
-        rank: The rank of the process.
-    """
+    """The file of one process. Lines reach the disk at the end of each update, so a killed run leaves its record."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder = folder
