@@ -69,7 +69,9 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
         is_over = is_over or "train_runtime" in log
         for key, value in _values(log):
             points = curves.setdefault(key, [])
-            if not (is_over and _repeats(points, step, value, has_best)):
+            # An evaluation after training may repeat that of its update, or the value of the best model
+            is_known = any(before == step or (has_best and known == value) for before, _, known in points)
+            if not (is_over and is_known):
                 points.append((step, epoch, value))
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     return RunCurves(
@@ -120,14 +122,6 @@ def _values(log: Log) -> Iterator[tuple[str, float]]:
             yield key, float(value)
         except OverflowError:
             yield key, math.inf
-
-
-def _repeats(points: list[Point], step: int, value: float, has_best: bool) -> bool:
-    """Whether an evaluation after training repeats a point.
-
-    Either its update was evaluated before, or the value is that of the best model, whose own update has it.
-    """
-    return any(before == step or (has_best and known == value) for before, _, known in points)
 
 
 def _number(file: Path, field: str, value: object, *, is_whole: bool = False) -> float:

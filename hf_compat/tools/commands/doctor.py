@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status.
-
-    Raises:
-        MissingPackage: libcst is not installed.
-    """
+    """Run the command and give its exit status."""
     parser = source_parser(
         "doctor",
         "Read scripts and folders, run nothing, and say what would be silently different, what would fail and what is "

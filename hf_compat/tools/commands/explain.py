@@ -75,11 +75,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _is_script(chosen: argparse.Namespace) -> bool:
-    """Whether the words are a script and its command line.
-
-    Raises:
-        ArgumentError: The first word looks like a script that does not exist.
-    """
+    """Whether the words are a script and its command line."""
     first = chosen.words[0] if chosen.words else ""
     if chosen.module or "=" in first or not first or first.startswith("-"):
         return bool(chosen.module)

@@ -25,11 +25,7 @@ def source_parser(command: str, description: str, epilog: str, targets: str) -> 
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status.
-
-    Raises:
-        MissingPackage: libcst is not installed.
-    """
+    """Run the command and give its exit status."""
     parser = source_parser(
         "migrate",
         "Rewrite scripts of any release of transformers: imports, arguments, keywords, overrides.",

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from hf_compat.checkpoint.files import open_regular
@@ -81,11 +82,7 @@ def _not_drawn(runs: Sequence[RunCurves]) -> str:
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """Draw with this module's settings instead of the user's matplotlibrc.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-    """
+    """Draw with this module's settings instead of the user's matplotlibrc."""
     matplotlib = need("matplotlib", "'hf-compat[plot]'", "`hf-compat plot`")
     # Text stays text, so that it can be found, scaled and read aloud. TeX never reads a run's name
     with matplotlib.rc_context({"text.usetex": False, "svg.fonttype": "none", "agg.path.chunksize": 10_000}):
@@ -93,11 +90,7 @@ def _settings() -> Iterator[None]:
 
 
 def draw(runs: Sequence[RunCurves], by: str = "step", scale: str = "linear") -> list[tuple[str, Figure]]:
-    """Draw a matplotlib figure for each panel.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-    """
+    """Draw a matplotlib figure for each panel."""
     figures = []
     for title, names in panels_of(runs):
         with _settings():
@@ -177,11 +170,7 @@ def _shown(name: str) -> str:
 
 
 def write_png(runs: Sequence[RunCurves], path: Path, by: str = "step") -> None:
-    """Draw all panels into one PNG.
-
-    Raises:
-        ArgumentError: It cannot be written.
-    """
+    """Draw all panels into one PNG."""
     panels, picture = panels_of(runs), io.BytesIO()
     if missing := _not_drawn(runs):
         logger.warning("Not drawn: %s.", missing)
@@ -213,77 +202,7 @@ def _not_writable(path: Path, error: Exception) -> ArgumentError:
     return ArgumentError(f"{str(path)!r} cannot be written: {cause}.\n\nHint: choose another `--output`.")
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="{mark}">{refresh}
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 1500px; padding: 0 1rem; color: #222; }}
-h1 {{ font-size: 1.3rem; }}
-.panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1rem; }}
-figure {{ margin: 0; border: 1px solid #ddd; border-radius: 8px; padding: .5rem; background: #fff; }}
-svg {{ width: 100%; height: auto; }}
-label {{ margin-right: 1rem; cursor: pointer; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-th, td {{ padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #eee; font-variant-numeric: tabular-nums; }}
-th:first-child, td:first-child {{ text-align: left; }}
-.hidden, body.linear .log, body.log .linear {{ display: none; }}
-figure {{ position: relative; }}
-.values {{ position: absolute; pointer-events: none; background: #fffd; border: 1px solid #999; border-radius: 4px;
-  padding: .1rem .5rem; font-size: .85rem; white-space: pre; z-index: 1; }}
-</style>
-</head>
-<body class="linear">
-<h1>{title}</h1>
-<p>{switches}<label><input type="checkbox" data-scale> log scale</label> ★ best value</p>{not_drawn}
-<div class="panels">
-{figures}
-</div>
-<table><thead><tr><th>run</th><th>update</th>{heads}</tr></thead><tbody>
-{rows}
-</tbody></table>
-<script>
-document.querySelectorAll("input[data-run]").forEach(function (box) {{
-  box.addEventListener("change", function () {{
-    document.querySelectorAll("g[id^='run-" + box.dataset.run + "-']").forEach(function (line) {{
-      line.classList.toggle("hidden", !box.checked);
-    }});
-  }});
-}});
-document.querySelector("input[data-scale]").addEventListener("change", function (event) {{
-  document.body.className = event.target.checked ? "log" : "linear";
-}});
-// Pointing at a panel shows the values nearest to the pointer, one of each curve that is switched on.
-document.querySelectorAll("figure > div").forEach(function (drawing) {{
-  var svg = drawing.querySelector("svg"), curves = JSON.parse(drawing.dataset.curves);
-  var box = document.createElement("div");
-  box.className = "values hidden";
-  drawing.parentNode.appendChild(box);
-  drawing.addEventListener("mouseleave", function () {{ box.classList.add("hidden"); }});
-  drawing.addEventListener("mousemove", function (event) {{
-    var at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    var lines = curves.filter(function (curve) {{
-      return curve.points.length && document.querySelector("input[data-run='" + curve.run + "']").checked;
-    }}).map(function (curve) {{
-      var nearest = curve.points.reduce(function (one, other) {{
-        return Math.abs(other[0] - at.x) < Math.abs(one[0] - at.x) ? other : one;
-      }});
-      return curve.label + "  " + nearest[2] + "  at " + nearest[1];
-    }});
-    var frame = drawing.parentNode.getBoundingClientRect(), left = event.clientX - frame.left;
-    box.textContent = lines.join("\\n");
-    box.classList.toggle("hidden", !lines.length);
-    box.style.top = event.clientY - frame.top + 14 + "px";
-    box.style.left = Math.max(0, Math.min(left + 14, frame.width - box.offsetWidth)) + "px";
-  }});
-}});
-</script>
-</body>
-</html>
-"""
+_PAGE = Path(__file__).with_name("page.html")
 
 
 def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh: float | None = None) -> None:
@@ -291,9 +210,6 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
 
     Curves are SVG, on a linear and on a logarithmic scale. Pointing at one shows its values. Each run has a switch. A
     table has the last values.
-
-    Raises:
-        ArgumentError: It cannot be written.
     """
     drawn = []
     for (title, names), linear, log in zip(panels_of(runs), draw(runs, by), draw(runs, by, "log"), strict=True):
@@ -310,7 +226,7 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         done = f"{run.step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
         cells = "".join(f"<td>{value}</td>" for value in (done, *values))
         rows.append(f"<tr><td>{html.escape(_shown(run.name))}</td>{cells}</tr>")
-    page = _PAGE.format(
+    page = Template(_PAGE.read_text(encoding="utf-8")).substitute(
         mark=MARK,
         refresh="" if refresh is None else f'\n<meta http-equiv="refresh" content="{refresh:g}">',
         title=html.escape(", ".join(_shown(run.name) for run in runs)),

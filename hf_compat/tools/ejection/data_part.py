@@ -189,11 +189,7 @@ def _samples(
 
 
 def _plain_sample(sample: object) -> Nested:
-    """Turn a sample into plain containers, tensors, numbers and texts.
-
-    Raises:
-        CannotBeWritten: It holds something else.
-    """
+    """Turn a sample into plain containers, tensors, numbers and texts."""
     if sample is None or isinstance(sample, (bool, int, float, str, torch.Tensor)):
         return sample
     if isinstance(sample, (np.ndarray, np.generic)):

@@ -157,11 +157,7 @@ class Expressions:
         return f'{self.import_(Import("os", None, "os"))}.environ["{name}"]'
 
     def import_(self, wanted: Import) -> str:
-        """Import something, and give its name.
-
-        Raises:
-            CannotBeWritten: Something else has its name.
-        """
+        """Import something, and give its name."""
         if self.is_user_code:
             return self.code.import_(wanted)
         for other in self.imports:
@@ -353,11 +349,7 @@ def _home(value: object) -> str:
 
 
 def _public_home(value: type | FunctionType | BuiltinFunctionType) -> str:
-    """The module from which something is imported: the shortest that has it under its name.
-
-    Raises:
-        CannotBeWritten: It has no name in any module.
-    """
+    """The module from which something is imported: the shortest that has it under its name."""
     home, name = _home(value), value.__name__
     if home.partition(".")[0] == "hf_compat":  # only collators may be taken from transformers instead
         if "collat" in home:

@@ -162,11 +162,7 @@ def _copied(value: object) -> object:
 
 
 def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None:
-    """Check that two models have the same modules with the same tensors.
-
-    Raises:
-        CannotBeWritten: They differ.
-    """
+    """Check that two models have the same modules with the same tensors."""
     # By every name: a tied embedding may be one module, or two with one weight
     both = (model, other)
     kinds, others = ({n: type(one).__name__ for n, one in m.named_modules(remove_duplicate=False)} for m in both)

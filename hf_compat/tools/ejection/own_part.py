@@ -138,11 +138,7 @@ class _Reach:
         self._stand_in = frozenset(re.findall(r"^    (?:    self\.|def )(\w+)", stand_in, re.M))
 
     def take(self, first: str) -> None:
-        """Take over a method with all that it reaches.
-
-        Raises:
-            CannotBeWritten: It reaches something that the project lacks.
-        """
+        """Take over a method with all that it reaches."""
         methods, supers, constants, waiting = set[str](), set[str](), dict[str, str](), [first]
         model, known = self.trainer.model, self.user.known
         known.update({id(part): f"self.model.get_submodule({name!r})" for name, part in model.named_modules()})

@@ -97,11 +97,7 @@ class Ejected(NamedTuple):
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is new or empty.
-
-    Raises:
-        OutputFolderError: It holds something, or is a file.
-    """
+    """Check that a folder is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputFolderError(
             f"{folder} exists and is not an empty folder. Nothing is overwritten.\n\nHint: name a new folder."
@@ -167,22 +163,14 @@ class _Project:
         self.values: dict[str, object] = {"random_state": states is not None}
         for part in (own, made, data, loss, run, evaluation, optimizer, callbacks):
             self.values |= vars(part)
-        self.values |= self._values_of_arguments(run.max_steps) | {
+        args, is_on_cpu = trainer.args, trainer.args.device.type == "cpu"
+        logs_by_epoch = args.logging_strategy == IntervalStrategy.EPOCH
+        every = {"every_n_steps": None if logs_by_epoch else run.logging_steps}
+        self.values |= {
             "load_best": callbacks.best_metric is not None,
             "has_events": bool(callbacks.own_callbacks or callbacks.callbacks_left or own.own),
             "collator_needs_model": "model=model" in data.collator or "(model" in data.collator,
-            "log_options": as_yaml(
-                {"every_n_steps": None if self.values["logs_by_epoch"] else run.logging_steps}
-                | ({"first": True} if trainer.args.logging_first_step else {})
-            ),
-        }
-
-    def _values_of_arguments(self, updates: int) -> dict[str, object]:
-        args, model = self.trainer.args, self.trainer.model
-        is_on_cpu = args.device.type == "cpu"
-        logs_by_epoch = args.logging_strategy == IntervalStrategy.EPOCH
-        self.values["logs_by_epoch"] = logs_by_epoch
-        return {
+            "log_options": as_yaml(every | ({"first": True} if args.logging_first_step else {})),
             "script_name": self.script,
             "model_name": type(model).__name__,
             "is_pretrained": is_pretrained_model(model) or hasattr(model, "peft_config"),
@@ -199,7 +187,7 @@ class _Project:
             "drop_last": args.dataloader_drop_last,
             "learning_rate": args.learning_rate,
             "weight_decay": args.weight_decay,
-            "warmup_steps": args.get_warmup_steps(updates),
+            "warmup_steps": args.get_warmup_steps(run.max_steps),
             "max_grad_norm": args.max_grad_norm,
             "clips": args.max_grad_norm is not None and args.max_grad_norm > 0,
         }

@@ -54,6 +54,9 @@ class Call(NamedTuple):
     given: Given
 
 
+Origin = Callable[[object, FrameType | None], Given | Call | None]
+
+
 class Recorder:
     """Keeps the arguments from which each watched instance was made.
 
@@ -91,7 +94,11 @@ class Recorder:
             if held.keys() - now.keys():
                 continue  # an attribute is gone, so only the constructor is certain
             # The same object and length: a container that grows counts as changed
-            changed = [name for name, (part, size) in now.items() if not _is_kept(held.get(name), part, size)]
+            unknown = (held, None)
+            before = {name: held.get(name, unknown) for name in now}
+            changed = [
+                name for name, (part, size) in now.items() if before[name][0] is not part or before[name][1] != size
+            ]
             self._changed[place] = {name: vars(value)[name] for name in sorted(changed)}
 
     def changes_of(self, instance: object) -> dict[str, object]:
@@ -116,20 +123,21 @@ class Recorder:
         """Record the objects that are made within."""
         with self._given_back, self.environment.listening():
             self._put(builtins, "__build_class__", self._watching(builtins.__build_class__))
-            self._put(nn.Module, "__init__", self._watched_module_init(nn.Module.__init__))
+            self._watch_init(nn.Module, _module_arguments)
             for module, base in ((lr_scheduler, lr_scheduler.LRScheduler), (sampler, sampler.Sampler)):
                 kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
                 for kind in dict.fromkeys(kinds):
                     if kind is not sampler.Sampler and "__init__" in vars(kind):
-                        self._put(kind, "__init__", self._watched_init(vars(kind)["__init__"]))
+                        self._watch_init(kind, _schedule_call)
             for home, name in _STREAM_CLASSES.items():
                 self._watch_streams(getattr(sys.modules.get(home), name, None))
             yield
 
     def _put(self, owner: object, name: str, value: object) -> None:
         """Set an attribute until the end of the recording."""
-        self._given_back.callback(setattr, owner, name, vars(owner)[name])
+        before = vars(owner)[name]
         setattr(owner, name, value)
+        self._given_back.callback(setattr, owner, name, before)
 
     def _keep(self, instance: object, origin: Given | Call) -> None:
         # A subclass's constructor calls that of its base, so the first call is the instance's own
@@ -140,49 +148,35 @@ class Recorder:
         def build(body: Callable[..., object], *words: object, **named: object) -> object:
             made = build_class(body, *words, **named)
             if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
-                self._watch_class(made)
+                with contextlib.suppress(AttributeError, TypeError):  # a class that forbids changes is not watched
+                    # Of a module the weights are compared, not the attributes
+                    self._watch_init(made, holds=not issubclass(made, nn.Module))
             self._watch_streams(made)
             return made
 
         return build
 
-    def _watch_class(self, made: type) -> None:
-        init = vars(made)["__init__"]
-        keep, held, is_module = self._keep, self._held, issubclass(made, nn.Module)
+    def _watch_init(self, kind: type, origin_of: Origin = lambda *_: None, *, holds: bool = False) -> None:
+        """Watch a constructor until the end of the recording.
 
-        @functools.wraps(init)
-        def init_and_keep(self: object, *positional: object, **named: object) -> None:
-            keep(self, (positional, named))
-            init(self, *positional, **named)
-            if not is_module and hasattr(self, "__dict__"):  # of a module the weights are compared
-                held[id(self)] = _held_by(self)
-
-        with contextlib.suppress(AttributeError, TypeError):  # a class that forbids changes is not watched
-            made.__init__ = init_and_keep  # type: ignore[misc]  # of an instance's class, not of an instance
-
-    def _watched_module_init(self, init: Callable[..., None]) -> Callable[..., None]:
-        keep = self._keep
-
-        @functools.wraps(init)
-        def init_and_keep(self: nn.Module, *positional: object, **named: object) -> None:
-            if type(self).__module__.startswith("torch."):
-                given = _given_to(self, inspect.currentframe())
-                if given is not None:
-                    keep(self, given)
-            init(self, *positional, **named)
-
-        return init_and_keep
-
-    def _watched_init(self, init: Callable[..., None]) -> Callable[..., None]:
-        keep = self._keep
+        Args:
+            kind: The class.
+            origin_of: Finds the origin of an instance in the running frames. By default it is the arguments.
+            holds: Whether the attributes of an instance are kept, too.
+        """
+        init, keep, held = vars(kind)["__init__"], self._keep, self._held
 
         @functools.wraps(init)
         def init_and_keep(self: object, *positional: object, **named: object) -> None:
             frame = inspect.currentframe()
-            keep(self, _schedule_call(frame.f_back if frame else None) or (positional, named))
+            origin = origin_of(self, None if frame is None else frame.f_back)
+            if origin is not None or kind is not nn.Module:
+                keep(self, origin or (positional, named))
             init(self, *positional, **named)
+            if holds and hasattr(self, "__dict__"):
+                held[id(self)] = _held_by(self)
 
-        return init_and_keep
+        self._put(kind, "__init__", init_and_keep)
 
     def _watch_streams(self, kind: object) -> None:
         """Watch the methods of a class of `datasets` that make a stream."""
@@ -228,21 +222,16 @@ def _held_by(value: object) -> dict[str, tuple[object, int | None]]:
     }
 
 
-def _is_kept(before: tuple[object, int | None] | None, part: object, size: int | None) -> bool:
-    return before is not None and before[0] is part and before[1] == size
-
-
-def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:
-    """Read the arguments of a module's outermost `__init__` from the running frames."""
+def _module_arguments(module: object, frame: FrameType | None) -> Given | None:
+    """Read the arguments of the outermost `__init__` of a module of torch from the running frames."""
+    if not type(module).__module__.startswith("torch."):
+        return None
     found: FrameType | None = None
-    while frame is not None:
-        frame = frame.f_back
-        if frame is None or frame.f_code.co_name != "__init__":
-            break
+    while frame is not None and frame.f_code.co_name == "__init__":
         names = frame.f_code.co_varnames
         if not names or frame.f_locals.get(names[0]) is not module:
             break
-        found = frame
+        found, frame = frame, frame.f_back
     if found is None:
         return None
     arguments = inspect.getargvalues(found)
@@ -254,7 +243,7 @@ def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:
     return (), named | rest
 
 
-def _schedule_call(frame: FrameType | None) -> Call | None:
+def _schedule_call(_: object, frame: FrameType | None) -> Call | None:
     """The outermost running call of a function of transformers that makes a schedule."""
     found: FrameType | None = None
     while frame is not None and frame.f_globals.get("__name__") in _MAKERS:

@@ -122,19 +122,11 @@ class UserCode:
     _needs: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, value: type | FunctionType) -> str:
-        """Take over a function or class with all that it needs, and give its name.
-
-        Raises:
-            CannotBeWritten: Its source, or a value that it uses, cannot be written down.
-        """
+        """Take over a function or class with all that it needs, and give its name."""
         return self._add_definition(self.module(value.__module__), self.node_of(value), _closure_of(value))
 
     def add_lambda(self, value: FunctionType) -> str:
-        """Take over a lambda as a function that is named by its line.
-
-        Raises:
-            CannotBeWritten: The line has several like it.
-        """
+        """Take over a lambda as a function that is named by its line."""
         module, line = self.module(value.__module__), value.__code__.co_firstlineno
         names = list(value.__code__.co_varnames[: value.__code__.co_argcount])
         lambdas = [node for node in ast.walk(module.tree) if isinstance(node, ast.Lambda) and node.lineno == line]
@@ -159,11 +151,7 @@ class UserCode:
         return next(free for free in itertools.chain([name], others) if self._owners.setdefault(free, owner) == owner)
 
     def module(self, name: str) -> ModuleSource:
-        """Read the source of a module.
-
-        Raises:
-            CannotBeWritten: It has none.
-        """
+        """Read the source of a module."""
         if name not in self._read:
             file = getattr(sys.modules.get(name), "__file__", None)
             if file is None:
@@ -186,11 +174,7 @@ class UserCode:
             return str(getattr(value, "__module__", "?"))
 
     def node_of(self, value: type | FunctionType) -> Definition:
-        """Find the definition of a class by its name, or of a function by its line.
-
-        Raises:
-            CannotBeWritten: The source has no such definition.
-        """
+        """Find the definition of a class by its name, or of a function by its line."""
         module = self.module(value.__module__)
         line = value.__code__.co_firstlineno if isinstance(value, FunctionType) else None
         for node in ast.walk(module.tree):

@@ -55,11 +55,7 @@ def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
 
 
 def restrict(plan: Plan) -> None:
-    """Let this process and its children change only what the plan allows. Without Landlock it does nothing.
-
-    Raises:
-        OSError: The system has Landlock and refuses this.
-    """
+    """Let this process and its children change only what the plan allows. Without Landlock it does nothing."""
     if not has_landlock():
         return
     rules = _call(_CREATE, ctypes.byref(ctypes.c_uint64(_TO_CHANGE)), 8, 0)

@@ -49,11 +49,7 @@ class Mount(NamedTuple):
 
 
 def enter(plan: Plan) -> list[str]:
-    """Cover all files by overlays for this process and its children. Returns the read-only folders.
-
-    Raises:
-        OSError: The system refuses it.
-    """
+    """Cover all files by overlays for this process and its children. Returns the read-only folders."""
     are_nested = _unshare()
     mounts = _mounted(plan.folder)
     root, real = plan.in_folder("root"), plan.in_folder("real")

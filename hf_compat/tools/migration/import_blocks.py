@@ -135,6 +135,9 @@ class _Line(NamedTuple):
     def is_from(self) -> bool:
         return isinstance(self.node.body[0], cst.ImportFrom)
 
+    def is_of(self, package: str) -> bool:
+        return self.module.partition(".")[0] == package
+
 
 class ImportBlocks:
     """Collects the replaced imports of one source, and rebuilds the blocks that hold them."""
@@ -197,16 +200,21 @@ class ImportBlocks:
                 continue
             coming, rest = self._plans[old]
             end = line.node.trailing_whitespace
-            new = [self._parsed(one, end if rest is None else None, is_rest=False) for one in coming]
-            if is_sorted:
-                incoming += new
-            else:
-                lines += new
+            written = [self._parsed(one, end if rest is None else None, is_rest=False) for one in coming]
+            (incoming if is_sorted else lines).extend(written)
             if rest is not None:
                 lines.append(line if rest == "" else self._parsed(rest, end, is_rest=True))
-        for one in incoming:
-            _insert(lines, one)
-        merged = _below_stars(self._merged(lines))
+        for new in incoming:  # where isort puts it: among those of its kind, by module
+            alike = [n for n, one in enumerate(lines) if one.is_from == new.is_from and one.module != "__future__"]
+            after = [n for n in alike if lines[n].module.lower() > new.module.lower()]
+            last = alike[-1] + 1 if alike else len(lines) if new.is_from else 0
+            lines.insert(after[0] if after else last, new)
+        # This package's imports below the last star import of transformers, which binds the same names
+        merged = self._merged(lines)
+        stars = [n for n, one in enumerate(merged) if one.names is None and one.is_from and one.is_of("transformers")]
+        above = merged[: max(stars, default=-1) + 1]
+        ours = [one for one in above if one.is_from and one.is_of("hf_compat")]
+        merged = [*(one for one in above if one not in ours), *ours, *merged[len(above) :]]
         first = before[0].node.leading_lines
         return [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
 
@@ -269,14 +277,6 @@ def is_import_line(line: cst.CSTNode) -> bool:
     return len(line.body) == 1 and isinstance(line.body[0], (cst.Import, cst.ImportFrom))
 
 
-def _below_stars(lines: Sequence[_Line]) -> list[_Line]:
-    """Put this package's imports below the last star import of transformers, which binds the same names."""
-    stars = [n for n, one in enumerate(lines) if one.names is None and one.is_from]
-    last = max((n for n in stars if lines[n].module.partition(".")[0] == "transformers"), default=-1)
-    ours = [one for one in lines[: last + 1] if one.is_from and one.module.partition(".")[0] == "hf_compat"]
-    return [*(one for one in lines[: last + 1] if one not in ours), *ours, *lines[last + 1 :]]
-
-
 def _line(node: cst.SimpleStatementLine) -> _Line:
     statement = node.body[0]
     if isinstance(statement, cst.ImportFrom):
@@ -284,13 +284,6 @@ def _line(node: cst.SimpleStatementLine) -> _Line:
         is_star = isinstance(statement.names, cst.ImportStar)
         return _Line(node, module, None if is_star else FromImport.of(statement, module, node))
     return _Line(node, dotted(statement.names[0].name) if isinstance(statement, cst.Import) else "", None)
-
-
-def _insert(lines: list[_Line], new: _Line) -> None:
-    """Insert an import where isort puts it: among those of its kind, by module."""
-    alike = [n for n, one in enumerate(lines) if one.is_from == new.is_from and one.module != "__future__"]
-    after = [n for n in alike if lines[n].module.lower() > new.module.lower()]
-    lines.insert(after[0] if after else alike[-1] + 1 if alike else len(lines) if new.is_from else 0, new)
 
 
 def _is_mergeable(one: _Line, other: _Line) -> bool:

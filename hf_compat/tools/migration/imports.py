@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import libcst as cst
 from libcst.metadata import ImportAssignment
@@ -228,7 +229,7 @@ def _look_up_use(node: cst.Attribute, path: str, source: Source) -> bool:
     elif today == moved_path(path):
         return False
     elif dotted(node).partition(".")[0] == "transformers" and not _is_from(node, source):
-        source.change(node, lambda updated: _with_path(updated, today))
+        source.change(node, partial(_with_path, path=today))
     else:
         source.list(node, source.code(node), f"is {today} today")
     return True
@@ -350,14 +351,10 @@ def _move_uses(node: cst.Import, alias: cst.ImportAlias, source: Source) -> tupl
             if not uses:
                 stays = True
             elif not source.is_changed(uses[-1]):
-                _move_use(uses[-1], source)
+                path = f"hf_compat.{_name_of_ours(uses[-1], source)}"
+                source.change(uses[-1], partial(_with_path, path=path))
             moved = moved or bool(uses)
     return moved, stays
-
-
-def _move_use(node: cst.Attribute, source: Source) -> None:
-    path = f"hf_compat.{_name_of_ours(node, source)}"
-    source.change(node, lambda updated: _with_path(updated, path))
 
 
 def _name_of_ours(node: cst.Attribute, source: Source) -> str:

@@ -70,11 +70,7 @@ def _sources(paths: Sequence[str], skipped: list[Passed], errors: list[Passed]) 
 
 
 def rewrite_path(path: Path, target: Target) -> FileChange:
-    """Rewrite one file in memory.
-
-    Raises:
-        MigrationError: It cannot be read or understood.
-    """
+    """Rewrite one file in memory."""
     before = _read(path)
     mark = codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b""
     encoding = "utf-8"

@@ -42,11 +42,7 @@ class _Cell(NamedTuple):
 
 
 def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target], Rewritten]) -> Rewritten:
-    """Rewrite the code cells of a notebook.
-
-    Raises:
-        MigrationError: It is not a notebook.
-    """
+    """Rewrite the code cells of a notebook."""
     magics: list[str] = []
     findings: list[Finding] = []
     cells: list[_Cell] = []

@@ -214,12 +214,6 @@ def _drop_for_5(call: _Call, place: int, name: str, value: Constant | None) -> N
         call.edits[place] = _DROP
 
 
-def _report_to(call: _Call, place: int, name: str, value: Constant | None) -> None:
-    """Name all trackers explicitly, because transformers 5 takes None for the name of a tracker."""
-    if call.target is Target.TRANSFORMERS_5 and value is not None and value.value is None:
-        call.edits[place] = Edit(value=lambda _: constant("all"))
-
-
 def _organization(call: _Call, place: int, name: str, owner: Constant | None) -> None:
     """Put the organization before the name of the repository."""
     named = next((n for n in ("hub_model_id", "push_to_hub_model_id") if n in call.given), "")
@@ -233,18 +227,17 @@ def _organization(call: _Call, place: int, name: str, owner: Constant | None) ->
     call.edits[names.index(named)] = Edit(name="hub_model_id", value=lambda _: constant(full))
 
 
-def _debug(call: _Call, place: int, name: str, value: Constant | None) -> None:
-    if value is not None and value.value is False:
-        call.edits[place] = _DROP
-    elif value is not None and value.value is True:
-        call.edits[place] = Edit(value=lambda _: constant("tpu_metrics_debug"))
-
-
-def _optim(call: _Call, place: int, name: str, value: Constant | None) -> None:
-    if value is not None and isinstance(value.value, str) and value.value in OLD_OPTIMIZERS:
-        today = OLD_OPTIMIZERS[value.value]
+def _other_value(call: _Call, place: int, name: str, value: Constant | None) -> None:
+    """Replace a value that is written differently today."""
+    held = None if value is None else value.value
+    if name == "report_to" and value is not None and held is None and call.target is Target.TRANSFORMERS_5:
+        call.edits[place] = Edit(value=lambda _: constant("all"))  # transformers 5 takes None for a tracker's name
+    elif name == "debug" and isinstance(held, bool):
+        call.edits[place] = Edit(value=lambda _: constant("tpu_metrics_debug")) if held else _DROP
+    elif name == "optim" and isinstance(held, str) and held in OLD_OPTIMIZERS:
+        today = OLD_OPTIMIZERS[held]
         call.edits[place] = Edit(value=lambda _: constant(today))
-        call.note(place, f'is "{today}" now: {value.value} is gone, and its last digits differ')
+        call.note(place, f'is "{today}" now: {held} is gone, and its last digits differ')
 
 
 _RULES: dict[str, _Rule] = {
@@ -253,7 +246,7 @@ _RULES: dict[str, _Rule] = {
     "overwrite_output_dir": _drop_for_5,
     "place_model_on_device": _drop_for_5,
     "push_to_hub_organization": _organization,
-    "debug": _debug,
-    "optim": _optim,
-    "report_to": _report_to,
+    "debug": _other_value,
+    "optim": _other_value,
+    "report_to": _other_value,
 }

@@ -80,11 +80,7 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
 
 
 def check_bounds(text: str) -> None:
-    """Refuse a source that is too deep or too large for libcst. A source that is not Python passes.
-
-    Raises:
-        MigrationError: It is nested too deeply, or has too many syntax nodes.
-    """
+    """Refuse a source that is too deep or too large for libcst. A source that is not Python passes."""
     # Python's own parser has bounds of its own, and libcst reads sources that Python does not: brackets bound those
     deepest = max(itertools.accumulate((one in "([{") - (one in ")]}") for one in text if one in "([{)]}"), default=0)
     if deepest > _DEEPEST:
