@@ -81,13 +81,16 @@ def run_until_train(
                 errors.append(error)
         raise _TrainReached
 
-    carried_out = Trainer.train
-    Trainer.train = train  # type: ignore[assignment,method-assign]  # it never returns
-    try:
-        with _arguments_overridden(overrides or {}), _no_input(), _quiet():
-            ended = _ended(script)
-    finally:
-        Trainer.train = carried_out  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(Trainer, "train", train))
+        stack.enter_context(replaced(TrainingArguments, "__post_init__", _overriding(overrides or {})))
+        # An empty standard input, as in a job without a terminal
+        stack.enter_context(replaced(sys, "stdin", stack.enter_context(open(os.devnull, encoding="utf-8"))))
+        # No progress bars, and no logs below warnings, which libraries show while they load
+        stack.enter_context(replaced(tqdm, "__init__", _without_bar(tqdm.__init__)))
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.INFO)
+        ended = _ended(script)
     if errors:
         raise errors[0]
     if results:
@@ -135,8 +138,18 @@ def _ended(script: UserScript) -> ScriptError:
 
 
 @contextlib.contextmanager
-def _arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
-    """Give these values to training arguments that are made within."""
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute within a context."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _overriding(values: Mapping[str, object]) -> Callable[[TrainingArguments], None]:
+    """Give these values to training arguments when they are made."""
     finish = TrainingArguments.__post_init__
 
     def override_and_finish(self: TrainingArguments) -> None:
@@ -146,11 +159,7 @@ def _arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
             setattr(self, name, value)
         finish(self)
 
-    TrainingArguments.__post_init__ = override_and_finish  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        TrainingArguments.__post_init__ = finish  # type: ignore[method-assign]
+    return override_and_finish
 
 
 def restore_as_written(args: TrainingArguments) -> None:
@@ -159,31 +168,9 @@ def restore_as_written(args: TrainingArguments) -> None:
         setattr(args, name, value)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off progress bars and logs below warnings, which libraries show while they load."""
-    init, level = tqdm.__init__, logging.root.manager.disable
-
+def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def init_disabled(self: tqdm[object], *positional: object, **named: object) -> None:
         init(self, *positional, **{**named, "disable": True})
 
-    tqdm.__init__ = init_disabled
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        tqdm.__init__ = init
-        logging.disable(level)
-
-
-@contextlib.contextmanager
-def _no_input() -> Iterator[None]:
-    """Give the script an empty standard input, as in a job without a terminal."""
-    found = sys.stdin
-    with open(os.devnull, encoding="utf-8") as nothing:
-        sys.stdin = nothing
-        try:
-            yield
-        finally:
-            sys.stdin = found
+    return init_disabled

@@ -18,7 +18,6 @@ from hf_compat.tools.commands.isolated import add_options, call_again
 from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
     from hf_compat.plan.explain import Explanation
     from hf_compat.plan.lightning_plan import RunCounts
     from hf_compat.tools.until_train import CapturedTrain
@@ -152,28 +151,13 @@ def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
 
 
 def _of_pairs(chosen: argparse.Namespace) -> Explanation:
-    from hf_compat.plan.explain import explain
-
-    pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
-    with _assumed(chosen):
-        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters, trained=chosen.trained)
-    # List the given arguments by their current names, without those that follow from them
+    from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
     from hf_compat.hf.legacy import OLD_NAMES
     from hf_compat.interop.object_parser import todays_values
-
-    given: set[str] = set()
-    for pair in chosen.words:
-        name, _, text = pair.lstrip("-").partition("=")
-        given |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
-    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
-    return dataclasses.replace(explanation, arguments=listed)
-
-
-def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
-    from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+    from hf_compat.plan.explain import explain
 
     values: dict[str, object] = {}
-    for pair in pairs:
+    for pair in [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]:
         name, equals, text = pair.lstrip("-").partition("=")
         if not equals:
             raise ArgumentError(f"{pair!r} is not name=value.\n\nHint: write e.g. learning_rate=1e-4.")
@@ -181,7 +165,15 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
     plain = {one.name for one in dataclasses.fields(TrainingArguments)}
     added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
     kind = Seq2SeqTrainingArguments if values.keys() & added else TrainingArguments
-    return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
+    with _assumed(chosen):
+        explanation = explain(kind(**values), parameters=chosen.parameters, trained=chosen.trained)
+    # List the given arguments by their current names, without those that follow from them
+    given: set[str] = set()
+    for pair in chosen.words:
+        name, _, text = pair.lstrip("-").partition("=")
+        given |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
+    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
+    return dataclasses.replace(explanation, arguments=listed)
 
 
 def _value(text: str) -> object:

@@ -15,17 +15,7 @@ from safetensors.torch import load_file
 
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.comparison.reading import (
-    FILES,
-    LOGS,
-    QUANTITIES,
-    RETURNED,
-    TIMED,
-    Findings,
-    Place,
-    Value,
-    same,
-)
+from hf_compat.tools.comparison.reading import FILES, LOGS, QUANTITIES, RETURNED, TIMED, Findings, Place, Value, same
 
 ABSENT = "<absent>"
 # The largest difference between two kept contents. None if it has no size.

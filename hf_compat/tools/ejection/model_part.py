@@ -53,7 +53,18 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
     trained: list[str] | None = None
     try:
         if is_peft_model(model):
-            lines = _adapted(model, write)
+            # The statements that read a model and the adapter of PEFT on it
+            adapted = cast(_Pretrained, model)
+            if len(adapted.peft_config) > 1:
+                raise CannotBeWritten("it has several adapters, and the project reads one")
+            bare = copy.deepcopy(adapted).unload()
+            lines = _pretrained("base", bare, write)
+            with TemporaryDirectory() as folder:
+                adapted.save_pretrained(folder)
+                _check_same(model, adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True))
+            file = write.files.add("adapter", model, adapted.save_pretrained)
+            name = write.named("peft", "PeftModel")
+            lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
         else:
             weights = list(model.named_parameters())
             frozen = not all(parameter.requires_grad for _, parameter in weights)
@@ -68,20 +79,6 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
         if is_peft_model(model):
             lines.append("model.enable_input_require_grads()  # frozen embeddings would end the way back")
     return ModelPart(lines, trained)
-
-
-def _adapted(model: nn.Module, write: Expressions) -> list[str]:
-    adapted = cast(_Pretrained, model)
-    if len(adapted.peft_config) > 1:
-        raise CannotBeWritten("it has several adapters, and the project reads one")
-    bare = copy.deepcopy(adapted).unload()
-    lines = _pretrained("base", bare, write)
-    with TemporaryDirectory() as folder:
-        adapted.save_pretrained(folder)
-        _check_same(model, adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True))
-    file = write.files.add("adapter", model, adapted.save_pretrained)
-    name = write.named("peft", "PeftModel")
-    return [*lines, f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)"]
 
 
 def _saved_or_made(model: nn.Module, write: Expressions) -> list[str]:

@@ -227,41 +227,37 @@ class _Project:
         return Ejected(sorted([*texts, *self.files.saves]), self.findings.notes, todos)
 
     def _texts(self) -> dict[str, str]:
-        given = self._arguments_read(self.code.text())
+        # The training arguments whose names the script's own code has
+        args, code = self.trainer.args, self.code.text()
+        names = {*vars(args), *_PROPERTIES} - {"device"}
+        given: list[str] = []
+        for name in sorted(names):
+            if name[0] != "_" and re.search(rf"""(\.|["']){name}\b""", code):
+                with contextlib.suppress(CannotBeWritten):  # code that reads it raises
+                    given.append(f"{name}={self.write_of['hf_events'].under(name, getattr(args, name))}")
         code = self.code.text()
         self.values |= {
-            "arguments_given": given,
+            "arguments_given": ", ".join(given),
             "user_code": bool(self.code.pieces),
             "notes": self.findings.notes,
             "todos": self.findings.todos,
             "inexact": self.findings.inexact,
         }
         values = self.values
-        names = ["main.py", "model.py", "module.py", "data.py", "callbacks.py", "config.yaml", "pyproject.toml"]
+        files = ["main.py", "model.py", "module.py", "data.py", "callbacks.py", "config.yaml", "pyproject.toml"]
         optional = {
             "random_state.py": values["random_state"],
             "hf_trainer.py": values["own"] is not None,
             "evaluation.py": values["compute_metrics"] is not None or "EvalPrediction" in code,
             "hf_events.py": values["has_events"] or re.search(r"from hf_events\b", code),
         }
-        names += [name for name, is_needed in optional.items() if is_needed]
-        texts = {name: self._rendered(name) for name in names}
+        files += [name for name, is_needed in optional.items() if is_needed]
+        texts = {name: self._rendered(name) for name in files}
         if self.code.pieces:
             texts["user_code.py"] = _HEAD.format(script=self.script) + self.code.text()
         if any(re.search(r"from restoring\b", text) for text in texts.values()):
             texts["restoring.py"] = self._rendered("restoring.py")
         return texts
-
-    def _arguments_read(self, code: str) -> str:
-        """The training arguments whose names the script's own code has, as keywords."""
-        args = self.trainer.args
-        names = {*vars(args), *_PROPERTIES} - {"device"}
-        read = sorted(name for name in names if name[0] != "_" and re.search(rf"""(\.|["']){name}\b""", code))
-        written: list[str] = []
-        for name in read:
-            with contextlib.suppress(CannotBeWritten):  # code that reads it raises
-                written.append(f"{name}={self.write_of['hf_events'].under(name, getattr(args, name))}")
-        return ", ".join(written)
 
     def _rendered(self, name: str) -> str:
         mark = "# imports stand here"

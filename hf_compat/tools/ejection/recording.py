@@ -24,6 +24,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import sampler
 
 from hf_compat.tools.ejection.secrets import Environment
+from hf_compat.tools.until_train import replaced
 
 # The positional and named arguments of a call.
 Given = tuple[tuple[object, ...], Mapping[str, object]]
@@ -135,9 +136,7 @@ class Recorder:
 
     def _put(self, owner: object, name: str, value: object) -> None:
         """Set an attribute until the end of the recording."""
-        before = vars(owner)[name]
-        setattr(owner, name, value)
-        self._given_back.callback(setattr, owner, name, before)
+        self._given_back.enter_context(replaced(owner, name, value))
 
     def _keep(self, instance: object, origin: Given | Call) -> None:
         # A subclass's constructor calls that of its base, so the first call is the instance's own

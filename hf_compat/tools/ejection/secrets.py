@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hf_compat.runtime.text import is_secret
+from hf_compat.tools.until_train import replaced
 
 # Documented shapes of tokens. A text of such a shape is always a secret.
 _SHAPES = re.compile(
@@ -55,11 +56,8 @@ class Environment:
                 self._read[id(text)] = text, name
             return text
 
-        kind.__getitem__ = read_and_keep  # type: ignore[method-assign]  # given back below
-        try:
+        with replaced(kind, "__getitem__", read_and_keep):
             yield
-        finally:
-            kind.__getitem__ = read  # type: ignore[method-assign]  # as it was
 
     def names_in(self, text: str) -> list[tuple[str, str]]:
         """The recorded texts in another text, the longest first, with their variables."""

@@ -28,11 +28,7 @@ _OF_THE_KERNEL = frozenset(
 _SHARED_MEMORY = "/dev/shm"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # The best first. Renamed folders and hard links need rights that a user namespace lacks.
-_OPTIONS = (
-    "redirect_dir=on,metacopy=off,index=on",
-    "redirect_dir=on,metacopy=off,index=off",
-    "userxattr",
-)
+_OPTIONS = ("redirect_dir=on,metacopy=off,index=on", "redirect_dir=on,metacopy=off,index=off", "userxattr")
 
 
 class Mount(NamedTuple):

@@ -54,7 +54,14 @@ def _makes(call: cst.Call, source: Source, things: Things) -> Thing | None:
         return instance_of(things.of(call.args[0].value))
     function = source.bound(call.func, cst.FunctionDef)
     if function is not None:
-        return Thing.ARGUMENTS if _forwards_keywords(function, source, things) else None
+        # A function that gives its `**keywords` to a class of training arguments makes some
+        rest = function.params.star_kwarg
+        bindings = source.assignments(rest.name) if rest is not None else ()
+        for argument in (source.parent(read) for binding in bindings for read in source.reads(binding)):
+            outer = source.parent(argument) if isinstance(argument, cst.Arg) and argument.star == "**" else None
+            if isinstance(outer, cst.Call) and things.of(outer.func) is Thing.ARGUMENTS_CLASS:
+                return Thing.ARGUMENTS
+        return None
     made = things.of(call)
     if made is None and is_super_call(call, "__init__"):
         owner = next((one for one in source.above(call) if isinstance(one, cst.ClassDef)), None)
@@ -68,18 +75,6 @@ def is_super_call(call: cst.Call, method: str) -> bool:
     if not isinstance(func, cst.Attribute) or func.attr.value != method or not isinstance(func.value, cst.Call):
         return False
     return dotted(func.value.func) == "super"
-
-
-def _forwards_keywords(function: cst.FunctionDef, source: Source, things: Things) -> bool:
-    """Whether a function gives its `**keywords` to a class of training arguments."""
-    rest = function.params.star_kwarg
-    for binding in source.assignments(rest.name) if rest is not None else ():
-        for read in source.reads(binding):
-            argument = source.parent(read)
-            call = source.parent(argument) if isinstance(argument, cst.Arg) and argument.star == "**" else None
-            if isinstance(call, cst.Call) and things.of(call.func) is Thing.ARGUMENTS_CLASS:
-                return True
-    return False
 
 
 def local_class(node: cst.BaseExpression, source: Source) -> cst.ClassDef | None:

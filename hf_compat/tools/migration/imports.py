@@ -26,6 +26,7 @@ from hf_compat.tools.migration.import_blocks import (
 from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.names import (
     ADAMW_DIFFERS,
+    MIRRORS,
     PUBLIC,
     bound_by_star,
     find,
@@ -42,13 +43,7 @@ from hf_compat.tools.migration.things import elements_of
 # Functions that do nothing today. Their calls have no result.
 _WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have. `import … as` of ours also gives transformers' own names.
-_MIRRORED = tuple(
-    f"transformers.{name}"
-    for name in (
-        "debug_utils", "optimization", "trainer_callback", "trainer_pt_utils", "trainer_utils", "training_args",
-        "training_args_seq2seq",
-    )
-)  # fmt: skip
+_MIRRORED = tuple(f"transformers.{name}" for name in MIRRORS if name != "trainer_seq2seq")
 # Packages beside transformers whose installed names are looked up, and known replacements.
 NEIGHBOURS = ("accelerate", "datasets", "evaluate", "peft", "trl")
 _WAYS_OUT = {

@@ -100,7 +100,8 @@ class InstalledNames:
         if name in read.names:
             return True
         # Of hundreds of models the one that a class is named after comes first
-        by_name = sorted(read.stars, key=lambda star: not _is_named_after(name, star[1]))
+        stems = {star: star[1].rpartition(".")[2].replace("_", "") for star in read.stars}
+        by_name = sorted(read.stars, key=lambda star: not name.lower().startswith(stems[star]))
         if any(self._exports_name(self._absolute(module, *star), name) for star in by_name):
             return True
         # Since 5.0 the one class of each kind answers to the name of the fast one, too
@@ -177,10 +178,6 @@ def installed_names(package: str) -> InstalledNames | None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _is_named_after(name: str, path: str) -> bool:
-    return name.lower().startswith(path.rpartition(".")[2].replace("_", ""))
 
 
 def _module_of(text: str) -> _Module:

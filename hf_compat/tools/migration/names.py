@@ -72,15 +72,11 @@ _TO_TOP_LEVEL = frozenset(
 # Names of PUBLIC that modules have besides their own, in some release: a star import of the module binds them.
 _ALSO_BOUND: dict[str, frozenset[str]] = {
     "transformers": TOP_LEVEL,
-    "transformers.trainer": frozenset(
-        {
-            "CallbackHandler", "DefaultFlowCallback", "EvalLoopOutput", "EvalPrediction", "IntervalStrategy",
-            "PredictionOutput", "PrinterCallback", "ProgressCallback", "SaveStrategy", "TrainOutput",
-            "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
-            "default_data_collator", "enable_full_determinism", "get_last_checkpoint", "get_scheduler",
-            "set_seed", "speed_metrics",
-        }
-    ),
+    "transformers.trainer": PUBLIC
+    - {
+        "EarlyStoppingCallback", "HfArgumentParser", "SchedulerType", "Seq2SeqTrainer", "Seq2SeqTrainingArguments",
+        "TensorBoardCallback", "WandbCallback",
+    },
     "transformers.hf_argparser": frozenset({"HfArgumentParser"}),
     "transformers.integrations": frozenset({"TensorBoardCallback", "WandbCallback"}),
     "transformers.integrations.integration_utils": frozenset(

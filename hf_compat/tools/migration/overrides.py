@@ -49,10 +49,7 @@ _ALWAYS_GIVEN = frozenset(
 _ITEMS = "num_items_in_batch"
 _SCALED = "loss_is_scaled_for_ga"
 _SCALED_COMMENT = "# The loss of this class is that of one micro-batch: the Trainer divides it by their number."
-_MASTERS = {
-    "is_local_master": "is is_local_process_zero today",
-    "is_world_master": "is is_world_process_zero today",
-}
+_MASTERS = {"is_local_master": "is is_local_process_zero today", "is_world_master": "is is_world_process_zero today"}
 
 
 # Names that callbacks' events get.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import warnings
 from dataclasses import fields
@@ -66,7 +67,10 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
         list_missing(source)
         for node in source.of(cst.SimpleString):
             _list_text(node, source)
-        _list_ranks(source)
+        with contextlib.suppress(SyntaxError):  # of a Python that only libcst reads
+            for line, comparison in comparisons_with_zero(text):  # beside 4.x the rank is 0, also for this package
+                effect = Effect.LOOK if is_beside_older(target) else Effect.DIFFERS
+                source.list(line, comparison, f"{PROBLEM} {WAY_OUT}", effect)
         result = source.result()
     except cst.ParserSyntaxError as error:
         raise MigrationError(_account(error, text)) from error
@@ -137,17 +141,6 @@ def _list_text(node: cst.SimpleString, source: Source) -> None:
         # The script's own parser may declare an option of that name
         if call is None or dotted(call.func).rpartition(".")[2] != "add_argument":
             source.list(node, option, f"if the command takes training arguments: {OLD_NAMES[name].means}")
-
-
-def _list_ranks(source: Source) -> None:
-    """List the work that is done on local rank 0 alone."""
-    try:
-        found = comparisons_with_zero(source.text)
-    except SyntaxError:  # a Python that only libcst reads
-        return
-    for line, comparison in found:  # beside 4.x the rank is 0, also for this package
-        effect = Effect.LOOK if is_beside_older(source.target) else Effect.DIFFERS
-        source.list(line, comparison, f"{PROBLEM} {WAY_OUT}", effect)
 
 
 def _unless_a_copy(source: Source, result: Rewritten) -> Rewritten:

@@ -150,13 +150,6 @@ def _evaluate(session: Session, dataset: object, kept: list[tuple[int, int]]) ->
     return None
 
 
-def _free_memory() -> int | None:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
 def _estimate_memory(session: Session, kept_bytes: int, evaluated: int) -> None:
     dataset, args = session.trainer.eval_dataset, session.trainer.args
     parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
@@ -165,7 +158,10 @@ def _estimate_memory(session: Session, kept_bytes: int, evaluated: int) -> None:
         return
     needed = kept_bytes * samples // evaluated
     on_gpu = args.eval_accumulation_steps is None and args.device.type == "cuda"
-    free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
+    try:
+        free = torch.cuda.mem_get_info()[0] if on_gpu else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # the system does not say
+        free = None
     session.measured.append(f"an evaluation of {samples} samples keeps {in_words(needed)} of predictions and labels")
     if free is not None and needed > free / 2:
         session.error(

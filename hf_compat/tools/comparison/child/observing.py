@@ -98,22 +98,20 @@ class Observer:
 
     def _override(self, finish: Method, args: object) -> None:
         given = vars(args)
-        replaced: dict[str, object] = {"output_dir": self._folder_for(str(given.get("output_dir")))}
+        folder = str(given.get("output_dir"))
+        if folder not in self._folders.values():  # else these arguments are made of others
+            place = self.output_folder + (f"-{len(self._folders) + 1}" if self._folders else "")
+            folder = self._folders.setdefault(folder, place)
+        replaced: dict[str, object] = {"output_dir": folder}
         replaced |= {} if given.get("report_to") in (None, "none", ["none"], []) else {"report_to": "none"}
         replaced |= {"push_to_hub": False} if given.get("push_to_hub") else {}
         for name, value in replaced.items():
             if given.get(name) != value:
-                self.record.write("override", name=name, was=_told(given.get(name)), now=value)
+                self.record.write(
+                    "override", name=name, was="" if given.get(name) is None else str(given[name]), now=value
+                )
                 setattr(args, name, value)
         finish(args)
-
-    def _folder_for(self, named: str) -> str:
-        """The folder that replaces one of the script's, the same for the same name."""
-        if named in self._folders.values():  # arguments made of arguments
-            return named
-        number = len(self._folders) + 1
-        place = self.output_folder + (f"-{number}" if number > 1 else "")
-        return self._folders.setdefault(named, place)
 
     def _no_push(self, push: Method, *arguments: object, **keywords: object) -> None:
         self.record.write("override", name="push_to_hub()", was="called", now="left out")
@@ -192,7 +190,7 @@ class Observer:
             self._write("metrics", state, event=event, values=_numbers(keywords.get("metrics")))
         answer = call(handler, event, args, state, control, **keywords)
         if event == "on_step_end":
-            self._end_update(handler, state, elapsed)
+            self._write_update(handler, state, elapsed)
             self._updates += 1
             if 0 < self.max_updates <= self._updates:
                 told: TrainerControl = answer  # type: ignore[assignment]  # both packages' controls have the flag
@@ -201,7 +199,7 @@ class Observer:
         self._write("event", state, event=event, epoch=float(state.epoch or 0), flags=flags)
         return answer
 
-    def _end_update(self, handler: object, state: TrainerState, seconds: float) -> None:
+    def _write_update(self, handler: object, state: TrainerState, seconds: float) -> None:
         model: torch.nn.Module | None = vars(handler).get("model")
         optimizer = vars(handler).get("optimizer")
         trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
@@ -227,7 +225,3 @@ def _save_without_tokens(arguments: type, save: Method, thing: object, *more: ob
 
 def _numbers(values: object) -> dict[str, object]:
     return dict(values) if isinstance(values, Mapping) else {}
-
-
-def _told(value: object) -> str:
-    return "" if value is None else str(value)
