@@ -26,13 +26,7 @@ Log = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
-    """The logs of a run.
-
-    Args:
-        max_steps: Planned updates. 0 if the state does not say.
-        curves: Name of a value → points (update, epoch, value).
-        best: Name → best point, of the value of `metric_for_best_model` or else of evaluation losses.
-    """
+    """The logs of a run."""
 
     name: str
     folder: str
@@ -98,7 +92,6 @@ def _best(metric: object, step: object, curves: dict[str, list[Point]]) -> dict[
 
 
 def _state_file(path: str) -> Path:
-    """The newest state of a run: its own, or that of its last checkpoint."""
     if not os.path.lexists(path):
         raise ArgumentError(f"There is no run at {path!r}.\n\nHint: name the output folder of a run.")
     if not os.path.isdir(path):

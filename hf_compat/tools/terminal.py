@@ -28,11 +28,7 @@ DIFF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
-
-    Args:
-        numbers: The columns that are aligned to the right.
-    """
+    """A table."""
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]

@@ -26,12 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserScript:
-    """A script and its command line.
-
-    Args:
-        path: A file, folder or archive, or with `is_module` the name of a module.
-        is_module: Whether it is run as `python -m`.
-    """
+    """A script and its command line."""
 
     path: str
     arguments: tuple[str, ...] = ()
@@ -149,7 +144,6 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def _overriding(values: Mapping[str, object]) -> Callable[[TrainingArguments], None]:
-    """Give these values to training arguments when they are made."""
     finish = TrainingArguments.__post_init__
 
     def override_and_finish(self: TrainingArguments) -> None:

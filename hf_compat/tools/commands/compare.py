@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     add_script(parser)
     chosen = parser.parse_args(list(words))
     from hf_compat.runtime.launch import read_launch
-    from hf_compat.tools.comparison.compared import Request, compare
+    from hf_compat.tools.comparison.compared import compare
     from hf_compat.tools.comparison.report import as_json, as_parts
     from hf_compat.tools.comparison.running import Limits
     from hf_compat.tools.until_train import UserScript
@@ -55,12 +55,11 @@ def main(words: Sequence[str]) -> int:
         )
     limits = Limits(max_steps=chosen.max_steps, timeout_seconds=chosen.timeout, devices=chosen.devices)
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
-    request = Request(
-        script=script, limits=limits, against=chosen.against, output=chosen.output,
-        allowed=tuple(chosen.allow_writes), copy_limit=chosen.copy_limit, compat=chosen.compat,
-    )  # fmt: skip
     shown = _Progress(quiet=chosen.quiet)
-    found = compare(request, shown.update, shown.tell)
+    found = compare(
+        script, limits, chosen.against, chosen.output, tuple(chosen.allow_writes), chosen.copy_limit, chosen.compat,
+        shown.update, shown.tell,
+    )  # fmt: skip
     shown.end()
     if chosen.json not in (None, "-"):
         Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")

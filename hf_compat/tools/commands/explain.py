@@ -166,7 +166,8 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
     kind = Seq2SeqTrainingArguments if values.keys() & added else TrainingArguments
     with _assumed(chosen):
-        explanation = explain(kind(**values), parameters=chosen.parameters, trained=chosen.trained)
+        args = kind(**values)  # type: ignore[arg-type]  # it checks the values itself
+        explanation = explain(args, parameters=chosen.parameters, trained=chosen.trained)
     # List the given arguments by their current names, without those that follow from them
     given: set[str] = set()
     for pair in chosen.words:

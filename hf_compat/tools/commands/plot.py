@@ -131,7 +131,6 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
 
 
 def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dashes: str) -> Line2D | None:
-    """Draw one value of one run without points that are not finite."""
     points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
     if not points:
         return None
@@ -240,7 +239,6 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
 
 
 def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str, figure: Figure) -> str:
-    """Write a panel as SVG, with the places of its points for the pointer."""
     buffer = io.StringIO()
     with _settings():
         figure.savefig(buffer, format="svg", metadata={"Date": None})

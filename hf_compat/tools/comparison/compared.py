@@ -20,7 +20,7 @@ from hf_compat.tools.comparison.verdicts import (
     verdict_on_files,
     verdicts_of,
 )
-from hf_compat.tools.isolation.isolated import COPY_LIMIT_GIB, offered
+from hf_compat.tools.isolation.isolated import offered
 from hf_compat.tools.isolation.plan import files_below, in_words, is_of_the_command
 from hf_compat.tools.until_train import UserScript
 
@@ -92,41 +92,42 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """The first difference of the sides."""
         return first_of(self.verdicts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """The input of a comparison.
+def compare(
+    script: UserScript,
+    limits: Limits,
+    against: str | None,
+    output: str | None,
+    allowed: tuple[str, ...],
+    copy_limit: float,
+    compat: str | None,
+    progress: Progress,
+    tell: Tell,
+) -> Comparison:
+    """Run a script under transformers and here, and compare the results.
 
     Args:
+        script: The script.
+        limits: Its limits.
         against: Interpreter of the side of transformers. None is this one.
+        output: Folder for everything that the runs write. None makes one.
+        allowed: Folders that the script may change.
+        copy_limit: Bound in GiB on copied files, if the system offers no overlay.
         compat: Generation of transformers whose defaults count here. None is that of the other side.
-    """
-
-    script: UserScript
-    limits: Limits = Limits()
-    against: str | None = None
-    output: str | None = None
-    allowed: tuple[str, ...] = ()
-    copy_limit: float = COPY_LIMIT_GIB
-    compat: str | None = None
-
-
-def compare(request: Request, progress: Progress | None = None, tell: Tell = print) -> Comparison:
-    """Run a script under transformers and here, and compare the results.
+        progress: Called when updates were done.
+        tell: Called with lines for the user, before and while scripts run.
 
     Raises:
         ArgumentError: The script or interpreter is missing, the folder holds something, or there is too much to copy.
     """
-    script, limits = request.script, request.limits
     if not script.is_module:
         require_script(script.path, "hf-compat compare [options] SCRIPT [arguments]")
-    sides = sides_of(request.against)
-    folder = _empty_folder(request.output)
-    compat = request.compat or ("4" if sides[0].transformers.startswith("4.") else None)
-    isolation = offered(str(folder), request.allowed, request.copy_limit)
+    sides = sides_of(against)
+    folder = _empty_folder(output)
+    compat = compat or ("4" if sides[0].transformers.startswith("4.") else None)
+    isolation = offered(str(folder), allowed, copy_limit)
     tell(isolation.told)
     tell(f"the runs leave all in {folder}")
     reports: list[SideReport] = []
@@ -220,7 +221,6 @@ def judge(
 
 
 def _complaints(theirs: SideReport, ours: SideReport) -> list[str]:
-    """Explain a script that did not come to its end, or never trained."""
     both, ends = (theirs, ours), (theirs.end, ours.end)
     if all(end.how == "error" for end in ends) and ends[0].error == ends[1].error:
         told = [f"On both sides, {_account(theirs)}"]

@@ -28,12 +28,7 @@ _OF_TENSORS = {"predictions": PREDICTIONS, "weights": FINAL}
 
 
 class Place(NamedTuple):
-    """The place of a value in its quantity, which is the same on both sides.
-
-    Args:
-        training: The call of `train()`, from 1. 0 is before the first.
-        occurrence: Its number among the values of that name.
-    """
+    """The place of a value in its quantity, which is the same on both sides."""
 
     training: int
     rank: int
@@ -42,12 +37,7 @@ class Place(NamedTuple):
 
 
 class Value(NamedTuple):
-    """One observed value.
-
-    Args:
-        size: A number for a `value` that is a digest.
-        file: The file and key of its whole content.
-    """
+    """One observed value."""
 
     update: int
     value: object

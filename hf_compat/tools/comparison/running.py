@@ -190,7 +190,6 @@ def _watch(process: subprocess.Popen[bytes], record: Path, name: str, limits: Li
 
 
 def _counts(process: subprocess.Popen[bytes], record: Path) -> Iterator[tuple[int, int]]:
-    """Yield the training and its updates repeatedly until the process ends."""
     read, training, updates = 0, 0, 0
     while True:
         is_over = process.poll() is not None

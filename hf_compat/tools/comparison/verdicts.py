@@ -186,7 +186,6 @@ def verdict_on_files(theirs: Mapping[str, Path], ours: Mapping[str, Path], updat
 
 
 def _first_of_file(name: str, left: Path | None, right: Path | None, other_release: bool) -> Found | None:
-    """The first place where two files differ. None if they do not."""
     sizes = [ABSENT if path is None else f"{path.stat().st_size} bytes" for path in (left, right)]
     if left is None or right is None:
         return "", sizes[0], sizes[1]

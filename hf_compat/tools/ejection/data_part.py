@@ -119,7 +119,6 @@ def _is_plain(loader: object, trainer: Trainer, is_train: bool) -> bool:
 def _data_set(
     name: str, trainer: Trainer, loader: object, part: DataPart, write: Expressions, findings: Findings
 ) -> str:
-    """The expression of a data set: saved as it is, saved sample by sample, or made by its class."""
     if not _is_plain(loader, trainer, is_train=name == "train"):
         maker = type(trainer).get_train_dataloader if name == "train" else type(trainer).get_eval_dataloader
         what = f"The {name} set has a loader of its own, a {type(loader).__name__} ({write.code.where(maker)})"

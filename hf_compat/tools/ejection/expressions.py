@@ -34,12 +34,7 @@ Save = Callable[[Path], object]
 
 @dataclasses.dataclass(slots=True)
 class ProjectFiles:
-    """Files and folders that the project reads.
-
-    Args:
-        saves: What writes each of them, by name.
-        secrets: Names of variables for secrets of the script, which the user has to set.
-    """
+    """Files and folders that the project reads."""
 
     saves: dict[str, Save] = dataclasses.field(default_factory=dict)
     secrets: set[str] = dataclasses.field(default_factory=set)
@@ -118,11 +113,9 @@ class Expressions:
         return f'{self.named("pathlib", "Path")}(__file__).parent / "{file}"'
 
     def call(self, made: type, given: Given) -> str:
-        """Write the call of a class with its arguments."""
         return f"{self.of(made)}({self.words(given, made)})"
 
     def words(self, given: Given, called: object = None) -> str:
-        """Write the arguments of a call."""
         positional, named = given
         try:
             names = list(inspect.signature(called).parameters) if callable(called) else []

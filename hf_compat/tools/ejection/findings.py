@@ -48,7 +48,6 @@ class Findings:
         return [*self.mark(what, offer), f"raise NotImplementedError({self.todos[-1]!r})"]
 
     def tell(self, note: str) -> None:
-        """Add a note for the user."""
         if note not in self.notes:
             self.notes.append(note)
 

@@ -98,7 +98,6 @@ def _saved_or_made(model: nn.Module, write: Expressions) -> list[str]:
 
 
 def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
-    """The statements that read a model of transformers from its saved form."""
     saved = cast(_Pretrained, model)
     with TemporaryDirectory() as folder:
         saved.save_pretrained(folder)

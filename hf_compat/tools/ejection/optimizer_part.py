@@ -24,12 +24,7 @@ _PLACE = "`configure_optimizers` in `module.py`"
 
 @dataclass(slots=True)
 class SchedulePart:
-    """The schedule.
-
-    Args:
-        takes_warmup: Whether they read `self.warmup_steps`.
-        is_left: Whether they only raise, because the schedule is left to the user.
-    """
+    """The schedule."""
 
     lines: list[str]
     takes_warmup: bool = False

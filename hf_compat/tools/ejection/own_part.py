@@ -66,8 +66,6 @@ class OwnPart:
     """The parts of the script's Trainer that the project needs.
 
     Args:
-        own: The expression of its class in the project. None if nothing of it is needed.
-        seams: The overrides that the project calls.
         supers: Methods that its own methods call by `super()`.
         left: Comments for its other overrides, and errors if numbers depend on them.
     """

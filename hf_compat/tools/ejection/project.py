@@ -89,7 +89,7 @@ _OWN = (
 
 
 class Ejected(NamedTuple):
-    """The written project."""
+    """The written project: its files, its differences from the script, and work for its user."""
 
     files: list[str]
     notes: list[str]

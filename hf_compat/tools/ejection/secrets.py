@@ -43,7 +43,6 @@ class Environment:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Record the variables that the script's own lines read within."""
         kind = type(os.environ)  # noqa: TID251 - the script's reads are recorded
         read = kind.__getitem__
 

@@ -151,7 +151,6 @@ class UserCode:
         return next(free for free in itertools.chain([name], others) if self._owners.setdefault(free, owner) == owner)
 
     def module(self, name: str) -> ModuleSource:
-        """Read the source of a module."""
         if name not in self._read:
             file = getattr(sys.modules.get(name), "__file__", None)
             if file is None:

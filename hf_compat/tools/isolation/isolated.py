@@ -25,12 +25,7 @@ _LEAST_FREE_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """The isolation that the system offers for runs in one working folder.
-
-    Args:
-        open_to: Folders that stay real.
-        read_only: Folders that hold other mounts and could not be covered.
-    """
+    """The isolation that the system offers for runs in one working folder."""
 
     how: str
     working_folder: str

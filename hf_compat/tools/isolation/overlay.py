@@ -39,7 +39,6 @@ class Mount(NamedTuple):
 
     @property
     def is_of_the_kernel(self) -> bool:
-        """Whether it holds no files of users."""
         is_within = any(is_below(self.point, one) for one in ("/dev", "/proc", "/sys"))
         return self.kind in _OF_THE_KERNEL or (is_within and self.point != _SHARED_MEMORY)
 
@@ -109,7 +108,6 @@ class _Cover:
                 self._overlay(entry.path)
 
     def _overlay(self, folder: str) -> None:
-        """Cover one folder by a layer that names it."""
         place = self._plan.new_layer(folder)
         # Its files stay in memory and vanish with the processes, unless the user works there
         if folder == _SHARED_MEMORY and not is_below(self._plan.working_folder, folder):

@@ -75,7 +75,6 @@ class Plan:
             json.dump(copies, file)
 
     def remove(self) -> None:
-        """Remove the folder with all that the command has written."""
         self._remove_mount_points()
         _remove_tree(self.folder)
 

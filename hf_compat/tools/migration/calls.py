@@ -129,7 +129,6 @@ def _note(source: Source, decision: Decision, nodes: list[cst.Arg] | list[cst.Ba
 
 
 def _entries(display: cst.Dict) -> dict[int, Item]:
-    """The entries of a dict display with constant text keys, by position."""
     found = {}
     for index, element in enumerate(display.elements):
         key = read_constant(element.key) if isinstance(element, cst.DictElement) else None

@@ -51,7 +51,6 @@ def _is_model(node: cst.BaseExpression) -> bool:
 
 
 def _list_setting(node: cst.Attribute, source: Source) -> None:
-    """List a setting of generation that is read from a model's configuration, or written to it."""
     owner, outer = node.value, source.parent(node)
     if not isinstance(owner, cst.Attribute) or owner.attr.value != "config" or not _is_model(owner.value):
         return

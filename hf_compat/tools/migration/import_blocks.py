@@ -19,12 +19,7 @@ Body: TypeAlias = cst.Module | cst.IndentedBlock
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One name of an import.
-
-    Args:
-        comment: Comment at the end of its line.
-        above: Comments on lines of their own before it.
-    """
+    """One name of an import."""
 
     name: str
     alias: str | None = None
@@ -38,7 +33,6 @@ class Imported:
 
     @property
     def code(self) -> str:
-        """The source."""
         return self.name if self.alias is None else f"{self.name} as {self.alias}"
 
     @property
@@ -50,13 +44,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromImport:
-    """`from MODULE import NAMES`.
-
-    Args:
-        is_broken: Whether it was written on several lines.
-        head: Comment after the opening parenthesis.
-        comment: Comment at its end.
-    """
+    """`from MODULE import NAMES`."""
 
     module: str
     names: tuple[Imported, ...]
@@ -66,7 +54,6 @@ class FromImport:
 
     @staticmethod
     def of(node: cst.ImportFrom, module: str, line: cst.CSTNode | None) -> FromImport:
-        """Read an import of names."""
         assert not isinstance(node.names, cst.ImportStar)
         start = None if node.lpar is None else node.lpar.whitespace_after
         spaces = [one.comma.whitespace_after if isinstance(one.comma, cst.Comma) else None for one in node.names]
@@ -97,7 +84,6 @@ class FromImport:
         return newline.join([*lines, f"){end}"])
 
     def is_exploded(self, *, is_rest: bool) -> bool:
-        """Whether each name gets a line of its own."""
         has_comments = self.head is not None or any(one.comment or one.above for one in self.names)
         length = len(self.code("\n", exploded=False))
         if has_comments or length > _LONGEST_LINE:
@@ -172,7 +158,6 @@ class ImportBlocks:
         self._source.change(node, lambda updated: cst.FlattenSentinel([*([updated] if rest == "" else []), *small]))
 
     def apply(self) -> None:
-        """Ask the source for the changes."""
         for body in self._bodies:
             self._apply_to(body)
 

@@ -135,7 +135,6 @@ def _imported_below(node: cst.ImportFrom, source: Source) -> Iterator[str]:
 
 
 def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:
-    """The module from which a name is imported today, and the import of it."""
     path, written = f"{module}.{name.name}", f"from {module} import {name.name}"
     if any(_is_ours(import_statement(one)) for one in source.assignments(node, name.bound)):
         return module, name  # one of the two imports is the fallback for an absent package
@@ -318,7 +317,6 @@ def _rewrite_import(node: cst.Import, source: Source, blocks: ImportBlocks) -> N
 
 
 def _look_up_module(alias: cst.ImportAlias, source: Source) -> None:
-    """Import a module of transformers by its current name. List one that is absent."""
     module = dotted(alias.name)
     if module.partition(".")[0] != "transformers":
         return

@@ -26,13 +26,7 @@ _NO_HOMES = ("models", "cli", "commands", "exporters", "testing_utils.py")
 
 @dataclass(slots=True)
 class _Module:
-    """The names that a module's source binds.
-
-    Args:
-        names: At its top level, imports among them.
-        stars: The modules whose public names it takes: leading dots, and a path.
-        aliases: Modules of the package under other names.
-    """
+    """The names that a module's source binds."""
 
     names: set[str] = field(default_factory=set)
     stars: list[tuple[int, str]] = field(default_factory=list)
@@ -69,7 +63,6 @@ class InstalledNames:
         return self._file(module) is not None
 
     def is_module(self, path: str) -> bool:
-        """Return whether a dotted path is a module's."""
         return self._file(path) is not None
 
     def homes(self, name: str) -> Sequence[str]:

@@ -23,7 +23,6 @@ class Effect(StrEnum):
 
     @property
     def gravity(self) -> int:
-        """Position from the gravest."""
         return list(Effect).index(self)
 
 
@@ -48,12 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A text after migration.
-
-    Args:
-        findings: Places that a person has to look at.
-        mended: Rewritten places where the original would fail or differ.
-    """
+    """A text after migration."""
 
     text: str
     findings: tuple[Finding, ...] = ()
@@ -74,7 +68,6 @@ class FileChange:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to change."""
         return self.before != self.after
 
     @property
@@ -84,7 +77,6 @@ class FileChange:
 
     @property
     def verdict(self) -> str:
-        """The gravest effect, or `fine`."""
         return self.by_gravity[0].effect.value if self.by_gravity else "fine"
 
 
@@ -98,12 +90,7 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """All files of one command.
-
-    Args:
-        skipped: Paths in folders that were left out on purpose.
-        errors: Paths that could not be read, understood or written.
-    """
+    """All files of one command."""
 
     target: Target
     files: tuple[FileChange, ...]

@@ -59,7 +59,6 @@ class Source:
         return (node for node in self.nodes if isinstance(node, kind))
 
     def parent(self, node: cst.CSTNode | None) -> cst.CSTNode | None:
-        """The node around a node."""
         return None if node is None else self._parents.get(node)
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -74,7 +73,6 @@ class Source:
         return found or next((scope for outer in self.above(node) if (scope := self._scopes.get(outer))), None)
 
     def line(self, node: cst.CSTNode) -> int:
-        """The line on which a node begins."""
         found = self._positions.get(node)
         return 1 if found is None else found.start.line
 
@@ -87,7 +85,6 @@ class Source:
         return grown > 0 and len(self._lines[found.start.line - 1]) + grown > self._limit
 
     def fits(self, node: cst.CSTNode, text: str) -> bool:
-        """Whether a text fits on a line that is indented like a node's line."""
         line = self._lines[self.line(node) - 1]
         return len(line) - len(line.lstrip()) + len(text) <= self._limit
 
@@ -99,7 +96,6 @@ class Source:
         return " " * max(len(line) - len(line.lstrip()) - of_blocks, 0)
 
     def code(self, node: cst.CSTNode) -> str:
-        """The source of a node."""
         return self.module.code_for_node(node)
 
     def assignments(self, name: cst.CSTNode, as_: str | None = None) -> tuple[BaseAssignment, ...]:
@@ -114,7 +110,6 @@ class Source:
         return next((one for one in found if isinstance(one, kind)), None)
 
     def reads(self, binding: BaseAssignment) -> list[cst.CSTNode]:
-        """List the nodes that read a binding."""
         return [access.node for access in binding.references]
 
     def imported(self, node: cst.CSTNode) -> str:
@@ -131,15 +126,12 @@ class Source:
         self._changes.setdefault(node, []).append(cast("Callable[[cst.CSTNode], Outcome]", how))
 
     def put(self, node: cst.CSTNode, new: cst.CSTNode) -> None:
-        """Replace a node."""
         self.change(node, lambda _: new)
 
     def rename(self, node: cst.Name, name: str) -> None:
-        """Replace a name."""
         self.put(node, node.with_changes(value=name))
 
     def is_changed(self, node: cst.CSTNode) -> bool:
-        """Whether a rule has changed a node already."""
         return node in self._changes
 
     def list(self, place: cst.CSTNode | int, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
@@ -162,7 +154,6 @@ class Source:
         return Effect.FAILS if self.target is Target.TRANSFORMERS_5 else Effect.LOOK
 
     def result(self) -> Rewritten:
-        """Apply all changes."""
         changed = self.module.visit(_Changing(self._changes)) if self._changes else self.module
         return Rewritten(changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)))
 

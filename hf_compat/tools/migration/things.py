@@ -90,7 +90,6 @@ class Things:
         }
 
     def of_class(self, node: cst.ClassDef) -> Thing | None:
-        """The kind of a class, by its bases."""
         found = (self.of(base.value) for base in node.bases if base.keyword is None)
         return next((thing for thing in found if thing in _INSTANCES), None)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import io
 import multiprocessing
+import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -143,11 +143,6 @@ def removed_column(session: Session, name: str, who: str) -> tuple[str, str]:
     )
 
 
-class _Nowhere(io.RawIOBase):
-    def write(self, data: object) -> int:
-        return len(memoryview(data)) if isinstance(data, (bytes, bytearray, memoryview)) else 0
-
-
 class _Sender(pickle.Pickler):
     """Pickles as for workers, but without tensors and arrays, which may be large and can always be sent."""
 
@@ -164,7 +159,8 @@ def _check_workers(session: Session) -> None:
     parts = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
     for name, part in {**parts, "data_collator": trainer.data_collator}.items():
         try:
-            _Sender(_Nowhere()).dump(part)
+            with open(os.devnull, "wb") as nowhere:
+                _Sender(nowhere).dump(part)
         except Exception as error:
             session.error(
                 "workers",

@@ -121,7 +121,6 @@ class Session:
         self.findings.append(Finding(severity=Severity.NOTE, check=check, problem=problem, way_out=way_out))
 
     def raised(self, error: BaseException, check: str, doing: str, way_out: str = "") -> None:
-        """Add an exception as an error."""
         self.findings.append(finding_of(error, check, doing, way_out))
 
     def leave_out(self, check: str, reason: str) -> None:
@@ -129,7 +128,6 @@ class Session:
         self.unchecked.append(Unchecked(check=check, reason=reason))
 
     def has_error(self, *checks: str) -> bool:
-        """Whether one of some checks has found an error."""
         return any(one.check in checks and one.severity == Severity.ERROR for one in self.findings)
 
     @contextlib.contextmanager

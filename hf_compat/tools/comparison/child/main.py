@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .observing import Observer
-    from .recording import Record
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SHOWN_FRAMES = 7  # the innermost ones beside the script's own, while the log has all
@@ -35,47 +34,33 @@ def main(settings_file: str) -> None:
     rank = int(os.environ.get("RANK", "0"))  # noqa: TID251 - torchrun sets it, and runtime/ is out of reach
     record = recording.Record(settings["record_folder"], rank)
     try:
-        script = _prepare(settings, record)
-    except BaseException as error:
-        _write_end(record, error, settings["script"])
-        raise
-    try:
+        script = _module("user_script", str(settings["user_script"]))
+        if settings["engine"] == "hf_compat":
+            importlib.import_module("hf_compat.interop.patching").patch()
+        observer: Observer = _part("observing").Observer(
+            record, str(settings["output_folder"]), int(str(settings["max_steps"]))
+        )
+        observer.install()
+        versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
+        record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
+        record.flush()
         run = script.run_module if settings["is_module"] else script.run_script
         run(settings["script"], settings["arguments"])
         record.write("end", how="finished", status=0)
-    except BaseException as error:
-        _write_end(record, error, settings["script"])
-        raise
-    record.flush()
-
-
-def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
-    """Import the engine, wrap the observed methods, and give the module that runs scripts."""
-    script = _module("user_script", str(settings["user_script"]))
-    if settings["engine"] == "hf_compat":
-        importlib.import_module("hf_compat.interop.patching").patch()
-    observer: Observer = _part("observing").Observer(
-        record, str(settings["output_folder"]), int(str(settings["max_steps"]))
-    )
-    observer.install()
-    versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
-    record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
-    record.flush()
-    return script
-
-
-def _write_end(record: Record, error: BaseException, script: str) -> None:
-    if isinstance(error, SystemExit):
-        code = error.code
+    except SystemExit as left:
+        code = left.code
         status = code if isinstance(code, int) else int(code is not None)
         record.write("end", how="exit", status=status, account=code if isinstance(code, str) else "")
-    else:
+        raise
+    except BaseException as error:
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         record.write(
             "end", how="error", status=1, account=_account(error), error=type(error).__name__, missing=missing,
             wants_input=isinstance(error, EOFError),
         )  # fmt: skip
-    record.flush()
+        raise
+    finally:
+        record.flush()
 
 
 def _account(error: BaseException) -> str:

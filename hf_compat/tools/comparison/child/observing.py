@@ -27,8 +27,6 @@ _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_ev
 
 @dataclass
 class _Update:
-    """The current update: its beginning, and the time that its recording took."""
-
     began: float = 0.0
     recording: float = 0.0
     losses: int = 0
@@ -37,12 +35,7 @@ class _Update:
 
 @dataclass
 class Observer:
-    """Wraps the methods that a run passes through, in one process.
-
-    Args:
-        output_folder: Each output folder of the script becomes a folder of this name with a number.
-        max_updates: Updates after which each training is stopped. 0 lets it run.
-    """
+    """Wraps the methods that a run passes through, in one process."""
 
     record: Record
     output_folder: str

@@ -25,11 +25,9 @@ class Record:
         self._file = open(os.path.join(folder, f"record-{rank}.jsonl"), "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def write(self, kind: str, **values: object) -> None:
-        """Append a line."""
         self._file.write(json.dumps({"kind": kind, **values}, default=_plain) + "\n")
 
     def flush(self) -> None:
-        """Write all lines to the disk."""
         self._file.flush()
 
     def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> str:
