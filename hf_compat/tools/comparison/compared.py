@@ -125,7 +125,18 @@ def compare(
     if not script.is_module:
         require_script(script.path, "hf-compat compare [options] SCRIPT [arguments]")
     sides = sides_of(against)
-    folder = _empty_folder(output)
+    try:
+        place = tempfile.mkdtemp(prefix="hf_compat_compare_") if output is None else output
+        os.makedirs(place, exist_ok=True)
+        is_empty = not os.listdir(place)
+    except OSError as error:
+        raise ArgumentError(f"`--output {output}` cannot be made: {error}\n\nHint: another folder.") from error
+    if not is_empty:
+        raise ArgumentError(
+            f"`--output {output}` is not empty, and nothing in it is overwritten.\n\n"
+            "Hint: a new folder; or leave it out for one among the temporary files."
+        )
+    folder = Path(os.path.realpath(place))
     compat = compat or ("4" if sides[0].transformers.startswith("4.") else None)
     isolation = offered(str(folder), allowed, copy_limit)
     tell(isolation.told)
@@ -147,27 +158,11 @@ def compare(
     # Files are not recorded by update, so a second run cannot be cut short for them
     if first is None or first.quantity == FILES or first.rank or not theirs.end.is_whole:
         return found
-    place = folder / "again"
-    ended = run_side(theirs.side, script, place, limits_up_to(first, limits), isolation, progress=progress)
-    if repeats(first, theirs.found, _report(theirs.side, place, *ended).found):
+    again = folder / "again"
+    ended = run_side(theirs.side, script, again, limits_up_to(first, limits), isolation, progress=progress)
+    if repeats(first, theirs.found, _report(theirs.side, again, *ended).found):
         return found
     return replace(found, complaints=(*found.complaints, _UNREPEATABLE), status=2, is_repeatable=False)
-
-
-def _empty_folder(output: str | None) -> Path:
-    if output is None:
-        return Path(os.path.realpath(tempfile.mkdtemp(prefix="hf_compat_compare_")))
-    try:
-        os.makedirs(output, exist_ok=True)
-        is_empty = not os.listdir(output)
-    except OSError as error:
-        raise ArgumentError(f"`--output {output}` cannot be made: {error}\n\nHint: another folder.") from error
-    if not is_empty:
-        raise ArgumentError(
-            f"`--output {output}` is not empty, and nothing in it is overwritten.\n\n"
-            "Hint: a new folder; or leave it out for one among the temporary files."
-        )
-    return Path(os.path.realpath(output))
 
 
 def _report(side: Side, folder: Path, status: int, ended_by: str) -> SideReport:

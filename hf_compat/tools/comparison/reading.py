@@ -30,10 +30,10 @@ _OF_TENSORS = {"predictions": PREDICTIONS, "weights": FINAL}
 class Place(NamedTuple):
     """The place of a value in its quantity, which is the same on both sides."""
 
-    training: int
+    training: int  # from 1, while 0 is before the first
     rank: int
     name: str
-    occurrence: int
+    occurrence: int  # among the values of that name
 
 
 class Value(NamedTuple):
@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
     update: int
     value: object
-    size: float | None = None
+    size: float | None = None  # a number for a `value` that is a digest
     file: tuple[str, str] | None = None
 
 

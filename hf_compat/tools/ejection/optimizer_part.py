@@ -72,7 +72,14 @@ def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findi
     schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
     write.known[id(optimizer)] = "optimizer"
     try:
-        part.schedule = SchedulePart([f"scheduler = {_made_schedule(schedule, optimizer, write)}"])
+        # It is written by the call that made it, so its state must be the first one
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise CannotBeWritten("it follows a metric, or is not an `LRScheduler` of torch")
+        if getattr(schedule, "optimizer", optimizer) is not optimizer:
+            raise CannotBeWritten("it sets the rates of another optimizer")
+        if getattr(schedule, "last_epoch", 0) != 0:
+            raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
+        part.schedule = SchedulePart([f"scheduler = {write.of(schedule)}"])
     except CannotBeWritten as error:
         what = f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}"
         part.schedule = SchedulePart(findings.leave(what, _PLACE), is_left=True)
@@ -165,17 +172,6 @@ def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Opti
     shown = [f"{name}={write.of(defaults[name])}" for name in chosen if defaults[name] is not None]
     words = ["groups", f"lr={write.of(defaults['lr'])}", *shown]
     part.optimizer_call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
-
-
-def _made_schedule(schedule: object, optimizer: torch.optim.Optimizer, write: Expressions) -> str:
-    """Write a schedule that the script or its `create_scheduler` has made, by the call that made it."""
-    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
-        raise CannotBeWritten("it follows a metric, or is not an `LRScheduler` of torch")
-    if getattr(schedule, "optimizer", optimizer) is not optimizer:
-        raise CannotBeWritten("it sets the rates of another optimizer")
-    if getattr(schedule, "last_epoch", 0) != 0:
-        raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
-    return write.of(schedule)
 
 
 # A schedule's factor as statements of a function of `step`. `warmup` and `total` are counts of updates.

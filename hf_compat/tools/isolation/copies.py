@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
 
-from hf_compat.tools.isolation.plan import Plan, is_below, machine_folders, mark_of
+from hf_compat.tools.isolation.plan import COPIED, Plan, is_below, machine_folders, mark_of
 
 Progress = Callable[[str], None]
 _CLONE = 0x40049409  # ioctl FICLONE: the copy shares its blocks if the file system can
@@ -50,7 +51,8 @@ def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
         shutil.copystat(path, files + path)
     for parent, _, _ in os.walk(files + plan.working_folder, topdown=False):  # some may be read-only
         shutil.copymode(parent.removeprefix(files), parent)
-    plan.note_copies({path: mark_of(files + path) for path in [*links, *sizes]})
+    with open(plan.in_folder(COPIED), "w", encoding="utf-8") as file:  # so that changed files can be found
+        json.dump({path: mark_of(files + path) for path in [*links, *sizes]}, file)
     return linked
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 VARIABLE = "HF_COMPAT_ISOLATED_IN"
 # `copies` avoids overlays, on machines that offer them but not well enough.
 CHOSEN = "HF_COMPAT_ISOLATION"
-_COPIED, _LAYERS = "copied.json", "layers"
+COPIED, _LAYERS = "copied.json", "layers"
 _CACHES = ("CACHE", "TMPDIR", "TMP", "TEMP", "CACHE_DIR", "HF_HOME", "TORCH_HOME")
 NAMED = 3  # files or folders that a message names
 
@@ -69,11 +69,6 @@ class Plan:
             file.write(folder)
         return place
 
-    def note_copies(self, copies: dict[str, tuple[int, ...]]) -> None:
-        """Record the copies, so that changed files can be found."""
-        with open(self.in_folder(_COPIED), "w", encoding="utf-8") as file:
-            json.dump(copies, file)
-
     def remove(self) -> None:
         self._remove_mount_points()
         _remove_tree(self.folder)
@@ -116,9 +111,9 @@ class Plan:
 
     def _leave_out_copies(self) -> Iterator[str]:
         """Remove the unchanged copies and links, and yield those that the command has deleted."""
-        if not os.path.exists(self.in_folder(_COPIED)):
+        if not os.path.exists(self.in_folder(COPIED)):
             return
-        with open(self.in_folder(_COPIED), encoding="utf-8") as file:
+        with open(self.in_folder(COPIED), encoding="utf-8") as file:
             copies: dict[str, list[int]] = json.load(file)
         files = self.in_folder("files")
         for parent, _, _ in os.walk(files):
@@ -131,7 +126,7 @@ class Plan:
         for parent, _, _ in os.walk(files, topdown=False):
             if not os.listdir(parent):
                 os.rmdir(parent)
-        os.unlink(self.in_folder(_COPIED))
+        os.unlink(self.in_folder(COPIED))
 
 
 def mark_of(path: str) -> tuple[int, ...]:

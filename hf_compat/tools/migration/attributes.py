@@ -39,12 +39,9 @@ _TRAINER_NAMES = {
 _GONE_OF_TRAINERS = {
     "prediction_loop": "gone in 5.0: `evaluation_loop` has taken its place",
     "use_apex": "gone: Apex is not used any longer",
-    "use_cuda_amp": "gone: precision is the accelerator's",
-    "use_amp": "gone: precision is the accelerator's",
-    "do_grad_scaling": "gone: the gradient scaler is the accelerator's",
-    "scaler": "gone: the gradient scaler is the accelerator's",
+    **dict.fromkeys(("use_cuda_amp", "use_amp", "use_cpu_amp"), "gone: precision is the accelerator's"),
+    **dict.fromkeys(("do_grad_scaling", "scaler"), "gone: the gradient scaler is the accelerator's"),
     "sharded_ddp": "gone, as FairScale is",
-    "use_cpu_amp": "gone: precision is the accelerator's",
     "_gather_and_numpify": "gone in 5.0: `self.accelerator.gather_for_metrics`",
     "torch_jit_model_eval": "gone in 5.0",
 }

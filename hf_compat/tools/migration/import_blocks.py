@@ -23,8 +23,8 @@ class Imported:
 
     name: str
     alias: str | None = None
-    comment: str | None = None
-    above: tuple[str, ...] = ()
+    comment: str | None = None  # at the end of its line
+    above: tuple[str, ...] = ()  # comments on lines of their own
 
     @property
     def bound(self) -> str:
@@ -48,9 +48,9 @@ class FromImport:
 
     module: str
     names: tuple[Imported, ...]
-    is_broken: bool = False
-    head: str | None = None
-    comment: str | None = None
+    is_broken: bool = False  # on several lines
+    head: str | None = None  # comment after the opening parenthesis
+    comment: str | None = None  # at its end
 
     @staticmethod
     def of(node: cst.ImportFrom, module: str, line: cst.CSTNode | None) -> FromImport:
@@ -82,13 +82,6 @@ class FromImport:
             lines += [f"    {comment}" for comment in one.above]
             lines.append(f"    {one.code},{'' if one.comment is None else f'  {one.comment}'}")
         return newline.join([*lines, f"){end}"])
-
-    def is_exploded(self, *, is_rest: bool) -> bool:
-        has_comments = self.head is not None or any(one.comment or one.above for one in self.names)
-        length = len(self.code("\n", exploded=False))
-        if has_comments or length > _LONGEST_LINE:
-            return True
-        return self.is_broken and (is_rest or length > _LINE)
 
 
 # An import of names, the name of a module to import, or a statement.
@@ -210,7 +203,11 @@ class ImportBlocks:
         if isinstance(statement, str):
             code = statement if " " in statement else f"import {statement}"
         elif is_alone:
-            code = statement.code(module.default_newline, exploded=statement.is_exploded(is_rest=is_rest))
+            has_comments = statement.head is not None or any(one.comment or one.above for one in statement.names)
+            length = len(statement.code("\n", exploded=False))
+            is_long = has_comments or length > _LONGEST_LINE
+            exploded = is_long or (statement.is_broken and (is_rest or length > _LINE))
+            code = statement.code(module.default_newline, exploded=exploded)
         else:
             code = replace(statement, comment=None).code("\n", exploded=False)
         node = cst.ensure_type(cst.parse_statement(code, config=module.config_for_parsing), cst.SimpleStatementLine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 import io
 import os
 import re
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
-from hf_compat.tools.migration.report import FileChange, Migration, Passed, Rewritten, Target, unified_diff
+from hf_compat.tools.migration.report import FileChange, Migration, Passed, Rewritten, Target
 from hf_compat.tools.migration.shell import rewrite_shell
 
 _REWRITINGS: dict[str, Callable[[str, Target], Rewritten]] = {
@@ -90,11 +91,19 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
         after = mark + result.text.encode(encoding)
     except UnicodeEncodeError as error:
         raise MigrationError(f"{encoding} cannot encode the result") from error
+    # As `patch` accepts it, with the line endings kept
+    lines = difflib.unified_diff(
+        text.splitlines(keepends=True),
+        result.text.splitlines(keepends=True),
+        f"a/{path.as_posix()}",
+        f"b/{path.as_posix()}",
+    )
+    whole = (one if one.endswith(("\n", "\r")) else f"{one}\n\\ No newline at end of file\n" for one in lines)
     return FileChange(
         path=str(path),
         before=before,
         after=after,
-        diff=unified_diff(path.as_posix(), text, result.text),
+        diff="".join(whole),
         findings=result.findings,
         mended=result.mended,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -101,11 +100,3 @@ class Migration:
     def is_sound(self) -> bool:
         """Whether no file fails or differs silently as it is."""
         return all(one.effect is Effect.LOOK for file in self.files for one in file.by_gravity)
-
-
-def unified_diff(path: str, before: str, after: str) -> str:
-    """Make a diff that `patch` accepts. Line endings are kept."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-    )
-    return "".join(line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n" for line in lines)

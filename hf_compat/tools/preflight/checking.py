@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
 
 from hf_compat.runtime.collectives import broadcast_object, is_failed_exchange, naming_absent_ranks
+from hf_compat.tools.isolation.plan import real_path
 from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, check_training_data
 from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
 from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_followers, check_plan, check_space
 from hf_compat.tools.preflight.report import PreflightReport, line_of
-from hf_compat.tools.preflight.session import Session, Train, place_for_scratch, weights_in_bytes
+from hf_compat.tools.preflight.session import Session, Train, existing_parent, weights_in_bytes
 from hf_compat.tools.preflight.surroundings import check_hub, check_trackers, tell_of_callbacks, tell_of_old_fields
 from hf_compat.tools.preflight.update import check_resumption, check_update
 from hf_compat.trainer import Trainer
@@ -43,7 +45,10 @@ def check(
 ) -> PreflightReport:
     """Check a run before it begins. Afterwards the Trainer is as it was, bit for bit."""
     # A folder with room for a checkpoint, the same one for all processes
-    place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
+    needed = _SCRATCH_COPIES * weights_in_bytes(trainer.model)
+    places = (tempfile.gettempdir(), real_path(existing_parent(str(trainer.args.output_dir))))
+    usable = (one for one in places if os.access(one, os.W_OK) and shutil.disk_usage(one).free > needed)
+    place = next(usable, None)
     made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
     folder = broadcast_object(made)
     try:

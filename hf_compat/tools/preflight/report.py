@@ -153,7 +153,11 @@ def finding_of(
     # The innermost line of the user's own code, or else of any package but this one
     own = [frame for frame in frames if not _is_packaged(frame.filename)]
     places = own or [frame for frame in frames if not frame.filename.startswith(_OWN)]
-    place = f"\n(in {places[-1].name}, {_short(places[-1].filename)}:{places[-1].lineno})" if places else ""
+    place = ""
+    if places:
+        file, here = places[-1].filename, os.getcwd()
+        relative = os.path.relpath(file) if os.path.splitdrive(file)[0] == os.path.splitdrive(here)[0] else file
+        place = f"\n(in {places[-1].name}, {file if relative.startswith('..') else relative}:{places[-1].lineno})"
     text = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} …"
     searched = f"{type(error).__name__}: {error}".lower()
     known = next((way for words, way in _WAYS_OUT if words.lower() in searched), None)
@@ -170,11 +174,6 @@ def _is_packaged(file: str) -> bool:
     parts = os.path.normpath(file).split(os.sep)
     of_python = file.startswith(os.path.dirname(os.__file__)) or file.startswith("<")
     return "site-packages" in parts or "dist-packages" in parts or file.startswith(_OWN) or of_python
-
-
-def _short(file: str) -> str:
-    relative = os.path.relpath(file) if os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0] else file
-    return file if relative.startswith("..") else relative
 
 
 def line_of(error: BaseException) -> str:

@@ -6,8 +6,6 @@ import contextlib
 import copy
 import logging
 import os
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -179,14 +177,6 @@ def without_workers(args: TrainingArguments) -> None:
 def without_evaluation(args: TrainingArguments) -> None:
     """Let a copy of arguments evaluate nothing, because evaluations are a check of their own."""
     vars(args)["eval_strategy"] = IntervalStrategy.NO
-
-
-def place_for_scratch(args: TrainingArguments, bytes_needed: int) -> str | None:
-    """A folder with enough room: that of temporary files, or else the parent of the output folder."""
-    for place in (tempfile.gettempdir(), real_path(existing_parent(str(args.output_dir)))):
-        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > bytes_needed:
-            return place
-    return None
 
 
 def existing_parent(folder: str) -> str:
