@@ -121,8 +121,10 @@ def _number(file: Path, field: str, value: object, *, is_whole: bool = False) ->
     """Read an epoch or a count of updates. 0 if the state has none."""
     if value is None:
         return 0
+    if is_whole and isinstance(value, float) and value.is_integer():
+        value = int(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
-    if not isinstance(value, (int, float)) or not is_number or (is_whole and int(value) != value):
+    if not isinstance(value, (int, float)) or not is_number or (is_whole and not isinstance(value, int)):
         raise _wrong(file, field, value, f"a {'whole ' if is_whole else ''}number from 0 on")
     return value
 

@@ -71,22 +71,15 @@ class SideReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The result of a comparison.
-
-    Args:
-        complaints: Reasons why it is not, or not wholly, a comparison.
-        status: The exit status: 0 equal, 1 different, 2 not compared.
-        compat: Generation of transformers whose defaults counted here, unless it was the newest.
-        is_repeatable: Whether transformers repeats itself. It is only checked if the sides differ.
-    """
+    """The result of a comparison."""
 
     theirs: SideReport
     ours: SideReport
     verdicts: tuple[Verdict, ...]
-    complaints: tuple[str, ...]
-    status: int
-    compat: str | None = None
-    is_repeatable: bool = True
+    complaints: tuple[str, ...]  # reasons why it is not, or not wholly, a comparison
+    status: int  # the exit status: 0 equal, 1 different, 2 not compared
+    compat: str | None = None  # generation of transformers whose defaults counted here, unless it was the newest
+    is_repeatable: bool = True  # whether transformers repeats itself. It is only checked if the sides differ
     isolation: str = ""
     beside: str = ""
 

@@ -42,21 +42,16 @@ class Value(NamedTuple):
     update: int
     value: object
     size: float | None = None  # a number for a `value` that is a digest
-    file: tuple[str, str] | None = None
+    file: tuple[str, str] | None = None  # the file and key of its whole content
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a script.
+    """The end of a script."""
 
-    Args:
-        how: `finished`, `exit`, `error`, `timeout`, `interrupt`, `killed` or `not run`.
-        account: The traceback, or the text of `sys.exit`.
-    """
-
-    how: str
+    how: str  # `finished`, `exit`, `error`, `timeout`, `interrupt`, `killed` or `not run`
     status: int = 0
-    account: str = ""
+    account: str = ""  # the traceback, or the text of `sys.exit`
     rank: int = 0
     error: str = ""
     missing: str = ""
@@ -73,8 +68,6 @@ class Findings:
     """The content of one side's records.
 
     Args:
-        resumed: Trainings that resumed a checkpoint.
-        seconds: Duration of each update but the first of a training.
         overridden: Name → the script's value and the value that counted.
     """
 
@@ -82,8 +75,8 @@ class Findings:
     end: End | None = None
     trainings: int = 0
     updates: int = 0
-    resumed: set[int] = field(default_factory=set)
-    seconds: list[float] = field(default_factory=list)
+    resumed: set[int] = field(default_factory=set)  # trainings that resumed a checkpoint
+    seconds: list[float] = field(default_factory=list)  # duration of each update but the first of a training
     overridden: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property

@@ -108,15 +108,10 @@ def _interpreter(against: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of a run.
+    """Limits of a run."""
 
-    Args:
-        max_steps: Updates of each training. 0 runs all.
-        timeout_seconds: Time after which a side is ended. None waits.
-    """
-
-    max_steps: int = 20
-    timeout_seconds: float | None = None
+    max_steps: int = 20  # updates of each training. 0 runs all
+    timeout_seconds: float | None = None  # time after which a side is ended. None waits
     devices: int = 1
 
 

@@ -51,18 +51,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The result for one quantity.
-
-    Args:
-        explained: Documented differences, each with its reason.
-    """
+    """The result for one quantity."""
 
     quantity: str
     compared: int
     differing: int = 0
     first: Difference | None = None
     largest: float | None = None
-    explained: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()  # documented differences, each with its reason
 
     @property
     def is_equal(self) -> bool:

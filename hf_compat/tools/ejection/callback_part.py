@@ -52,18 +52,13 @@ class Entry(NamedTuple):
 
 @dataclass
 class CallbackPart:
-    """The entries under `trainer` in the configuration.
-
-    Args:
-        best_metric: The metric of the best checkpoint, which is loaded at the end.
-        early_stopping_threshold: Whether early stopping has a threshold, which Lightning reads differently.
-    """
+    """The entries under `trainer` in the configuration."""
 
     callbacks: list[Entry] = field(default_factory=list)
     loggers: list[Entry] = field(default_factory=list)
     checkpoints: bool = False
-    best_metric: str | None = None
-    early_stopping_threshold: bool = False
+    best_metric: str | None = None  # the metric of the best checkpoint, which is loaded at the end
+    early_stopping_threshold: bool = False  # whether early stopping has a threshold, which Lightning reads differently
     own_callbacks: list[str] = field(default_factory=list)
     callbacks_left: list[str] = field(default_factory=list)
 

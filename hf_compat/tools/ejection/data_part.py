@@ -35,20 +35,16 @@ class DataPart:
 
     Args:
         eval_sets: The expressions of the evaluation sets by name. The name of a single one is empty.
-        data_seed: The seed of the first epoch.
-        groups: The number of samples of like length that are grouped.
-        reads_ahead: Whether reading a batch draws random numbers.
-        streams: Whether a set is a stream, to which Lightning has to pass the epoch.
     """
 
     train_set: str = ""
     collator: str = "None"
     eval_sets: dict[str, str] = field(default_factory=dict)
     shuffles: bool = False
-    data_seed: int = 0
-    groups: int | None = None
-    reads_ahead: bool = False
-    streams: bool = False
+    data_seed: int = 0  # the seed of the first epoch
+    groups: int | None = None  # the number of samples of like length that are grouped
+    reads_ahead: bool = False  # whether reading a batch draws random numbers
+    streams: bool = False  # whether a set is a stream, to which Lightning has to pass the epoch
     copies: bool = False
     lengths: str = ""
     length_key: str = ""

@@ -22,14 +22,12 @@ class Findings:
 
     Args:
         problems: Reasons that forbid the ejection. All are reported at once, and nothing is written.
-        todos: Work for the user, marked in the project's files.
-        notes: Differences between project and script, for the README.
         inexact: Reasons why losses differ from the script's in the last digits. Empty if they are equal bit for bit.
     """
 
     problems: list[str] = field(default_factory=list)
-    todos: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    todos: list[str] = field(default_factory=list)  # work for the user, marked in the project's files
+    notes: list[str] = field(default_factory=list)  # differences between project and script, for the README
     inexact: list[str] = field(default_factory=list)
 
     def forbid(self, problem: str, hint: str) -> None:

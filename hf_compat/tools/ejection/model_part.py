@@ -32,16 +32,11 @@ class _Pretrained(Protocol):
 
 @dataclass
 class ModelPart:
-    """The body of `build_model`.
-
-    Args:
-        trained: The names of the trained parameters, unless all are or the class itself sees to it.
-        model_is_left: Whether the statements only raise, because the model is left to the user.
-    """
+    """The body of `build_model`."""
 
     lines: list[str]
-    trained: list[str] | None
-    model_is_left: bool = False
+    trained: list[str] | None  # the names of the trained parameters, unless all are or the class itself sees to it
+    model_is_left: bool = False  # whether the statements only raise, because the model is left to the user
 
 
 def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings) -> ModelPart:

@@ -34,18 +34,13 @@ class SchedulePart:
 
 @dataclass
 class OptimizerPart:
-    """The body of `configure_optimizers`.
-
-    Args:
-        has_decay: Whether weight decay divides the parameters into two groups.
-        no_decay: Names without decay, unless the shape tells.
-    """
+    """The body of `configure_optimizers`."""
 
     schedule: SchedulePart
     group_lines: list[str] = field(default_factory=list)
     optimizer_call: str = ""
-    has_decay: bool = False
-    no_decay: list[str] = field(default_factory=list)
+    has_decay: bool = False  # whether weight decay divides the parameters into two groups
+    no_decay: list[str] = field(default_factory=list)  # names without decay, unless the shape tells
 
 
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:

@@ -66,13 +66,12 @@ class OwnPart:
     """The parts of the script's Trainer that the project needs.
 
     Args:
-        supers: Methods that its own methods call by `super()`.
         left: Comments for its other overrides, and errors if numbers depend on them.
     """
 
     own: str | None = None
     seams: set[str] = field(default_factory=set)
-    supers: set[str] = field(default_factory=set)
+    supers: set[str] = field(default_factory=set)  # methods that its own methods call by `super()`
     left: list[str] = field(default_factory=list)
 
 

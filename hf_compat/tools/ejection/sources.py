@@ -106,15 +106,11 @@ class UserCode:
     """The content of `user_code.py`: pieces of the user's source in the order of the script.
 
     All modules of the user become one file. If two of them have the same name, one is renamed wherever it is used.
-
-    Args:
-        express: Writes the value of a name in the user's code.
-        pieces: The pieces by their names in the project.
     """
 
     is_of_script: Callable[[str], bool]
-    express: Callable[[object, object], str]
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    express: Callable[[object, object], str]  # writes the value of a name in the user's code
+    pieces: dict[str, Piece] = field(default_factory=dict)  # the pieces by their names in the project
     imports: set[Import] = field(default_factory=set)
     _read: dict[str, ModuleSource] = field(default_factory=dict)
     _owners: dict[str, object] = field(default_factory=dict)

@@ -27,27 +27,19 @@ from hf_compat.trainer_methods.steps import call_model
 
 @dataclass
 class RunPart:
-    """The length of the run, and how its updates are made.
-
-    Args:
-        max_epochs: Its epochs if they are whole ones.
-        windows: Whether updates are made by hand, because Lightning's accumulation would divide differently.
-        saves_at_end: Whether the last update has a checkpoint besides those at regular intervals.
-        eval_every: Lightning's batches between evaluations. None evaluates at each epoch.
-        evaluates_at_end: Whether the end needs an evaluation of its own.
-    """
+    """The length of the run, and how its updates are made."""
 
     counts: RunCounts
-    max_epochs: int | None
+    max_epochs: int | None  # its epochs if they are whole ones
     max_steps: int
     accumulation: int
-    windows: bool
+    windows: bool  # whether updates are made by hand, because Lightning's accumulation would divide differently
     accumulates: bool
     logging_steps: int
     save_steps: int
-    saves_at_end: bool
-    eval_every: int | None
-    evaluates_at_end: bool
+    saves_at_end: bool  # whether the last update has a checkpoint besides those at regular intervals
+    eval_every: int | None  # Lightning's batches between evaluations. None evaluates at each epoch
+    evaluates_at_end: bool  # whether the end needs an evaluation of its own
 
 
 def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
@@ -99,20 +91,13 @@ def describe_run(trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart)
 
 @dataclass
 class LossPart:
-    """The loss.
-
-    Args:
-        train_loss: The expression of a micro-batch's loss, of `{part}` and of `{items}`.
-        counts_items: Whether the targets of a window are counted, and the loss is divided by them.
-        shifts: Whether the first label of each row is not a target.
-        divides: Whether a micro-batch's loss is divided by the number of micro-batches.
-    """
+    """The loss."""
 
     loss_lines: list[str] = field(default_factory=list)
-    train_loss: str = ""
-    counts_items: bool = False
-    shifts: bool = False
-    divides: bool = False
+    train_loss: str = ""  # the expression of a micro-batch's loss, of `{part}` and of `{items}`
+    counts_items: bool = False  # whether the targets of a window are counted, and the loss is divided by them
+    shifts: bool = False  # whether the first label of each row is not a target
+    divides: bool = False  # whether a micro-batch's loss is divided by the number of micro-batches
 
 
 def describe_loss(trainer: Trainer, own: OwnPart, write: Expressions, findings: Findings) -> LossPart:
@@ -209,19 +194,17 @@ class EvaluationPart:
     """The evaluation.
 
     Args:
-        several: Names of the evaluation sets if there are several.
         prediction_lines: The body of the stand-in's `prediction_step` if the script has a Trainer of its own.
-        fill_to: Length to which generated rows are filled up.
     """
 
     has_eval: bool = False
     evaluates: bool = False
-    several: list[str] = field(default_factory=list)
+    several: list[str] = field(default_factory=list)  # names of the evaluation sets if there are several
     validation_lines: list[str] = field(default_factory=list)
     prediction_lines: list[str] = field(default_factory=list)
     compute_metrics: str | None = None
     generation: bool = False
-    fill_to: int = 0
+    fill_to: int = 0  # length to which generated rows are filled up
     pad_token: int = 0
 
 

@@ -27,19 +27,13 @@ def is_below(path: str, folder: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One isolated command.
+    """One isolated command."""
 
-    Args:
-        folder: The folder of everything that it leaves. It is real inside, too.
-        open_to: Folders that stay real.
-        is_kept: Whether its files are kept if its parent is killed.
-    """
-
-    folder: str
+    folder: str  # the folder of everything that it leaves. It is real inside, too
     working_folder: str
-    open_to: tuple[str, ...] = ()
+    open_to: tuple[str, ...] = ()  # folders that stay real
     how: str = "overlay"
-    is_kept: bool = True
+    is_kept: bool = True  # whether its files are kept if its parent is killed
 
     def in_folder(self, name: str) -> str:
         return os.path.join(self.folder, name)

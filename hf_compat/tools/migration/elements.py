@@ -22,11 +22,10 @@ class Edit:
     """A change of one argument.
 
     Args:
-        name: Its new name. None keeps the name.
         value: Makes the new value from the old one. None keeps the value.
     """
 
-    name: str | None = None
+    name: str | None = None  # its new name. None keeps the name
     value: Callable[[cst.BaseExpression], cst.BaseExpression] | None = None
     drop: bool = False
 

@@ -27,21 +27,13 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Finding:
-    """A place that a person has to look at, or that was rewritten.
+    """A place that a person has to look at, or that was rewritten."""
 
-    Args:
-        line: Line of the original file, from 1. In a notebook it counts within the cell.
-        what: The code or word in question.
-        reason: Why it is left, or what differs after the change.
-        cell: Number of the notebook cell, from 1.
-        effect: What happens there.
-    """
-
-    line: int
-    what: str
-    reason: str
-    cell: int | None = None
-    effect: Effect = Effect.LOOK
+    line: int  # line of the original file, from 1. In a notebook it counts within the cell
+    what: str  # the code or word in question
+    reason: str  # why it is left, or what differs after the change
+    cell: int | None = None  # number of the notebook cell, from 1
+    effect: Effect = Effect.LOOK  # what happens there
 
 
 @dataclass(frozen=True, slots=True)

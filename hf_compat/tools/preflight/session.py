@@ -52,23 +52,20 @@ class Session:
     """The state that the checks share.
 
     Args:
-        folder: The scratch folder of all processes of this machine.
-        counts: Updates, epochs and samples. None if the data does not give them.
         batches: The collated micro-batches of the first update. Empty if there are none.
-        metrics: Names and values of an evaluation. None if there was none.
         dropped_columns: Columns of the training data that are removed, because the forward does not take them.
     """
 
     trainer: Trainer
     train: Train
-    folder: str
+    folder: str  # the scratch folder of all processes of this machine
     output_dir: str
     resume_from_checkpoint: str | bool | None = None
     strategy: str = "one_device"
-    counts: RunCounts | None = None
+    counts: RunCounts | None = None  # updates, epochs and samples. None if the data does not give them
     batches: list[Batch] = field(default_factory=list)
     checkpoint_bytes: int | None = None
-    metrics: dict[str, Nested] | None = None
+    metrics: dict[str, Nested] | None = None  # names and values of an evaluation. None if there was none
     dropped_columns: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
