@@ -92,8 +92,8 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
     except UnicodeEncodeError as error:
         raise MigrationError(f"{encoding} cannot encode the result") from error
     # As `patch` accepts it, with the line endings kept
-    texts, name = [one.splitlines(keepends=True) for one in (text, result.text)], path.as_posix()
-    lines = difflib.unified_diff(*texts, f"a/{name}", f"b/{name}")
+    before_lines, after_lines = text.splitlines(keepends=True), result.text.splitlines(keepends=True)
+    lines = difflib.unified_diff(before_lines, after_lines, f"a/{path.as_posix()}", f"b/{path.as_posix()}")
     whole = (one if one.endswith(("\n", "\r")) else f"{one}\n\\ No newline at end of file\n" for one in lines)
     return FileChange(
         path=str(path),
