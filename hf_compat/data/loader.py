@@ -271,7 +271,11 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
-        self.remainder = self._remainder()
+        # samples in the last batch, 0 if it is full, -1 if it is unknown
+        self.remainder, size = -1, self.total_batch_size
+        is_counted = self._is_map_style or self.rank_slice.world_size > 1
+        if is_counted and size is not None and not self.drops_last and has_length(self.dataset):
+            self.remainder = self.total_dataset_length % size
         self.passes.begin(self)
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
@@ -397,15 +401,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         read = getattr(self.dataset, "state_dict", None)
         alone = self.rank_slice.world_size == 1
         return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
-
-    def _remainder(self) -> int:
-        """Return the number of samples in the last batch, 0 if it is full, or -1 if it is unknown."""
-        size = self.total_batch_size
-        if self.drops_last or not has_length(self.dataset) or size is None:
-            return -1
-        if not self._is_map_style and self.rank_slice.world_size == 1:
-            return -1
-        return self.total_dataset_length % size
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:

@@ -425,28 +425,26 @@ class BatchSamplerSlice(Sampler[Indices]):
 
     def _whole_batches(self) -> Iterator[Indices]:
         first: list[Indices] = []
-        batches = iter(self.batch_sampler)
-        while current := list(islice(batches, self.ranks.world_size)):
+        batches, rank, world_size, size = (
+            iter(self.batch_sampler),
+            self.ranks.rank,
+            self.ranks.world_size,
+            self.batch_size,
+        )
+        while current := list(islice(batches, world_size)):
             first = first or current
-            if len(current) == self.ranks.world_size and (
-                self.batch_size is None or len(current[-1]) == self.batch_size
-            ):
-                yield current[self.ranks.rank]
-            else:
-                yield from self._of_last_round(current, first)
-
-    def _of_last_round(self, current: list[Indices], first: list[Indices]) -> Iterator[Indices]:
-        rank, size = self.ranks.rank, self.batch_size
-        if self.drop_last:
-            return
-        if not self.ranks.even_batches:
-            if rank < len(current):
+            if len(current) == world_size and (size is None or len(current[-1]) == size):
                 yield current[rank]
-        elif size is None:  # repeat whole batches if their lengths vary
-            yield list(islice(chain(current, cycle(first)), self.ranks.world_size))[rank]
-        else:
-            samples = chain(chain.from_iterable(current), cycle(chain.from_iterable(first)))
-            yield list(islice(samples, rank * size, (rank + 1) * size))
+            elif self.drop_last:
+                continue
+            elif not self.ranks.even_batches:
+                if rank < len(current):
+                    yield current[rank]
+            elif size is None:  # repeat whole batches if their lengths vary
+                yield list(islice(chain(current, cycle(first)), world_size))[rank]
+            else:
+                samples = chain(chain.from_iterable(current), cycle(chain.from_iterable(first)))
+                yield list(islice(samples, rank * size, (rank + 1) * size))
 
     def _parts_of_batches(self) -> Iterator[Indices]:
         first: Indices = []

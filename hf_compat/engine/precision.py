@@ -29,11 +29,7 @@ ModelOutput = Any  # any result of the user's model
 
 def outputs_in_float32(data: Nested) -> Nested:
     """Convert the half-precision tensors in nested outputs to float32."""
-    return map_nested(_in_float32, data)
-
-
-def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
+    return map_nested(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, data)
 
 
 class AutocastForward:

@@ -121,24 +121,32 @@ def size_of_run(
         optim: Name of the optimizer.
         optim_args: Options of the optimizer.
     """
-    kept, master = (2, 4) if _keeps_halves(plan) else (4, 0)
+    in_halves, micro_batches = plan.precision != "32-true", plan.micro_batches_per_update
+    halves = plan.strategy == "deepspeed" and in_halves  # of parameters and gradients, next to float32 masters
+    kept, master = (2, 4) if halves else (4, 0)
     trained = parameters if trained is None else trained
     states = state_bytes(optim, optim_args)
     optimizer = trained * ((states or 0) + master)
     # The share of the parameters, the gradients and the optimizer states on one device
-    sharded = _sharded(plan)
+    stage = zero_stage(plan.strategy_options["config"]) if plan.strategy == "deepspeed" else 0
+    stage = 3 if plan.strategy == "fsdp2" else stage
+    sharded = {part for part, first in (("optimizer", 1), ("gradients", 2), ("parameters", 3)) if stage >= first}
     share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
-    if plan.strategy == "fsdp2" and plan.micro_batches_per_update > 1 and not _exchanges_every_micro_batch(plan):
+    exchanges = micro_batches if plan.exchange_every_micro_batch else 1
+    if plan.strategy == "fsdp2" and exchanges < micro_batches:
         share["gradients"] = 1.0  # they stay unsharded until the window's last micro-batch
     gathered = 0.0
     if plan.strategy == "fsdp2" and plan.strategy_options["plan"].state_dict_type == "FULL_STATE_DICT":
         gathered = trained * kept + optimizer
     elif plan.strategy == "deepspeed" and "parameters" in sharded:
         gathered = trained * kept  # DeepSpeed's own files are each rank's
-    # Frozen parameters are gathered as well, and no gradients of theirs are exchanged
-    sent = trained * _bytes_sent(plan)
+    # Bytes that a device sends in an update, before the factor of ring algorithms
     if "parameters" in sharded:
-        sent += (parameters - trained) * 2 * plan.micro_batches_per_update * (2 if plan.precision != "32-true" else 4)
+        # every micro-batch gathers all parameters twice, frozen ones as well, and reduces gradients
+        reduces = micro_batches if plan.strategy == "deepspeed" else exchanges
+        sent = parameters * 2 * micro_batches * (2 if in_halves else 4) + trained * reduces * kept
+    else:
+        sent = trained * 2 * kept * exchanges  # an all-reduce is a reduce-scatter and an all-gather
     return RunSize(
         parameters=parameters * kept * share["parameters"],
         gradients=trained * kept * share["gradients"],
@@ -160,34 +168,6 @@ def _activations(plan: LightningPlan, are_recomputed: bool) -> str:
         f"activations are not counted: they grow with {plan.micro_batch_size} samples (`per_device_train_batch_size`) "
         f"times the length of a sequence; {way}"
     )
-
-
-def _keeps_halves(plan: LightningPlan) -> bool:
-    """Whether parameters and gradients have 2 bytes, next to float32 masters."""
-    return plan.strategy == "deepspeed" and plan.precision != "32-true"
-
-
-def _exchanges_every_micro_batch(plan: LightningPlan) -> bool:
-    return plan.exchange_every_micro_batch or plan.strategy == "deepspeed"
-
-
-def _bytes_sent(plan: LightningPlan) -> float:
-    """Return the bytes that a device sends in an update for each parameter, before the factor of ring algorithms."""
-    micro_batches, halves = plan.micro_batches_per_update, _keeps_halves(plan)
-    in_halves = plan.precision != "32-true"
-    if "parameters" in _sharded(plan):  # every micro-batch gathers them twice and reduces gradients
-        exchanges = micro_batches if _exchanges_every_micro_batch(plan) else 1
-        return 2 * micro_batches * (2 if in_halves else 4) + exchanges * (2 if halves else 4)
-    # an all-reduce is a reduce-scatter and an all-gather
-    return 2 * (2 if halves else 4) * (micro_batches if plan.exchange_every_micro_batch else 1)
-
-
-def _sharded(plan: LightningPlan) -> set[str]:
-    """Return the sharded ones of parameters, gradients and optimizer states."""
-    if plan.strategy == "fsdp2":
-        return {"parameters", "gradients", "optimizer"}
-    stage = zero_stage(plan.strategy_options["config"]) if plan.strategy == "deepspeed" else 0
-    return {part for part, first in (("optimizer", 1), ("gradients", 2), ("parameters", 3)) if stage >= first}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

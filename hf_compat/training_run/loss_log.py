@@ -193,7 +193,9 @@ class LossLog:
         try:
             if self.filter_nonfinite:
                 if loss.device.type not in self._READ_AT_ONCE:
-                    loss = self._chosen_on_device(loss, updates_done)
+                    # chosen on the loss's device, as reading it would wait for the device at every micro-batch
+                    self._raw = loss if self._raw is None else self._raw + loss
+                    loss = torch.where(loss - loss == 0, loss, self._mean_since_last_log(updates_done))
                 elif not math.isfinite(loss.item()):
                     self._replaced = True
                     loss = self._mean_since_last_log(updates_done)
@@ -201,11 +203,6 @@ class LossLog:
         except (AttributeError, TypeError, RuntimeError) as error:
             raise_for_bad_loss(loss, self.since_last_log.device, error)
             raise
-
-    def _chosen_on_device(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
-        """Choose on the loss's device. Reading its value would wait for the device at every micro-batch."""
-        self._raw = loss if self._raw is None else self._raw + loss
-        return torch.where(loss - loss == 0, loss, self._mean_since_last_log(updates_done))
 
     def _mean_since_last_log(self, updates_done: int) -> torch.Tensor:
         updates = 1 + updates_done - self.last_logged

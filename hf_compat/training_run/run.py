@@ -120,7 +120,7 @@ class Controlled(Protocol):
     control: TrainerControl
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FlagSources:
     """The points at which user code may set a flag, and so at which ranks must synchronize.
 
@@ -150,10 +150,8 @@ class FlagAgreement:
         self.sources = FlagSources() if sources is None else sources
         self._agreement = CPUAgreement(timeout_seconds) if timeout_seconds and is_distributed() else None
         if self._agreement is not None:
-            in_updates, in_windows, in_epochs = self._agreement.highest_each([int(s) for s in astuple(self.sources)])
-            self.sources = FlagSources(
-                in_updates=bool(in_updates), in_windows=bool(in_windows), in_epochs=bool(in_epochs)
-            )
+            highest = self._agreement.highest_each([int(source) for source in astuple(self.sources)])
+            self.sources = FlagSources(*map(bool, highest))
 
     def agree(self, control: TrainerControl) -> None:
         """Set every flag that another rank has set."""
