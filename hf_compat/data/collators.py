@@ -41,38 +41,29 @@ def check_dataset(name: str, dataset: DataSource) -> None:
     Raises:
         DataError: It is not a data set.
     """
-    wrong = _why_unreadable(dataset)
-    if wrong is not None:
-        raise DataError(f"`{name}` {wrong[0]}.\n\nHint: {wrong[1]}.")
-    check_length(name, dataset)
-
-
-def _why_unreadable(dataset: DataSource) -> tuple[str, str] | None:
-    """Describe an object that no loader can read, and suggest an alternative. None for a readable data set."""
     kind = type(dataset).__name__
     if isinstance(dataset, type):
-        return f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
-    if isinstance(dataset, (str, bytes, int, float)):
-        return f"is {shown_value(dataset)}, not data", "load it first, for example with `datasets.load_dataset`"
-    if isinstance(dataset, DataLoader):
-        return (
-            "is a DataLoader, but the Trainer makes its own",
-            "pass its `dataset`, or override `get_train_dataloader`",
-        )
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+        wrong, way = f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
+    elif isinstance(dataset, (str, bytes, int, float)):
+        wrong, way = f"is {shown_value(dataset)}, not data", "load it first, for example with `datasets.load_dataset`"
+    elif isinstance(dataset, DataLoader):
+        wrong = "is a DataLoader, but the Trainer makes its own"
+        way = "pass its `dataset`, or override `get_train_dataloader`"
+    elif isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(repr(key) for key in list(dataset)[:5])
-        return (
-            f"is a {kind} with the keys {keys}, not a sequence of samples",
-            "pass one of its values if these are data sets, or make a list of samples if these are columns",
+        wrong = f"is a {kind} with the keys {keys}, not a sequence of samples"
+        way = "pass one of its values if these are data sets, or make a list of samples if these are columns"
+    elif isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        check_length(name, dataset)
+        return
+    else:
+        once = "can be read once only and has" if isinstance(dataset, Iterator) else "has"
+        wrong = f"is a {kind}, which {once} no `__getitem__`"
+        way = (
+            "make a list of it. If it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
+            "`datasets.IterableDataset.from_generator`"
         )
-    if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
-        return None
-    once = "can be read once only and has" if isinstance(dataset, Iterator) else "has"
-    return (
-        f"is a {kind}, which {once} no `__getitem__`",
-        "make a list of it. If it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
-        "`datasets.IterableDataset.from_generator`",
-    )
+    raise DataError(f"`{name}` {wrong}.\n\nHint: {way}.")
 
 
 def check_length(name: str, dataset: DataSource) -> None:

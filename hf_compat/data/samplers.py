@@ -425,12 +425,8 @@ class BatchSamplerSlice(Sampler[Indices]):
 
     def _whole_batches(self) -> Iterator[Indices]:
         first: list[Indices] = []
-        batches, rank, world_size, size = (
-            iter(self.batch_sampler),
-            self.ranks.rank,
-            self.ranks.world_size,
-            self.batch_size,
-        )
+        rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size
+        batches = iter(self.batch_sampler)
         while current := list(islice(batches, world_size)):
             first = first or current
             if len(current) == world_size and (size is None or len(current[-1]) == size):

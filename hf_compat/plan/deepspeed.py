@@ -165,7 +165,7 @@ def deepspeed_config(
     Mirrors:
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
-    config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    config = options_of("deepspeed", args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
     if "bfloat16" in config:
         config.setdefault("bf16", config.pop("bfloat16"))
     check_keys(config)
@@ -290,20 +290,21 @@ def _autos_of(section: Config, path: str = "") -> Iterator[str]:
             yield f"{path}{key}"
 
 
-def _read(given: Config | str) -> Config:
-    if isinstance(given, dict):
-        return copy.deepcopy(given)
+def options_of(name: str, given: Mapping[str, Any] | str | None) -> Config:
+    """Copy options that an argument has as a mapping, or read them from the JSON file that it names."""
+    if given is None or isinstance(given, Mapping):
+        return copy.deepcopy(dict(given or {}))
     try:
         return read_options_file(given)
     except Unreadable as error:
-        raise ArgumentError(f"`deepspeed={given!r}`: {error}") from error
+        raise ArgumentError(f"`{name}={given!r}`: {error}") from error
 
 
 def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
     """Return the configuration that `accelerate launch` would have set up from its flags."""
     file = variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
-        return _read(file)
+        return options_of("deepspeed", file)
     name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
     stage = read_as(name, whole_number(_STAGES), variables.get(name, 2))
     zero: Config = {"stage": stage}
@@ -385,7 +386,7 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
     """
     if not uses_deepspeed(args, variables):
         return None
-    config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    config = options_of("deepspeed", args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
     if config.get("scheduler") is None:
         return None
     table = _Table({"scheduler": config["scheduler"]})

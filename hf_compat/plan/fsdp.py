@@ -21,9 +21,9 @@ from hf_compat.hf.value_types import (
     either,
     list_of,
     read_options,
-    read_options_file,
     whole_number,
 )
+from hf_compat.plan.deepspeed import options_of
 from hf_compat.runtime.text import bool_or_none, parse_switch
 
 Options = dict[str, Any]  # JSON values of `fsdp_config`
@@ -185,20 +185,11 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
 
 def _options_of(given: Mapping[str, Any] | str | None) -> Options:
     """Return the options of `fsdp_config` under their names of 5.x."""
-    options = {key.removeprefix("fsdp_"): value for key, value in _read(given).items()}
+    options = {key.removeprefix("fsdp_"): value for key, value in options_of("fsdp_config", given).items()}
     options = read_options("fsdp_config", _KNOWN, options)
     if options.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
     return options
-
-
-def _read(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
-    if not isinstance(given, str):
-        return given or {}
-    try:
-        return read_options_file(given)
-    except Unreadable as error:
-        raise ArgumentError(f"`fsdp_config={given!r}`: {error}") from error
 
 
 def _warn_of_inert(options: Options) -> None:
