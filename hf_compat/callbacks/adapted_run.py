@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import run_own_validation
+from hf_compat.engine.internals import run_validation
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import warn_once
@@ -209,7 +209,7 @@ class AdaptedRun:
         self.is_best = False
         self.evaluation_cause = cause
         try:
-            if not run_own_validation(trainer):
+            if not run_validation(trainer):
                 warn_once(
                     "HFCallbackAdapter: a callback requests an evaluation, but the Lightning trainer has no validation "
                     "data."

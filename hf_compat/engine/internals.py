@@ -63,16 +63,30 @@ def do_nothing(*args: object, **kwargs: object) -> None:
     """Replace a Lightning method that must not run."""
 
 
-def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:
-    """Run the validation loop within a fit, on any batches, at any moment.
+def run_validation(trainer: Trainer, batches: Iterable[object] | None = None) -> bool:
+    """Run the validation loop within a fit at any moment. Return False if there is nothing to validate.
 
     Lightning validates at its own intervals, on the loaders that it was given. HF evaluates when a flag is set, on any
     data set. Remove it when a trainer validates on request within a fit.
+
+    Args:
+        trainer: The fitting trainer.
+        batches: The batches. None takes the trainer's own loaders.
     """
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop._data_source.instance = batches
-    loop._combined_loader = None  # the loop makes a new one from the data source
-    _run_validation_loop(trainer)
+    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    if batches is not None:
+        loop._data_source.instance = batches
+        loop._combined_loader = None  # the loop makes a new one from the data source
+    elif not trainer.enable_validation:
+        return False
+    first_iteration = connector._first_loop_iter
+    trainer.validating = True
+    try:
+        loop.run()
+    finally:
+        trainer.training = True
+        connector._first_loop_iter = first_iteration
+    return True
 
 
 def validates_after_this_batch(trainer: Trainer) -> bool:
@@ -84,28 +98,6 @@ def validates_after_this_batch(trainer: Trainer) -> bool:
     loop = trainer.fit_loop
     fetcher = loop._data_fetcher
     return trainer.training and fetcher is not None and loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def run_own_validation(trainer: Trainer) -> bool:
-    """Run the validation loop of a fit at any moment, on its own loaders. Return False if it has none.
-
-    Remove it with `run_validation`.
-    """
-    if not trainer.enable_validation:
-        return False
-    _run_validation_loop(trainer)
-    return True
-
-
-def _run_validation_loop(trainer: Trainer) -> None:
-    connector = trainer._logger_connector
-    first_iteration = connector._first_loop_iter
-    trainer.validating = True
-    try:
-        trainer.fit_loop.epoch_loop.val_loop.run()
-    finally:
-        trainer.training = True
-        connector._first_loop_iter = first_iteration
 
 
 def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:

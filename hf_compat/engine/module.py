@@ -36,7 +36,7 @@ from hf_compat.engine.internals import (
     load_waiting_data_states,
     note_for_callbacks,
     replace_optimizer,
-    run_own_validation,
+    run_validation,
     start_from,
     start_within_epoch,
     validates_after_this_batch,
@@ -244,7 +244,7 @@ class WindowModule(HooksOfPlainBatches):
             windows.finish_epoch()  # after an epoch's last update Lightning continues with the next epoch
         if self._lightning_resumes and resume.get("validates_next"):
             with windows.resumed_rng():  # the interrupted run was about to validate
-                run_own_validation(self.trainer)
+                run_validation(self.trainer)
 
     def _check_what_was_taken_over(self) -> None:
         """Check that optimizer and schedule have loaded a checkpoint's state completely. A step would fail later."""
