@@ -193,19 +193,19 @@ class AdaptedRun:
             self.learning_rate = float(module.measured["learning_rate"])
 
     def take_logs(self) -> dict[str, float]:
-        """Add a log to the history and return its entries. Empty if no update was made since the last log."""
+        """Add a log to the history. It is empty if no update was made since the last one."""
         if self.state.global_step <= self.losses.last_logged:
             return {}
         return self.log(self.losses.take(self.state.global_step, self.grad_norm, self.learning_rate, gather))
 
     def log(self, logs: dict[str, float]) -> dict[str, float]:
-        """Add a log to the history, and return it with its epoch."""
+        """Add a log and its epoch to the history."""
         logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
         return logs
 
     def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> bool:
-        """Run Lightning's own validation loop. Return whether the evaluation is the best of the run so far."""
+        """Run Lightning's own validation loop. The result says whether the evaluation is the best of the run so far."""
         self.is_best = False
         self.evaluation_cause = cause
         try:
@@ -224,7 +224,7 @@ class AdaptedRun:
         self._evaluation_start, self.evaluation_batches = time.time(), 0
 
     def evaluation_speeds(self, prefix: str, loaders: object, world_size: int) -> dict[str, float]:
-        """Return the speed metrics of the ending evaluation."""
+        """Measure the speed of the ending evaluation."""
         samples = _samples(loaders, self.evaluation_batches, world_size)
         return speed_metrics(prefix, self._evaluation_start, samples, self.evaluation_batches)
 
@@ -242,7 +242,7 @@ class AdaptedRun:
             self.control.should_save = self.is_best
 
     def checkpoint_path(self, updates: int) -> str:
-        """Return the path of the checkpoint after a number of updates."""
+        """The path of the checkpoint after a number of updates."""
         return os.path.join(str(self.args.output_dir), f"checkpoint-{updates}.ckpt")
 
     def save(self, trainer: pl.Trainer) -> None:
@@ -271,7 +271,7 @@ class AdaptedRun:
         return sorted(int(match[1]) for match in map(_CHECKPOINT.match, os.listdir(folder)) if match)
 
     def summarize(self, trainer: pl.Trainer) -> dict[str, float]:
-        """Log the summary of the run, and return it."""
+        """Log the summary of the run."""
         updates = self.state.global_step - self._first_update
         samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
         train_loss = self.losses.mean(self.state.global_step)
@@ -280,7 +280,7 @@ class AdaptedRun:
 
 
 def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:
-    """Return the loss in a training step's output, or None."""
+    """The loss in a training step's output, or None."""
     loss = outputs if outputs is None or isinstance(outputs, torch.Tensor) else outputs.get("loss")
     return loss if isinstance(loss, torch.Tensor) else None
 
@@ -312,7 +312,7 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
 
 
 def _samples(loaders: object, batches: int, world_size: int) -> float | None:
-    """Return the number of samples in some batches of loaders, or None if it is unknown.
+    """Count the samples in some batches of loaders. None if the number is unknown.
 
     The last batch of an epoch may be short, so whole epochs count as the length of their data sets.
     """

@@ -1,17 +1,7 @@
-"""`HFCallbackAdapter`: HF callbacks inside any `lightning.Trainer`, with any LightningModule.
+"""`HFCallbackAdapter` runs HF callbacks inside any `lightning.Trainer`, with any LightningModule.
 
-Lightning hook                      HF event
-on_train_start                      on_train_begin (on_init_end before the first)
-on_train_epoch_start                on_epoch_begin
-on_train_batch_start                on_step_begin, at the first batch of an update
-on_before_optimizer_step            on_pre_optimizer_step (Lightning clips after it, HF before)
-on_train_batch_end                  on_substep_end within an update, else on_optimizer_step and on_step_end, then
-                                    log → evaluate → save according to the flags
-on_validation_batch_end, on_test_…  on_prediction_step
-on_validation_end                   on_log, on_evaluate
-on_test_end                         on_predict
-on_train_epoch_end                  on_epoch_end, then log → evaluate → save according to the flags
-on_train_end                        on_log (the summary), on_train_end
+Each hook of the adapter fires the events of its moment. After an update and after an epoch, the adapter logs, evaluates
+and saves according to the flags.
 """
 
 from __future__ import annotations
@@ -132,12 +122,22 @@ class HFCallbackAdapter(pl.Callback):
         return self._shared_run
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Join the other adapters of this trainer. The first one makes the shared run."""
+        """Join the other adapters of this trainer. The first one makes the shared run.
+
+        Raises:
+            ArgumentError: Two adapters have different arguments.
+        """
         adapters = _adapters(trainer)
         self._is_first, self._is_last = adapters[0] is self, adapters[-1] is self
         if self._is_first:
             if self._shared_run is None:
-                given = _agreed_arguments(adapters)
+                given_args = [adapter._given_args for adapter in adapters if adapter._given_args is not None]
+                given = given_args[0] if given_args else None
+                if any(args is not given and args.to_dict() != given_args[0].to_dict() for args in given_args):
+                    raise ArgumentError(
+                        "Several HFCallbackAdapters of one Lightning trainer have different `args`.\n\n"
+                        "Hint: pass them to one adapter only, as all share its state."
+                    )
                 self._shared_run = AdaptedRun(given or arguments_of(trainer), given is not None)
             names = {type(callback).__name__ for adapter in adapters for callback in adapter.handler.callbacks}
             self._adapted_run.flags_decide = DefaultFlowCallback.__name__ in names
@@ -148,7 +148,7 @@ class HFCallbackAdapter(pl.Callback):
             self.handler.pop_callback(ProgressCallback)  # one bar only
 
     def _fire(self, event: str, **extra: object) -> None:
-        """Fire an event for this adapter's callbacks. The first adapter's handler also resets the flags."""
+        """Fire an event for this adapter's callbacks. The first adapter's handler also clears the flags."""
         run = self._adapted_run
         fire = getattr(self.handler, event) if self._is_first else functools.partial(self.handler.call_event, event)
         run.control = fire(run.args, run.state, run.control, **extra)
@@ -331,7 +331,7 @@ class HFCallbackAdapter(pl.Callback):
             end_epoch_after_this_batch(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return HF's state and the states of stateful callbacks, in plain values."""
+        """Export HF's state and the states of stateful callbacks, in plain values."""
         run = self._shared_run
         saved: AdapterState = {
             "state": None if run is None else asdict(run.state),
@@ -359,18 +359,3 @@ class HFCallbackAdapter(pl.Callback):
 
 def _adapters(trainer: pl.Trainer) -> list[HFCallbackAdapter]:
     return [c for c in trainer.callbacks if isinstance(c, HFCallbackAdapter)]  # type: ignore[attr-defined]
-
-
-def _agreed_arguments(adapters: list[HFCallbackAdapter]) -> TrainingArguments | None:
-    """Return the arguments that the adapters were given, if any.
-
-    Raises:
-        ArgumentError: Two adapters have different ones.
-    """
-    given = [adapter._given_args for adapter in adapters if adapter._given_args is not None]
-    if any(args is not given[0] and args.to_dict() != given[0].to_dict() for args in given):
-        raise ArgumentError(
-            "Several HFCallbackAdapters of one Lightning trainer have different `args`.\n\n"
-            "Hint: pass them to one adapter only, as all share its state."
-        )
-    return given[0] if given else None

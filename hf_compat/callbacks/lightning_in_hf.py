@@ -1,18 +1,7 @@
-"""`LightningCallbackAdapter`: a Lightning callback inside a real `transformers.Trainer`.
+"""`LightningCallbackAdapter` runs a Lightning callback inside a real `transformers.Trainer`.
 
 An idle Lightning trainer accompanies the HF one. Its progress is set from HF's state, and HF's events call the
-callback's hooks.
-
-    HF event                 Lightning hook
-    on_train_begin           setup("fit"), on_fit_start, on_train_start
-    on_epoch_begin           on_train_epoch_start
-    on_step_begin            on_train_batch_start
-    on_pre_optimizer_step    on_before_optimizer_step
-    on_step_end              on_train_batch_end
-    on_evaluate              on_validation_start, …_epoch_start, …_epoch_end, …_end, all after the evaluation
-    on_predict               on_test_start, …_epoch_start, …_epoch_end, on_test_end
-    on_epoch_end             on_train_epoch_end
-    on_train_end             on_train_end, on_fit_end, teardown("fit")
+callback's hooks. All hooks of an evaluation run after it.
 """
 
 from __future__ import annotations
@@ -125,14 +114,14 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self._epoch = 0
 
     def state(self) -> dict[str, dict[str, object]]:
-        """Return the callback's state for HF's `trainer_state.json`."""
+        """Export the callback's state for HF's `trainer_state.json`."""
         file = io.BytesIO()
         torch.save(readable_states({self.callback.state_key: self.callback.state_dict()}), file)
         return {"args": {}, "attributes": {"saved": base64.b64encode(file.getvalue()).decode("ascii")}}
 
     @property
     def saved(self) -> str:
-        """The state in HF's checkpoints, as returned by `state`. Assigning it restores the callback."""
+        """The state in HF's checkpoints, as `state` exports it. Assigning it restores the callback."""
         return str(self.state()["attributes"]["saved"])
 
     @saved.setter
@@ -155,6 +144,12 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         # HF's epoch is fractional, and whole after an epoch's last step. Lightning counts when the next epoch starts.
         self._epoch = int(state.epoch or 0)
         self._place(state)
+
+    def _evaluated(self, stage: str, metrics: Mapping[str, float] | None) -> None:
+        assert self.trainer is not None  # made before
+        note_metrics(self.trainer, metrics or {})
+        for hook in ("start", "epoch_start", "epoch_end", "end"):
+            self._hook(f"on_{stage}_{hook}")
 
     def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Kwarg, scheduler: Kwarg) -> None:
         self._state = state
@@ -234,10 +229,8 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is None:  # outside training
             return control
-        note_metrics(self._place(state), kwargs.get("metrics") or {})
-        self.trainer.validating = True
-        for hook in ("start", "epoch_start", "epoch_end", "end"):
-            self._hook(f"on_validation_{hook}")
+        self._place(state).validating = True
+        self._evaluated("validation", kwargs.get("metrics"))
         self.trainer.training = True
         return self._pass_on_stop(control)
 
@@ -245,10 +238,8 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         if self.trainer is None:
             self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         assert self.trainer is not None  # just made
-        note_metrics(self.trainer, kwargs.get("metrics") or {})
         self.trainer.testing = True
-        for hook in ("start", "epoch_start", "epoch_end", "end"):
-            self._hook(f"on_test_{hook}")
+        self._evaluated("test", kwargs.get("metrics"))
         return control
 
     def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:

@@ -52,7 +52,7 @@ def is_of_other_distribution(candidate: object) -> bool:
 
 
 def adopt(candidate: Candidate) -> Candidate:
-    """Make an object of `pytorch_lightning` an instance of `lightning.pytorch`, too. Return others unchanged.
+    """Make an object of `pytorch_lightning` an instance of `lightning.pytorch`, too. Others stay unchanged.
 
     Callbacks, loggers and data modules get a class that inherits from their own and from its namesake here. They keep
     their identity, and both distributions recognise them.
@@ -87,12 +87,12 @@ def adopt(candidate: Candidate) -> Candidate:
 
 
 def _shipped_class(kind: type) -> type | None:
-    """Return the nearest class in the inheritance chain that `pytorch_lightning` ships."""
+    """The nearest class in the inheritance chain that `pytorch_lightning` ships."""
     return next((base for base in kind.__mro__ if f"{base.__module__}.".startswith(f"{_OTHER}.")), None)
 
 
 def _namesake_of(kind: type) -> type:
-    """Return the `lightning.pytorch` namesake of a class's nearest shipped base."""
+    """The `lightning.pytorch` namesake of a class's nearest shipped base."""
     shipped = _shipped_class(kind)
     assert shipped is not None  # callers have checked it
     home = importlib.import_module(shipped.__module__.replace(_OTHER, _OURS, 1))
@@ -135,21 +135,24 @@ def adopt_data_of(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 # Trackers implemented here with HF's keys. The others use transformers' integrations, or Lightning's loggers.
 _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
 _MLFLOW = ("mlflow", "dagshub")
-_LIGHTNING = {"mlflow": "MLFlowLogger", "comet_ml": "CometLogger", "neptune": "NeptuneLogger"}
+_LIGHTNING = {
+    "mlflow": ("MLFlowLogger", "run_name"),
+    "comet_ml": ("CometLogger", "name"),
+    "neptune": ("NeptuneLogger", "name"),
+}
 
 
 def reporting_callbacks(args: Args) -> list[Callback]:
-    """Return the callbacks that `report_to` asks for.
+    """Make the callbacks of `report_to`.
 
     Raises:
         MissingPackage: A tracker's package is not installed.
         ArgumentError: An entry is not a tracker.
     """
-    return [_reporting_callback(wanted, args) for wanted in args.report_to or []]
+    return [_reporting_callback(adopt(wanted), args.run_name) for wanted in args.report_to or []]
 
 
-def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
-    wanted = adopt(wanted)
+def _reporting_callback(wanted: str | Logger, name: str | None) -> Callback:
     if isinstance(wanted, Logger):
         return LoggerCallback(wanted)
     if wanted not in PACKAGES:
@@ -160,17 +163,9 @@ def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
     if wanted in _OWN:
         return known_to_transformers(_OWN[wanted])()
     theirs = reporting_callback(wanted)
-    if theirs is None:
-        return _lightning_logger(wanted, args)
-    return continuing(theirs)() if wanted in _MLFLOW else theirs()
-
-
-def _lightning_logger(wanted: str, args: Args) -> LoggerCallback:
-    """Return Lightning's logger for a tracker, for use without transformers.
-
-    Raises:
-        MissingPackage: Lightning has no logger for it.
-    """
+    if theirs is not None:
+        return continuing(theirs)() if wanted in _MLFLOW else theirs()
+    # without transformers, Lightning's own logger
     if wanted not in _LIGHTNING:
         raise MissingPackage(
             f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
@@ -178,17 +173,12 @@ def _lightning_logger(wanted: str, args: Args) -> LoggerCallback:
         )
     from lightning.pytorch import loggers
 
-    name = args.run_name
-    options = {"mlflow": {"run_name": name}, "comet_ml": {"name": name}, "neptune": {"name": name}}[wanted]
-    return LoggerCallback(getattr(loggers, _LIGHTNING[wanted])(**options))
+    kind, keyword = _LIGHTNING[wanted]
+    return LoggerCallback(getattr(loggers, kind)(**{keyword: name}))
 
 
 class LoggerCallback(TrainerCallback):
-    """Log to any Lightning logger, under HF's names: `train/loss`, `eval/loss`, `train/global_step`.
-
-    Args:
-        logger: The logger: `TensorBoardLogger`, `CSVLogger`, `MLFlowLogger`, `CometLogger` …
-    """
+    """Log to a Lightning logger, under HF's names such as `train/loss`, `eval/loss` and `train/global_step`."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
@@ -230,7 +220,7 @@ def mark_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
 
 
 def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:
-    """Return the writer of the first tracker among the callbacks, or None."""
+    """The writer of the first tracker among the callbacks, or None."""
     found = [callback for callback in callbacks if hasattr(callback, "experiment")]
     if found and not state.is_world_process_zero:
         return DummyExperiment()
@@ -242,7 +232,7 @@ class HistoryLogger(Logger):
 
     Args:
         log: Called with the numbers and the step.
-        experiment: Returns the writer of the run's first tracker: TensorBoard's writer or wandb's run.
+        experiment: Finds the writer of the run's first tracker, such as wandb's run.
     """
 
     def __init__(

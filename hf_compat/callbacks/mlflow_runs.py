@@ -1,11 +1,9 @@
-"""MLflow over restarts: a resumed training continues its run, and the run's status says how the training ended."""
+"""Continue MLflow's run when a training resumes, and end it with the training's status."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -18,21 +16,21 @@ from hf_compat.runtime.launch import set_for_children, variable
 
 logger = logging.getLogger(__name__)
 
-RUN_ID = "MLFLOW_RUN_ID"  # MLflow takes it at the next start of a run, and removes it
+RUN_ID = "MLFLOW_RUN_ID"  # MLflow reads and removes it at the next start of a run
 
-_MLflowCallback: Any = object  # transformers' comes next to `MLflowRuns` in the class that `continuing` makes
+_MLflowCallback: Any = object  # transformers' class follows `MLflowRuns` in the class that `continuing` makes
 
 
 class MLflowRuns(_MLflowCallback):
-    """What our subclass of transformers' `MLflowCallback` adds to it."""
+    """Our additions to transformers' `MLflowCallback`."""
 
     _has: Counter[int]  # logs of each update that a continued run already has
     _seen: Counter[int]
 
     def setup(self, args: Args, state: TrainerState, model: nn.Module | None) -> None:
-        """Start a run, or continue the run of the output folder where the training is resumed.
+        """Start a run, or continue the run of the output folder if the training is resumed.
 
-        A run that the program has started, or that `MLFLOW_RUN_ID` names, is used as upstream uses it.
+        A run that the program has started, or that `MLFLOW_RUN_ID` names, is used as upstream.
         """
         self._has, self._seen = Counter(), Counter()
         if not state.is_world_process_zero:
@@ -41,29 +39,21 @@ class MLflowRuns(_MLflowCallback):
         memory = RunMemory(str(args.output_dir), "mlflow")
         known = memory.read().get("id") if state.global_step > 0 and not state.is_hyper_param_search else None
         if known is not None and variable(RUN_ID) is None and self._ml_flow.active_run() is None:
-            with self._or_a_new_run(memory.path, known):
+            try:
                 set_for_children(RUN_ID, known)
                 super().setup(args, state, model)
-                self._has = self._logs_of(known)
+                history = self._ml_flow.MlflowClient().get_metric_history(known, "epoch")  # every log has an epoch
+                self._has = Counter(point.step for point in history)
                 return
+            except Exception as error:  # a tracking server's client raises more than MLflow's own errors
+                if self._ml_flow.active_run() is not None:
+                    raise
+                # the run may be deleted, of another experiment, or on another server
+                text = "%s names MLflow's run %s, and a new run is started: %s"
+                logger.warning(text, memory.path, known, first_line(error))
         super().setup(args, state, model)
         if self._auto_end_run:
             memory.write(id=self._ml_flow.active_run().info.run_id)
-
-    @contextlib.contextmanager
-    def _or_a_new_run(self, path: str, run_id: str) -> Iterator[None]:
-        """Warn where MLflow cannot continue a run: it may be deleted, of another experiment, or on another server."""
-        try:
-            yield
-        except Exception as error:  # a tracking server's client raises more than MLflow's own errors
-            if self._ml_flow.active_run() is not None:
-                raise
-            logger.warning("%s names MLflow's run %s, and a new run is started: %s", path, run_id, first_line(error))
-
-    def _logs_of(self, run_id: str) -> Counter[int]:
-        """Count a run's logs by update. Every log has an `epoch`."""
-        history = self._ml_flow.MlflowClient().get_metric_history(run_id, "epoch")
-        return Counter(point.step for point in history)
 
     def on_log(
         self, args: Args, state: TrainerState, control: TrainerControl, logs: Kwarg = None, **kwargs: Kwarg
@@ -82,5 +72,5 @@ class MLflowRuns(_MLflowCallback):
 
 
 def continuing(theirs: type) -> type:
-    """Return transformers' `MLflowCallback`, or its `DagsHubCallback`, with what `MLflowRuns` adds."""
+    """Make a subclass of transformers' `MLflowCallback`, or of its `DagsHubCallback`, that is an `MLflowRuns`."""
     return type(theirs.__name__, (MLflowRuns, theirs), {"__module__": __name__})

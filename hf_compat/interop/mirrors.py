@@ -15,12 +15,12 @@ Lookup = Callable[[str], object]
 
 
 def mirror(module: str, upstream: str, ours: Mapping[str, str]) -> tuple[Lookup, Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a module that replaces one of `transformers`.
+    """Make `__getattr__` and `__dir__` of a module that replaces one of `transformers`.
 
     Args:
         module: The module's own name.
         upstream: The module of transformers.
-        ours: Name → module of this package that has it; the others are transformers' own, loaded when asked for.
+        ours: Name → module of this package that has it. Other names are loaded from transformers when needed.
     """
 
     def lookup(name: str) -> object:
@@ -37,13 +37,13 @@ def mirror(module: str, upstream: str, ours: Mapping[str, str]) -> tuple[Lookup,
     return lookup, lambda: sorted(ours)
 
 
-# The classes that libraries ask for with `isinstance`. Arguments are adopted instead (`arguments.py`), and callbacks
+# Libraries test for these classes with `isinstance`. Arguments are adopted instead (`arguments.py`), and callbacks
 # that a Trainer adds by itself have both classes (`transformers_models.py`).
 _ASKED_FOR = frozenset({"Trainer", "Seq2SeqTrainer"})
 
 
 class _NotOurs:
-    """A name that transformers' class has and ours has not: it is not there, as if that class were no base of ours."""
+    """Hides a name of transformers' class that our class lacks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,14 +53,13 @@ class _NotOurs:
 
 
 def acknowledge(ours: object, theirs: object) -> None:
-    """Make our class a subclass of transformers' own, of which it takes nothing but its name.
+    """Make our class a subclass of transformers' own, and inherit only its name.
 
     A library that has imported transformers' class before `patch()` then finds our objects to be instances of it.
     """
     if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
         return
     if not issubclass(ours, theirs):
-        # A subclass of transformers' class that hides what ours has not
         names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
         hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
         ours.__bases__ = (
@@ -70,14 +69,14 @@ def acknowledge(ours: object, theirs: object) -> None:
 
 
 def kin_of(kind: type) -> type | None:
-    """Return the class of transformers that a class made by `acknowledge` replaces, None for other classes."""
+    """The class of transformers that a class made by `acknowledge` replaces, or None."""
     return vars(kind).get("_stands_for")
 
 
 def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str, tuple[type, type]]]:
-    """Yield transformers' own subclasses of a class that ours replaces, each with one that is a subclass of ours too.
+    """Pair transformers' subclasses of a class that ours replaces with classes that are subclasses of ours, too.
 
-    What transformers has and we have not (a tracker's callback) then is an instance of what stands for its base.
+    Objects of transformers that we lack (a tracker's callback) then are instances of our class.
 
     Args:
         theirs: The class of transformers.
@@ -88,11 +87,12 @@ def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str
     for kind in subclasses:
         if kind.__module__.partition(".")[0] == "transformers" and not issubclass(kind, ours):
             if kind.__name__ not in known:
-                yield kind.__name__, (kind, _heir(kind, ours))  # type: ignore[arg-type]  # classes have a hash
+                yield kind.__name__, (kind, heir_of(kind, ours))  # type: ignore[arg-type]  # classes have a hash
             yield from heirs(kind, ours, known)
 
 
 @functools.cache
-def _heir(kind: type, ours: type) -> type:
+def heir_of(kind: type, ours: type) -> type:
+    """Make a subclass of both, once for each pair."""
     content = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind, ours), content)

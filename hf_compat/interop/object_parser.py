@@ -1,16 +1,14 @@
 """Read objects and arguments with jsonargparse, for `hf-compat fit` and LightningCLI.
 
-A configuration names classes, functions and classmethods by their paths. A text stands for the thing itself, and is not
-called:
+A configuration names classes, functions and classmethods by their paths. A text alone is not called:
 
     model:
       class_path: transformers.AutoModelForSequenceClassification.from_pretrained
       init_args: {pretrained_model_name_or_path: ./model, num_labels: 3}
     compute_metrics: my_project.accuracy
 
-Words of a command line set parts of an object: `--data.train_dataset.init_args.n 32`. The constructor's types decide
-how a word is read. Old names of arguments are translated, and an error for an unknown name suggests the nearest known
-one.
+Options such as `--data.train_dataset.init_args.n 32` set parts of an object, by the types of its constructor. Old names
+of arguments are translated, and an error for an unknown name suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -41,21 +39,21 @@ from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.runtime.text import nearest, shown
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
-Made = Any  # whatever the user's configuration names
+Made = Any  # an object that the user's configuration names
 
 # Where names without a module are looked up.
 _HOMES = ("hf_compat", "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "transformers")
 
 
 def import_path(path: str, where: str) -> Made:
-    """Import `package.module.Class.method`; a bare name is looked up here, in Lightning and in transformers.
+    """Import `package.module.Class.method`. A bare name is looked up here, in Lightning and in transformers.
 
     Args:
         path: The path.
         where: Its place in the configuration, for errors.
 
     Raises:
-        ArgumentError: It does not exist.
+        ArgumentError: The path does not exist.
     """
     parts = path.split(".")
     if len(parts) == 1:
@@ -63,7 +61,6 @@ def import_path(path: str, where: str) -> Made:
     for count in range(len(parts) - 1, 0, -1):
         module = _import_or_none(".".join(parts[:count]))
         if module is not None:
-            # The attribute of a module that the parts after the first `count` name
             found: Made = module
             for index, name in enumerate(parts[count:], start=count):
                 if not hasattr(found, name):
@@ -79,12 +76,12 @@ def import_path(path: str, where: str) -> Made:
 
 
 def _import_or_none(name: str) -> ModuleType | None:
-    """Import a module; None where there is none of this name."""
+    """Import a module. None if it does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not name.startswith(error.name):
-            raise  # the module is there, and one that it imports is not
+            raise  # the module exists, and a module that it imports does not
         return None
 
 
@@ -102,15 +99,15 @@ def _by_name(name: str, where: str) -> Made:
 
 
 def build(spec: Spec, where: str) -> Made:
-    """Make what a part of a configuration says.
+    """Make the object of a part of a configuration.
 
     Args:
-        spec: A mapping with `class_path` (and `init_args`) is called; lists and mappings are made part by part;
-            anything else stays as it is.
+        spec: A mapping with `class_path` (and `init_args`) is called. Lists and mappings are made part by part. Other
+            values stay unchanged.
         where: Its place in the configuration, for errors.
 
     Raises:
-        ArgumentError: It does not exist, or does not take such an argument.
+        ArgumentError: The path does not exist, or does not take an argument.
     """
     if isinstance(spec, Namespace):
         spec = spec.as_dict()
@@ -130,7 +127,7 @@ def build(spec: Spec, where: str) -> Made:
 
 
 def build_or_import(spec: Spec, where: str) -> Made:
-    """Make what a mapping says, or take the thing itself that a text names: a function of metrics, a callback class."""
+    """Make the object of a mapping, or import a text, such as the path of a metric function or a callback class."""
     return import_path(spec, where) if isinstance(spec, str) else build(spec, where)
 
 
@@ -144,11 +141,11 @@ def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], wher
     """Refuse arguments that a class or function does not take.
 
     Raises:
-        ArgumentError: There is one; the message has the nearest name.
+        ArgumentError: There is one. The message suggests the nearest name.
     """
     try:
         parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):  # builtins without a signature say it themselves
+    except (TypeError, ValueError):  # builtins without a signature raise by themselves
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -167,11 +164,11 @@ _AROUND = ("class_path", "init_args", "dict_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word about a part of an object of the configuration.
+    """An option for a part of an object of the configuration.
 
     Args:
-        section: The object's place: `model`, `data.train_dataset` …
-        path: The keys that lead to the value; none for the whole object.
+        section: The object's place, such as `model` or `data.train_dataset`.
+        path: The keys that lead to the value. It is empty for the whole object.
         text: The value as it was written.
     """
 
@@ -181,15 +178,14 @@ class Word:
 
 
 def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:
-    """Take the words about objects out of a command line.
+    """Separate the options of objects from a command line.
 
     Args:
         line: The words.
-        sections: The places of the objects, and whether any word about the whole of one is taken; else a parser reads
-            those that are not JSON.
+        sections: The places of the objects. False leaves a value for the whole object to the parser, unless it is JSON.
 
     Returns:
-        The other words, and those that were taken, in order.
+        The other words, and the options of objects, in order.
     """
     rest, taken, waiting = [], [], list(line)
     while waiting:
@@ -215,14 +211,14 @@ def put_in(config: Namespace, words: Sequence[Word]) -> None:
     """Put the values of words into a configuration.
 
     Raises:
-        ArgumentError: A constructor does not take such an argument, or not such a value.
+        ArgumentError: A constructor does not take an argument, or its value.
     """
     for word in words:
         config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
 
 
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
-    """Return a part of a configuration, of the kind that it was, with a value put into it."""
+    """Copy a part of a configuration with a value put into it. Its kind stays."""
     if not path:
         return _read(text, ANYTHING, where)
     kind = Namespace if isinstance(spec, Namespace) else dict
@@ -269,7 +265,7 @@ def _hint(target: Callable[..., object], name: str) -> Hint:
 
 
 def _read(text: str, hint: Hint, where: str) -> Spec:
-    """Read a value as a type says; as YAML does where the type is none that the parser knows."""
+    """Read a value by its type, or as YAML if the parser does not know the type."""
     reader = jsonargparse.ArgumentParser(exit_on_error=False)
     try:
         reader.add_argument("--value", type=hint)
@@ -287,7 +283,7 @@ def _read(text: str, hint: Hint, where: str) -> Spec:
 
 
 def read_plain(word: str | bool) -> bool | int | float | str:
-    """Read the value of an old name: a truth value, a number, or text."""
+    """Read the value of an old name as a truth value, a number or text."""
     if isinstance(word, bool) or word.lower() in ("true", "false"):
         return str(word).lower() == "true"
     for read in (int, float):
@@ -299,11 +295,11 @@ def read_plain(word: str | bool) -> bool | int | float | str:
 
 
 def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
-    """Return an argument's word; of an old name, the words of today: they override a configuration file's.
+    """Make the options of an argument. An old name gives options of current names, which override a file's.
 
     Args:
-        prefix: The place of the arguments, as `args.`.
-        name: Of today or old.
+        prefix: The place of the arguments, such as `args.`.
+        name: A current or old name.
         text: The value as it was written.
     """
     today = todays_values(name, read_plain(text)) if name in OLD_NAMES else {}
@@ -313,7 +309,7 @@ def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
 
 
 def todays_values(name: str, value: Spec) -> dict[str, Spec]:
-    """Translate an old name to current ones. Nothing is returned if it has no effect or no counterpart."""
+    """Translate an old name to current ones. The result is empty if it has no effect or no counterpart."""
     row = OLD_NAMES[name]
     if row.inert or name in ATTRIBUTES_ONLY:
         return {}
@@ -331,10 +327,14 @@ _ARGUMENTS: WeakKeyDictionary[ArgumentParser, list[str]] = WeakKeyDictionary()
 
 
 def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further: Spec, **options: Spec) -> Namespace:
-    """Parse a command line, whose words may be about parts of objects and have old names of arguments."""
+    """Parse a command line, which may have options for parts of objects and old names of arguments."""
     words = _with_todays_names(sys.argv[1:] if args is None else args, _ARGUMENTS.get(self, []))
-    open_types = dict(_open_types(self))
-    # another word about a model may be the name of a known class, or a file
+    open_types: dict[str, Hint] = {}  # the places of objects whose parts the parser does not know
+    for action in self._actions:
+        hint = getattr(action, "_typehint", None)
+        if hint is not None and not action.dest.endswith(".help") and (_is_open(hint) or _is_model(hint)):
+            open_types[action.dest] = hint
+    # another word for a model may be the name of a known class, or a file
     sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
     try:
         line, of_objects = take_words(words, sections)
@@ -348,7 +348,7 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
 
 
 def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *further: Spec, **options: Spec) -> Namespace:
-    """Parse what a file or a script says, in which arguments may have old names."""
+    """Parse the values of a file or a script, in which arguments may have old names."""
     if "" in _ARGUMENTS.get(self, []):
         values = dict(vars(obj) if isinstance(obj, Namespace) else obj)
         for name in [name for name in values if name in OLD_NAMES]:
@@ -368,7 +368,7 @@ def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *furthe
 def add_class_arguments(
     self: ArgumentParser, class_type: type, nested_key: str | None = None, *further: Spec, **options: Spec
 ) -> list[str]:
-    """Add the arguments of a class; those of training arguments under their old names, too, which no help lists."""
+    """Add the arguments of a class. Old names of training arguments are accepted, too, and not listed by the help."""
     added: list[str] = ArgumentParser.add_class_arguments(self, class_type, nested_key, *further, **options)
     if isinstance(class_type, type) and issubclass(class_type, TrainingArguments):
         prefix = f"{nested_key}." if nested_key else ""
@@ -389,7 +389,7 @@ def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> No
 
 @contextmanager
 def _not_required(parser: ArgumentParser, given: Collection[str]) -> Iterator[None]:
-    """Let a line be parsed without the objects that words beside it give."""
+    """Parse a line without required objects that other options give."""
     actions = [action for action in parser._actions if action.dest in given and action.required]
     for action in actions:
         action.required = False
@@ -401,7 +401,7 @@ def _not_required(parser: ArgumentParser, given: Collection[str]) -> Iterator[No
 
 
 def _near_name(parser: ArgumentParser, name: str) -> str | None:
-    """Return the known name that is meant: first by its last part, of several by the whole."""
+    """Find the nearest known name by its last part, and among several by the whole."""
     known: dict[str, list[str]] = {}
     for action in (one for one in parser._actions if not one.dest.endswith(".help")):
         names = [action.dest]
@@ -416,22 +416,14 @@ def _near_name(parser: ArgumentParser, name: str) -> str | None:
     return nearest(name, known[near], cutoff=0) if place else known[near][0]
 
 
-def _open_types(parser: ArgumentParser) -> Iterator[tuple[str, Hint]]:
-    """Yield the places of objects about whose parts the parser knows nothing, and their types."""
-    for action in parser._actions:
-        hint = getattr(action, "_typehint", None)
-        if hint is not None and not action.dest.endswith(".help") and (_says_nothing(hint) or _is_model(hint)):
-            yield action.dest, hint
-
-
-def _says_nothing(hint: Hint) -> bool:
-    """Whether a type lets a parser know nothing: there is none, or any value has it."""
+def _is_open(hint: Hint) -> bool:
+    """Whether a type allows any value."""
     parts = parts_of(hint)
     return hint == SPEC or any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
 
 
 def _is_model(hint: Hint) -> bool:
-    """Whether a value is a model, or what `build` makes one of."""
+    """Whether a type is a model's, or that of a mapping from which `build` makes a model."""
     parts = parts_of(hint)
     is_spec = any(part is dict or typing.get_origin(part) is dict for part in parts)
     return is_spec and any(isinstance(part, type) and issubclass(part, nn.Module) for part in parts)

@@ -1,4 +1,4 @@
-"""Put this package's names in the place of those in `transformers`, and take them back.
+"""Replace the names of `transformers` by ours, and restore them.
 
 Scripts that import from transformers then train on Lightning without a change. `patch()` also serves names of releases
 before 5, pickles of replaced classes, and assignments to the globals that transformers' Trainer reads.
@@ -87,16 +87,6 @@ _READ_OR_IMPORTED = frozenset(
 _before: dict[str, dict[str, object]] = {}  # module → name → its value at the time of `patch()`
 
 
-def _remember_globals() -> None:
-    """Note the value of each name that has none noted yet."""
-    for module in _WATCHED:
-        if module in sys.modules:
-            known = _before.setdefault(module, {})
-            for name, value in vars(sys.modules[module]).items():
-                # scripts change lists and dicts in place
-                known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
-
-
 def _same(before: object, here: object) -> bool:
     return before == here if type(here) in (list, dict) else before is here
 
@@ -120,7 +110,7 @@ def tell_of_unread_globals() -> None:
                 found.append(f"`{module}.{name}`")
     if found:
         warn_once(
-            f"The script has replaced {', '.join(sorted(found))}, which transformers' Trainer would use; Lightning's "
+            f"The script has replaced {', '.join(sorted(found))}, which transformers' Trainer would use. Lightning's "
             "engine does not.\n\nHint: override the method of Trainer that uses it in a subclass, or run the script "
             "with transformers itself."
         )
@@ -134,10 +124,10 @@ def _name_of(cls: type) -> str:
 
 
 def _reduced(value: object) -> tuple[object, ...]:
-    """Reduce an object of a replaced class for pickle, which would find our class under the name of its own."""
+    """Reduce an object of a replaced class, because pickle would find our class under its name."""
     found = value.__reduce_ex__(2)
     if isinstance(found, str):
-        return found  # type: ignore[return-value]  # pickle takes a global's name, too
+        return found  # type: ignore[return-value]  # pickle accepts a global's name, too
     function, arguments, *rest = found
     cls = type(value)
     if function is cls:
@@ -257,7 +247,12 @@ def patch() -> None:
     for module, name in swap.not_loaded:
         setattr(module, name, swap.pairs[name][1])
     add_former_names(_top_levels())
-    _remember_globals()
+    for watched in _WATCHED:  # note the value of each name that has none noted yet
+        if watched in sys.modules:
+            known = _before.setdefault(watched, {})
+            for name, value in vars(sys.modules[watched]).items():
+                # scripts change lists and dicts in place
+                known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
     theirs, _ = swap.pairs["TrainingArguments"]
     assert isinstance(theirs, type)  # that name is a class on either side
     follow(guest_of(theirs))

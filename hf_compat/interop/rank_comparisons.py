@@ -1,4 +1,4 @@
-"""Find where a script compares the arguments' `local_rank` with 0, which is never true under transformers 5."""
+"""Find comparisons of the arguments' `local_rank` with 0, which are never true under transformers 5."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tokenize
 
 WAY_OUT = "compare `args.local_process_index`, or ask `trainer.is_world_process_zero()`"
 PROBLEM = (
-    "`local_rank` of training arguments is -1 under transformers 5 unless the command line gives it: what is done "
-    "where it is 0 is never done. Releases 4.x set it to 0 on the first process."
+    "`local_rank` of training arguments is -1 under transformers 5 unless the command line gives it: code for "
+    "`local_rank` 0 never runs. Releases 4.x set it to 0 on the first process."
 )
 
 
 def comparisons_in_file(path: str) -> list[tuple[int, str]]:
-    """Return the comparisons in a file, none for an archive or a file that is not Python."""
+    """Find the comparisons in a file. An archive or a file that is not Python has none."""
     try:
         with tokenize.open(path) as file:
             return comparisons_with_zero(file.read())
@@ -23,21 +23,21 @@ def comparisons_in_file(path: str) -> list[tuple[int, str]]:
 
 
 def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
-    """Return line and text of each comparison that takes the first process for rank 0 and not for -1, too.
+    """Find line and text of each comparison that expects rank 0, and not -1 too, on the first process.
 
-    An object is taken for training arguments by its name (`args`, `training_args`), or where it is made by a class of
-    such a name, unless the source declares an option or a field `local_rank` itself.
+    Training arguments are objects with a name such as `args`, or made by a class of arguments. A source that declares
+    an option or a field `local_rank` itself has no findings.
 
     Args:
         source: Python source.
 
     Raises:
-        SyntaxError: It is none.
+        SyntaxError: The source is not valid Python.
     """
     tree = ast.parse(source)
     if any(_declares_rank(node) for node in ast.walk(tree)):
         return []
-    # The names that hold the arguments' rank, and nothing else but a constant before
+    # names that hold the arguments' rank, apart from constants
     values: dict[str, list[ast.expr]] = {}
     for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
         for target in node.targets:
@@ -69,22 +69,15 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
 
 
 def _declares_rank(node: ast.AST) -> bool:
-    """Whether a parser's option or a field is the script's own `local_rank`."""
+    """Whether a node declares the script's own option or field `local_rank`."""
     if isinstance(node, ast.Call):
         words = (one.value for one in node.args if isinstance(one, ast.Constant))
         return any(word in ("--local_rank", "--local-rank") for word in words)
     return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "local_rank"
 
 
-def _is_rank_of_arguments(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Attribute) or node.attr != "local_rank":
-        return False
-    owner = ast.unparse(node.value).rpartition(".")[2]
-    return "arg" in owner.lower()
-
-
 def _compares(node: ast.expr, names: set[str], rank: int) -> bool:
-    """Whether an expression is true, or false, for this rank alone, or for it among others."""
+    """Whether an expression compares the rank with a number, or with several that include it."""
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return rank == 0 and _is_rank(operand, names)
@@ -99,14 +92,17 @@ def _compares(node: ast.expr, names: set[str], rank: int) -> bool:
 
 
 def _is_rank(node: ast.expr, names: set[str]) -> bool:
-    is_known = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
-    return is_known or _is_rank_of_arguments(node)
+    if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names:
+        return True
+    if not isinstance(node, ast.Attribute) or node.attr != "local_rank":
+        return False
+    return "arg" in ast.unparse(node.value).rpartition(".")[2].lower()
 
 
 def _numbers(node: ast.expr) -> list[object]:
-    """Return the constants of a number, or of a tuple, list or set of them."""
+    """The constant of an expression, or those of a tuple, list or set."""
     found = []
     for one in node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]:
-        with contextlib.suppress(ValueError):  # a name, a call: no constant
+        with contextlib.suppress(ValueError):  # a name or a call
             found.append(ast.literal_eval(one))
     return found

@@ -1,7 +1,7 @@
 """Differences between releases of `transformers`, read from the installed one.
 
-No version is compared. If a name is absent, the code does the same as that release does without it.
-Where nothing can be done without it, the error says which releases have it.
+No version is compared. If a name is absent, the code does the same as that release does without it. If the name is
+needed, the error names the releases that have it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hf_compat.hf.arguments_rules import PROFILES, Guest
 from hf_compat.interop.mirrors import kin_of
 from hf_compat.runtime.inspection import accepts_keyword
 
-# The oldest release that was run whole; older ones work as far as they have the names.
+# The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"
 NEWEST = "5.23"
 
@@ -37,22 +37,18 @@ class HasValidate(Protocol):
 
 
 def guest_of(theirs: type) -> Guest:
-    """Return the installed release with the defaults of its arguments, where they are others than ours.
-
-    Args:
-        theirs: Its own `TrainingArguments`.
-    """
+    """Describe the installed release by the defaults of its `TrainingArguments` that differ from ours."""
     release = str(getattr(importlib.import_module("transformers"), "__version__", NEWEST))
     checks = checks_of(TrainingArguments, TrainingArguments)
     held = {one.name: one.default for one in dataclasses.fields(theirs) if one.default is not dataclasses.MISSING}
-    # What None stands for in it, and what it has no field for
+    # its meaning of None, and arguments that it has no field for
     table = PROFILES.get(release.partition(".")[0], {})
     defaults = {name: value for name, value in table.items() if held.get(name) is None}
     for name in held.keys() & checks.keys() - {*defaults, "gradient_checkpointing"}:  # False where ours has None
-        with contextlib.suppress(ArgumentError):  # another form of our own value
+        with contextlib.suppress(ArgumentError):  # another form of our value
             defaults[name] = checks[name].read(held[name])
     if any(one.name == "fsdp" and "list" in str(one.type).lower() for one in dataclasses.fields(theirs)):
-        defaults["fsdp"] = []  # scripts ask for its length
+        defaults["fsdp"] = []  # scripts use its length
     return Guest(
         release=release,
         defaults={name: value for name, value in sorted(defaults.items()) if value != checks[name].default},
@@ -60,7 +56,7 @@ def guest_of(theirs: type) -> Guest:
 
 
 def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
-    """Refuse a quantized model that cannot be trained as it is.
+    """Refuse a quantized model that cannot be trained.
 
     Args:
         model: The model.
@@ -70,7 +66,7 @@ def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
         ValueError: It has no adapters, it is compiled, or its quantization cannot be trained.
 
     Mirrors:
-        `transformers.trainer_utils.validate_quantization_for_training`, 5.23; up to 5.2 the Trainer's constructor.
+        `transformers.trainer_utils.validate_quantization_for_training`, 5.23. Up to 5.2, the Trainer's constructor.
     """
     theirs = getattr(importlib.import_module("transformers.trainer_utils"), "validate_quantization_for_training", None)
     if theirs is not None:
@@ -102,13 +98,13 @@ def align_tokens(model: nn.Module, processing_class: object) -> None:
     Releases before 4.56 leave the configurations as they are.
 
     Mirrors:
-        `transformers.trainer_utils.align_special_tokens`, 5.23; `transformers.Trainer._align_special_tokens`, 4.56.
+        `transformers.trainer_utils.align_special_tokens`, 5.23, or `transformers.Trainer._align_special_tokens`, 4.56.
     """
     theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
     if theirs is not None:
         theirs(model, processing_class)
         return
-    # Transformers' own Trainer, also while ours replaces it
+    # transformers' own Trainer, even if ours replaces it
     trainer: type = importlib.import_module("transformers.trainer").Trainer
     kin = (kin_of(kind) for kind in trainer.__mro__)
     method = getattr(next((kind for kind in kin if kind is not None), trainer), "_align_special_tokens", None)
@@ -118,31 +114,30 @@ def align_tokens(model: nn.Module, processing_class: object) -> None:
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
     """Import those of the modules that the installed release has."""
-    return [importlib.import_module(name) for name in names if _is_there(name)]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        # a release makes some of its former modules without a spec
-        return (
-            sys.modules[module] is not None if module in sys.modules else importlib.util.find_spec(module) is not None
-        )
-    except ModuleNotFoundError as error:  # what is a folder of modules today was one module then, or was not there
-        if not str(error.name).startswith("transformers"):
-            raise
-        return False
+    found: list[ModuleType] = []
+    for name in names:
+        try:
+            # a release makes some of its former modules without a spec
+            is_there = sys.modules[name] is not None if name in sys.modules else bool(importlib.util.find_spec(name))
+        except ModuleNotFoundError as error:  # a folder of modules today was one module then, or did not exist
+            if not str(error.name).startswith("transformers"):
+                raise
+            is_there = False
+        if is_there:
+            found.append(importlib.import_module(name))
+    return found
 
 
 def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> None:
-    """Refuse a release without names that nothing can be done without.
+    """Refuse a release that lacks needed names.
 
     Args:
         there: The names that the release has.
-        names: Those that are needed.
-        for_what: What needs them; the message begins with it.
+        names: The needed names.
+        for_what: The feature that needs them, with which the message begins.
 
     Raises:
-        MissingPackage: It lacks one; the message says which releases have it.
+        MissingPackage: It lacks one. The message names the releases that have it.
     """
     lacking = [name for name in names if name not in there]
     if lacking:
@@ -156,10 +151,10 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
 
 
 def validate_strictly(config: HasValidate) -> None:
-    """Check a generation config as one that is to be saved.
+    """Check a generation config as strictly as saving does.
 
     Raises:
-        ValueError: Its options contradict each other, where older releases only warn.
+        ValueError: Its options contradict each other. Older releases only warn.
     """
     if accepts_keyword(config.validate, "strict"):
         config.validate(strict=True)

@@ -1,4 +1,4 @@
-"""Run a script or module in this process, as `python script.py` and `python -m module` run it."""
+"""Run a script or module in this process, as `python script.py` and `python -m module` do."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def require_script(path: str, usage: str) -> None:
         )
     if path.endswith(".ipynb") and not os.path.isdir(path):
         raise ArgumentError(
-            f"{path} is a notebook, no script: `{usage}`.\n\nHint: `jupyter nbconvert --to script {path}` makes a "
-            "script of it. To train in the notebook itself, begin it with `import hf_compat; hf_compat.patch()`; "
-            "`hf-compat migrate` rewrites notebooks as they are."
+            f"{path} is a notebook, not a script: `{usage}`.\n\nHint: `jupyter nbconvert --to script {path}` makes a "
+            "script of it. To train in the notebook itself, begin it with `import hf_compat; hf_compat.patch()`. "
+            "`hf-compat migrate` rewrites notebooks, too."
         )
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run a script, or a folder or archive that holds a `__main__.py`, as this process's `__main__`.
 
-    What the script raises is raised; the traceback that Python then shows begins in the script.
+    Its errors are raised. The traceback that Python then shows begins in the script.
 
     Raises:
-        SystemExit: There is nothing to run in the folder.
+        SystemExit: The folder has no `__main__.py`.
     """
     importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:  # a folder, or an archive
@@ -63,7 +63,12 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         return
     _begin(os.path.dirname(os.path.realpath(path)), [path, *arguments])
     path = os.path.abspath(path)
-    _execute(_new_main(path, importlib.machinery.SourceFileLoader("__main__", path)), lambda: _compiled(path))
+
+    def compiled() -> CodeType:
+        with io.open_code(path) as file:
+            return compile(file.read(), path, "exec", dont_inherit=True)
+
+    _execute(_new_main(path, importlib.machinery.SourceFileLoader("__main__", path)), compiled)
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
@@ -104,16 +109,16 @@ def _run_found(name: str, spec: ModuleSpec | None, missing: str) -> None:
 
 
 def _new_main(file: str, loader: object) -> ModuleType:
-    """Return a new `__main__`, in place of the command's."""
+    """Replace the command's `__main__` by a new one."""
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __file__=file, __loader__=loader, __cached__=None, __annotations__={})
-    # multiprocessing keeps the second name: spawned processes send back objects of the script's classes under it
+    # spawned processes send back objects of the script's classes by the second name
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
 
 
 def _begin(folder: str, arguments: list[str]) -> None:
-    """Set the command line, and look for modules first where Python would rather than where the command was found."""
+    """Set the command line, and let Python find modules in the script's folder instead of the command's."""
     of_command = ("", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0])))
     sys.argv = arguments
     if sys.flags.safe_path:
@@ -122,11 +127,6 @@ def _begin(folder: str, arguments: list[str]) -> None:
         sys.path[0] = folder
     else:
         sys.path.insert(0, folder)
-
-
-def _compiled(path: str) -> CodeType:
-    with io.open_code(path) as file:
-        return compile(file.read(), path, "exec", dont_inherit=True)
 
 
 def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
@@ -139,17 +139,13 @@ def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
     except BaseException as error:
         if (account := account_of(error)) is not None:
             error.add_note(account)
-        _show_from(str(main.__file__), error)
+        uncaught, show = error, sys.excepthook
+
+        def show_from_script(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+            """Leave out the frames of the command."""
+            while value is uncaught and trace is not None and trace.tb_frame.f_code.co_filename != file:
+                trace = trace.tb_next
+            show(kind, value.with_traceback(trace), trace)
+
+        sys.excepthook = show_from_script
         raise  # Python ends the process with the script's own status
-
-
-def _show_from(file: str, error: BaseException) -> None:
-    """Show an uncaught error without the frames of the command above the script's."""
-    show = sys.excepthook
-
-    def show_from_script(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        while value is error and trace is not None and trace.tb_frame.f_code.co_filename != file:
-            trace = trace.tb_next
-        show(kind, value.with_traceback(trace), trace)
-
-    sys.excepthook = show_from_script
