@@ -147,13 +147,14 @@ def recorded(request, make_args, tmp_path, monkeypatch):
     return record(make_args, tmp_path / "out", monkeypatch, *request.param)
 
 
-def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class):
+def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class, **values):
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", hashed_at_once)
     out.mkdir(exist_ok=True)
     set_seed(3)
     waits = kind()
-    args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1)
-    waits.trainer = trainer_class(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[waits])
+    args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1, **values)
+    sets = {"train_dataset": toy.rows(), "eval_dataset": toy.rows(8, 5)}
+    waits.trainer = trainer_class(toy.Classifier(), args, callbacks=[waits], **sets)
     with monkeypatch.context() as patched:
         recorder = Recorder(out, patched)
         waits.trainer.train()
@@ -252,6 +253,31 @@ def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_that_has_its_name(re
         assert last is None or not sealing.is_unfinished(Path(last)), "the next run finishes what was killed"
         assert last is None or not manifest.problems(last)
     assert found == sorted(found) and found[-1] == 6
+
+
+class FirstIsBest(Trainer):
+    def evaluate(self, *args, **kwargs):
+        metrics = super().evaluate(*args, **kwargs)
+        return {**metrics, "eval_score": -self.state.global_step}
+
+
+def test_a_kill_while_checkpoints_are_removed_leaves_one_and_no_remains_for_long(make_args, tmp_path, monkeypatch):
+    """The best one is the first, so the run removes both older and newer ones, up to its end."""
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    recorder = record(
+        make_args, tmp_path / "out", monkeypatch, 2**18, Waits, FirstIsBest, greater_is_better=True, **best
+    )
+    assert [name for kind, name in recorder.order if kind == "removed"] == ["checkpoint-4", "checkpoint-6"]
+    has_begun = half_removed = False
+    for instant in recorder.instants:
+        folder = laid_out(tmp_path / "after", {name: facts[1:] for name, facts in instant.files.items()})
+        half_removed |= any("deleted" in path.name for path in folder.rglob("*"))
+        last = get_last_checkpoint(folder)
+        assert last is not None or not has_begun
+        has_begun |= last is not None
+        manifest.tidy(str(folder))
+        assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert half_removed and has_begun
 
 
 def test_a_checkpoint_is_removed_when_the_next_one_is_on_the_disk(recorded):
