@@ -1,6 +1,6 @@
-"""Adapters of PEFT in a checkpoint: the one called `default` in the folder itself, others in subfolders of their names.
+"""Read adapters of PEFT. `default` is in the checkpoint's folder itself, others are in subfolders of their names.
 
-Files, torch and PEFT's methods only. PEFT opens the files itself, so they are looked at first.
+PEFT opens the files itself, so they are checked first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT = "default"  # PEFT's name for an adapter that nobody named
+_DEFAULT = "default"  # PEFT's name for an adapter without one
 
 
 class _PeftModel(Protocol):
@@ -31,10 +31,10 @@ class _PeftModel(Protocol):
 
 
 def load_adapters(model: nn.Module, folder: str) -> list[str]:
-    """Load each adapter of a model that a checkpoint holds; which ones are active and trained stays.
+    """Load each adapter of a model that a checkpoint holds. The active and trained ones stay the same.
 
     Returns:
-        The weights that the checkpoint lacks; a warning names them.
+        The weights that the checkpoint lacks. A warning names them.
 
     Mirrors:
         `transformers.Trainer._load_from_checkpoint`, 5.23.
@@ -59,7 +59,7 @@ def check_adapters(model: nn.Module, folder: str) -> list[str]:
 
 
 def holds_adapters(folder: str) -> bool:
-    """Return whether a checkpoint holds adapters in place of whole weights."""
+    """Whether a checkpoint holds adapters in place of whole weights."""
     contents = Contents(folder)
     has_root = contents.find(names.ADAPTER_CONFIG_NAME) is not None
     has_weights = any(os.path.lexists(contents.folder / name) for name in names.WHOLE_WEIGHTS)
@@ -67,7 +67,7 @@ def holds_adapters(folder: str) -> bool:
 
 
 def holds_whole_model(folder: str, model: nn.Module) -> bool:
-    """Return whether a folder holds a model's base and its adapters in one piece, as a Lightning checkpoint does."""
+    """Whether a folder holds a model's base and its adapters in one piece, as a Lightning checkpoint does."""
     if holds_adapters(folder):
         return False
     adapters = [f".{name}." for name in cast(_PeftModel, model).peft_config]
@@ -87,7 +87,7 @@ def misfitting_adapters(folder: str, model: nn.Module) -> Iterator[str]:
 
 
 def _places(model: nn.Module, folder: str) -> dict[str, str]:
-    """Return in which subfolder each of a model's adapters is; one alone is in the folder itself, whatever its name."""
+    """Find the subfolder of each of a model's adapters. A single one is in the folder itself, under any name."""
     peft_model, contents = cast(_PeftModel, model), Contents(folder)
     own = list(peft_model.peft_config)
     in_subfolders = {name: name for name in own if _holds_adapter(contents, name)}
@@ -115,7 +115,7 @@ def _subfolders_with_adapters(contents: Contents) -> list[str]:
 
 
 def _check_adapter(folder: str, subfolder: str) -> None:
-    """Refuse an adapter that PEFT should not read: it looks for no list of files."""
+    """Refuse an adapter that PEFT should not read. PEFT does not know manifests."""
     contents = Contents(folder)
     before = f"{subfolder}/" if subfolder else ""
     found = [before + name for name in names.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]

@@ -1,4 +1,4 @@
-"""Checkpoints from one form into another: HF folder, Lightning `.ckpt`, shards. Lightning words."""
+"""Convert checkpoints between HF folders, Lightning's `.ckpt` and shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hf_compat.runtime.text import brief
 
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
-# What wrappers put before a weight's name; it is removed where every name has it.
+# Wrappers put these before a weight's name. One that every name has is removed.
 WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
 
 
@@ -83,7 +83,9 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
         # Its own error would speak of something else
         with open_regular(source) as file:
             if not file.read(4).startswith(_TORCH_BEGINS):
-                raise CheckpointError(f"{source} is no Lightning checkpoint: it is not a file of `torch.save`.")
+                raise CheckpointError(
+                    f"{source} is not a Lightning checkpoint, since it is not a file of `torch.save`."
+                )
         checkpoint = read_lightning(source)
         to_hf(checkpoint, target)
         warn_of_left_out(source, checkpoint)
@@ -95,7 +97,7 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
 
 
 def _shards(source: str) -> list[StoredTensor] | None:
-    """List the tensors of a folder of shards; None for anything else."""
+    """List the tensors of a folder of shards. None for anything else."""
     if not os.path.isdir(source):
         return None
     if is_dcp_folder(source):
@@ -132,7 +134,7 @@ def _load(stored: StoredTensor) -> torch.Tensor:
 
 
 def _common_prefix(all_names: list[str]) -> str:
-    """Return the wrappers' prefixes that every name begins with: each of them once, in any order."""
+    """Find the wrappers' prefixes that every name begins with, each once and in any order."""
     prefix, left = "", list(WRAPPER_PREFIXES)
     while True:
         found = next((p for p in left if all(name.startswith(prefix + p) for name in all_names)), None)

@@ -69,12 +69,12 @@ class DcpFolder:
 
 
 def is_dcp_folder(folder: str) -> bool:
-    """Return whether a folder was written by torch.distributed.checkpoint."""
+    """Whether torch.distributed.checkpoint wrote a folder."""
     return os.path.lexists(os.path.join(folder, METADATA_NAME))
 
 
 def dcp_tensors(folder: str) -> list[StoredTensor]:
-    """List the weights of a folder; the optimizer's tensors are left out."""
+    """List the weights of a folder, without the optimizer's tensors."""
     dcp = open_dcp(Contents(folder))
     for place in _values_of_weights(dcp):
         _check_entry(dcp, place)
@@ -90,7 +90,7 @@ def dcp_tensors(folder: str) -> list[StoredTensor]:
 
 
 def _values_of_weights(dcp: DcpFolder) -> Iterator[MetadataIndex]:
-    """Yield where a model's values lie that are no tensors."""
+    """Yield the places of a model's values that are not tensors."""
     for place in dcp.index.storage_data:
         is_value = isinstance(dcp.index.state_dict_metadata[place.fqn], BytesStorageMetadata)
         if is_value and not place.fqn.startswith(_OPTIMIZER_PREFIXES):
@@ -110,22 +110,22 @@ def _reader_of(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> Callab
 
 
 def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
-    """Read a folder into a nested state: its tensors are filled, its plain values replaced.
+    """Read a folder into a nested state. Its tensors are filled, and its plain values replaced.
 
     Args:
         dcp: The folder.
-        state: What is to be read, in the form that it has.
-        in_one_process: Whether this process reads alone; else all of them call this.
+        state: The values to read, in their form.
+        in_one_process: Whether this process reads alone. Otherwise all of them call this.
     """
     try:
         with _one_process_reads():
             load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=in_one_process)
-    except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is no `Exception`
+    except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
         raise CheckpointError(f"{dcp.path} cannot be read: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first error of a process in words, where torch has gathered those of all."""
+    """Describe the first error of a process, if torch has gathered those of all."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
@@ -133,7 +133,7 @@ def _cause(error: BaseException) -> str:
 
 
 class _CheckedReader(FileSystemReader):
-    """Reads by the index that was checked: torch never opens `.metadata`, whatever it holds by now."""
+    """Reads by the checked index. torch never opens `.metadata`, which may be another by now."""
 
     def __init__(self, dcp: DcpFolder) -> None:
         super().__init__(dcp.path)
@@ -144,7 +144,7 @@ class _CheckedReader(FileSystemReader):
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """Takes tensors for tensors, and for values what `weights_only=True` reads.
+    """Reads tensors for tensors, and plain values for values.
 
     Args:
         folder: The folder that is read.
@@ -181,14 +181,14 @@ def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
 
 
 class _IndexOnly(pickle.Unpickler):
-    """Reads what torch writes into the index of a folder, and nothing else."""
+    """Reads only the types that torch writes into the index of a folder."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self._found: dict[type, dict[str, object]] = {}
 
     def load(self) -> object:
-        """Read the index. A pickle can set attributes of the classes that it names: they are as before, then."""
+        """Read the index. A pickle can set attributes of the classes that it names, so they are set back."""
         try:
             return super().load()
         finally:
@@ -238,7 +238,7 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
 
 
 def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
-    """Refuse a file that ends before one of its entries does, or has anything but a file of torch's as one."""
+    """Refuse a file that ends before one of its entries does, or has an entry that is not a file of torch."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         for info in entries:
@@ -251,7 +251,7 @@ def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
 
 
 def check_values(dcp: DcpFolder) -> None:
-    """Read every entry of a folder, one at a time: it is what the index says, with the checksum that it has to have."""
+    """Read every entry of a folder, one at a time, and compare it with the index and its checksum."""
     for place in dcp.index.storage_data:
         _check_entry(dcp, place)
 
@@ -280,13 +280,13 @@ def _is_part(found: Plain, whole: TensorStorageMetadata, place: MetadataIndex) -
 
 
 def _problem(index: object) -> str | None:
-    """Return what is wrong with an index. The unpickler sets any attribute to any value, so each one is looked at."""
+    """Say what is wrong with an index. The unpickler sets any attribute to any value, so each one is checked."""
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
-        return "it is no index of shards"
+        return "it is not an index of shards"
     for place, info in index.storage_data.items():
         spans = isinstance(info.offset, int) and isinstance(info.length, int) and info.offset >= 0 < info.length
         if not isinstance(place, MetadataIndex) or not isinstance(info.relative_path, str) or not spans:
-            return "it is no index of shards"
+            return "it is not an index of shards"
     if {place.fqn for place in index.storage_data} != set(index.state_dict_metadata):
         return "it does not say of each entry where it is"
     for key, entry in index.state_dict_metadata.items():
@@ -298,7 +298,7 @@ def _problem(index: object) -> str | None:
 
 
 def _is_covered(entry: TensorStorageMetadata) -> bool:
-    """Return whether a tensor's parts are as large as all of it; parts that are nowhere would be made up."""
+    """Whether a tensor's parts are as large as all of it. torch would make up missing parts."""
     if not isinstance(entry.properties, TensorProperties) or not isinstance(entry.properties.dtype, torch.dtype):
         return False
     inside = all(
@@ -311,7 +311,7 @@ def _is_covered(entry: TensorStorageMetadata) -> bool:
 
 @contextlib.contextmanager
 def _one_process_reads() -> Iterator[None]:
-    """Leave out torch's warning that a single process reads: it is meant to."""
+    """Leave out torch's warning that a single process reads, which is meant here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
         yield

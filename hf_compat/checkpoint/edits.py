@@ -1,6 +1,6 @@
-"""Checkpoints that were edited: what differs from the manifest, and how they are read if the user names them.
+"""Find the differences between an edited checkpoint and its manifest, and read it if the user names it.
 
-Such a folder is read as it is now, with one warning that says what differs, as long as each of its files is whole by
+Such a folder is read as it is now, with one warning that names the differences. Each of its files has to be whole by
 itself. Files that no manifest lists count in these folders only, and only while they are read.
 """
 
@@ -34,7 +34,7 @@ _ITS_LOSS = {
     names.OPTIMIZER_NAME: "optimizer and schedule start anew",
     names.SCHEDULER_NAME: "optimizer and schedule start anew",
     names.RNG_STATE_NAME: "random numbers are not those of the run",
-    "run_state.pt": "where the data stood is worked out from the updates",
+    "run_state.pt": "the position in the data is worked out from the updates",
 }
 
 
@@ -57,7 +57,7 @@ class Edits:
     not_read: tuple[str, ...] = ()
 
     def described(self) -> list[str]:
-        """Say of each file how it differs, and what its loss means."""
+        """Describe the difference of each file, and the effect of its loss."""
         return [
             *(f"{name} is changed" for name in self.changed),
             *(f"{name} is missing" + (f" ({_ITS_LOSS[name]})" if name in _ITS_LOSS else "") for name in self.missing),
@@ -96,7 +96,7 @@ def find_edits(folder: str) -> Edits:
 
 
 def problems_of_named(folder: str) -> tuple[list[str], Edits]:
-    """List what is wrong with a checkpoint that the user names, and what differs from its manifest.
+    """List the faults of a checkpoint that the user names, and its differences from the manifest.
 
     A change is not a fault if each file is whole by itself, and the folder has what every run needs.
     """

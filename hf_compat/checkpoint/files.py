@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
-# A shortest log (`{"loss":1.0,"step":1},`) has 22 characters, an entry of a safetensors header 16 for each container.
+# The shortest log (`{"loss":1.0,"step":1},`) has 22 characters. A safetensors header has 16 for each container.
 _BYTES_OF_A_CONTAINER, _FEW_CONTAINERS = 12, 10**5
 STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updates takes 150 MB
 
@@ -44,7 +44,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = False) -> None:
-    """Write a file where there is nothing, never through a link. Where the disk refuses it, no part of it stays.
+    """Write a new file, never through a link. If the disk refuses it, no part of it stays.
 
     Raises:
         FileExistsError: Something has that name.
@@ -65,8 +65,8 @@ def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = F
 def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
     """Give the path of a regular file to a reader that opens it itself.
 
-    Where the system names open files (Linux), the reader gets the very file that was looked at: one that is replaced
-    by a FIFO in between does not keep it waiting.
+    On Linux, which has names for open files, the reader gets the file that was checked. A FIFO that takes its place in
+    between does not make it wait.
     """
     with open_regular(path) as file:
         by_descriptor = f"/proc/self/fd/{file.fileno()}"
@@ -111,7 +111,7 @@ def bounded_json(text: str) -> object:
     """Parse JSON of unknown origin, whose containers take up to 80 times the memory of their brackets.
 
     Raises:
-        ValueError: It is no JSON, or consists of little but brackets.
+        ValueError: It is not JSON, or consists mostly of brackets.
         RecursionError: It is nested too deeply.
     """
     containers = text.count("{") + text.count("[")
@@ -121,7 +121,7 @@ def bounded_json(text: str) -> object:
 
 
 def is_plain_name(name: object) -> bool:
-    """Return whether a name is that of a file below a folder: relative, without `..`, and possible at all."""
+    """Whether a name is possible for a file below a folder: relative and without `..`."""
     if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
         return False
     try:
@@ -132,7 +132,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def is_inside(folder: Path, name: object) -> bool:
-    """Return whether a name is plain and leads, links followed, to a place inside the folder."""
+    """Whether a name is plain and leads, through any links, to a place inside the folder."""
     if not is_plain_name(name):
         return False
     try:
@@ -142,14 +142,14 @@ def is_inside(folder: Path, name: object) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
+    """The first line of an error's message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add a file's name to errors about what came out of it."""
+    """Add a file's name to errors about its content."""
     try:
         yield
     except CheckpointError as error:
@@ -159,21 +159,21 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> CheckpointError:
-    """Return the error for a file that cannot be read, with its cause in words."""
+    """Make the error for a file that cannot be read, with its cause in words."""
     cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     return CheckpointError(f"{os.fspath(path)!s} cannot be read: {cause}".replace("\0", "\\0"))
 
 
-Plain = Any  # tensors and plain containers: what a file holds, its reader knows
+Plain = Any  # tensors and plain containers, as the reader of each file knows
 
-# A container that is referred to twice counts twice, as for everything that walks through the content.
+# A container that is referred to twice counts twice, as it does for code that walks through the content.
 _MOST_PARTS = 10**7
 _DEEPEST = 100
-# What tensors may need beyond their own storage, in bytes: a stride of 0 makes gigabytes of a number.
+# Bytes that tensors may need beyond their own storage. A stride of 0 makes gigabytes of one number.
 _MOST_REPEATED_BYTES = 2**26
 _MOST_NAMES = 10**4
 _LEAVES = frozenset((int, float, str, bytes, bool, type(None)))
-# torch before 1.6 writes no zip file but pickles: three that say how, the content, and the names of its storages.
+# torch before 1.6 writes five pickles instead of a zip file. The fourth is the content.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PICKLES = 5
 _CONTAINERS: dict[tuple[str, str], type] = {
@@ -184,7 +184,7 @@ _CONTAINERS: dict[tuple[str, str], type] = {
 
 
 class Named:
-    """The stand-in for an object: the name of its class, and what the pickle has given it.
+    """Takes the place of an object, with the name of its class and the values from the pickle.
 
     Args:
         given: What the pickle calls the class or function with.
@@ -193,7 +193,7 @@ class Named:
     module = name = ""
 
     def __new__(cls, *given: object, **keywords: object) -> Named:
-        # Room for as many bytes as a number says, which no writer of tensors and arrays asks for
+        # Refuse to allocate as many bytes as a number says. No writer of tensors and arrays needs that
         is_torchs = cls.module.partition(".")[0] == "torch" and cls.name.endswith(("Tensor", "Storage", "_qtensor"))
         is_array = cls.name == "_reconstruct" and given[1:2] != ((0,),)
         is_bytes = cls.name == "bytearray" and isinstance(given[0] if given else 0, int)
@@ -212,12 +212,12 @@ class Named:
 
     @property
     def state(self) -> object:
-        """What the object's attributes are made of; None where the pickle has given none."""
+        """The last state that the pickle has given the object. None if it has given none."""
         return self.states[-1] if self.states else None
 
 
 class _Walker(pickle._Unpickler):  # written in Python: each step can be replaced
-    """Builds what a pickle says of stand-ins, and notes what is hashed.
+    """Builds the content of a pickle from `Named` objects, and notes the values that are hashed.
 
     Args:
         file: The pickle.
@@ -227,7 +227,7 @@ class _Walker(pickle._Unpickler):  # written in Python: each step can be replace
     stack: list[object]
     memo: dict[int, object]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
-    del dispatch[pickle.BYTEARRAY8[0]]  # it makes room before it reads, and torch never writes it
+    del dispatch[pickle.BYTEARRAY8[0]]  # it allocates memory before it reads, and torch never writes it
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file)
@@ -250,11 +250,11 @@ class _Walker(pickle._Unpickler):  # written in Python: each step can be replace
         if made is None:
             made = self._types[module, name] = type(name, (self._named,), {"module": module, "name": name})
             if len(self._types) > _MOST_NAMES:
-                raise pickle.UnpicklingError("it names more classes than there are")
+                raise pickle.UnpicklingError("it names too many classes")
         return made
 
     def persistent_load(self, pid: object) -> Named:
-        if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):  # its key, and how many numbers it has
+        if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):  # its key and its count of numbers
             key = pid[2] if isinstance(pid[2], (str, bytes)) else None
             self._claimed += max(pid[4] - self._storages.get(key, 0), 0)
             self._storages[key] = max(pid[4], self._storages.get(key, 0))
@@ -290,7 +290,7 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
         content = walker.load()
     except Exception as error:  # a damaged pickle raises what it likes
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-    if max(walker.memo, default=0) > size:  # Python's own loader makes room for as many
+    if max(walker.memo, default=0) > size:  # Python's own loader allocates memory for as many
         raise CheckpointError(f"{path} cannot be read: it counts more objects than it has bytes.")
     check_bounds(path, [content, walker.hashed])
     return content
@@ -321,7 +321,7 @@ def walked_torch_file(path: str, file: BinaryIO) -> Plain:
 
 
 def is_whole_zip(file: BinaryIO) -> bool:
-    """Whether a file of `torch.save` has its checksums; one with compressed entries is none, and not unpacked."""
+    """Whether a file of `torch.save` has its checksums. A file with compressed entries is refused, and not unpacked."""
     try:
         with zipfile.ZipFile(file) as archive:
             _check_stored(archive, file.seek(0, os.SEEK_END))
@@ -331,7 +331,7 @@ def is_whole_zip(file: BinaryIO) -> bool:
 
 
 def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse entries that are compressed or overlap: torch writes none, and a kilobyte may stand for gigabytes."""
+    """Refuse entries that are compressed or overlap. torch writes none, and a kilobyte may become gigabytes."""
     entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("it is compressed, and torch compresses nothing")
@@ -340,10 +340,10 @@ def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def check_bounds(path: str, content: Plain) -> None:
-    """Refuse a content too large to walk through or to hold: bytes of it may stand for gigabytes."""
+    """Refuse a content that is too large to walk through or to hold. A few bytes may become gigabytes."""
     import torch  # here: the command line reads files without it
 
-    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested
+    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts and their depth
     around: set[int] = set()
     repeated = 0
     waiting: list[tuple[Plain, bool]] = [(content, False)]

@@ -180,7 +180,7 @@ _STATE = {
 
 
 def refuse(path: str, problem: str | None) -> None:
-    """Refuse a state that nothing can go on with."""
+    """Raise the error for a state that cannot be used, if there is a problem."""
     if problem is not None:
         raise CheckpointError(f"{path} cannot be used: {problem}.\n\nHint: resume from another checkpoint.")
 
@@ -193,7 +193,7 @@ def optimizer_problem(content: object) -> str | None:
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, Mapping) for group in groups):
         return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
-        return "`state` is no mapping of parameters to their states"
+        return "`state` is not a mapping of parameters to their states"
     rates = [[name for name in _RATES if name in group] for group in groups]
     if any(names != rates[0] for names in rates):
         return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
@@ -428,7 +428,7 @@ def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfold
 
 
 def _stored(folder: str, is_adapter: bool, subfolder: str) -> Iterator[tuple[str, dict[str, tuple[list[int], bool]]]]:
-    """Yield the safetensors files of which a folder's weights consist, each with what its header says."""
+    """Yield the safetensors files of a folder's weights, each with the entries of its header."""
     contents = Contents(folder)
     single = names.ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else names.SAFE_WEIGHTS_NAME
     files = [f"{subfolder}/{single}" if subfolder else single]

@@ -1,7 +1,7 @@
 """`FILES` says of each kind of file how a run reads it, and so what makes it damaged.
 
 A folder is judged by reading its files as a resumed run would, with tensors left on the disk. A folder without a
-manifest, or with files that were changed, is also judged by its bytes: by what a header or a checksum says about them.
+manifest, or with files that were changed, is also judged by its bytes, by headers and checksums.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
         may_lack_optimizer: Whether one of the optimizer's two files may have been deleted on purpose.
     """
     missing = list(_missing_parts(root))
-    if missing:  # no checkpoint: what else lies there, or behind a link of that name, may be without end
+    if missing:  # not a checkpoint, so its other files, or those behind a link, may be without end
         yield from missing
         return
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
@@ -126,7 +126,7 @@ def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
 
     Args:
         root: The folder.
-        edited: The files that may differ from what was written.
+        edited: The files that may have been changed.
     """
     yield from _missing_parts(root)
     yield from _and_contents(root, sorted(edited))

@@ -27,7 +27,7 @@ RNG_STATE_NAME = "rng_state.pth"
 
 
 def of_rank(name: str, rank: int, world_size: int) -> str:
-    """Return a file's name in a run of several processes, each of which has its own: `rng_state_1.pth`."""
+    """The name of a process's own file in a run of several: `rng_state_1.pth`."""
     if world_size == 1:
         return name
     stem, dot, suffix = name.rpartition(".")
@@ -44,8 +44,7 @@ ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
 ADAPTER_WEIGHTS = (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 
-# What a checkpoint of ours, of `transformers`, Accelerate, PEFT, DeepSpeed or FSDP is made of: files, and folders with
-# all that is in them.
+# The files of checkpoints of ours, of `transformers`, Accelerate, PEFT, DeepSpeed and FSDP, and whole folders.
 _PARTS_OF_CHECKPOINTS = re.compile(
     r"""(
     (adapter_|pytorch_)?model(-\d+-of-\d+)?(\.\w+)?\.(safetensors|bin)(\.index(\.\w+)?\.json)?
@@ -66,17 +65,17 @@ _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 
 def is_part_of_checkpoint(name: str) -> bool:
-    """Return whether a file, named from its folder with `/`, is of a kind that a program's checkpoints have."""
+    """Whether a file, named from its folder with `/`, is of a kind that checkpoints of any program have."""
     return any(_PARTS_OF_CHECKPOINTS.fullmatch(part) for part in name.split("/"))
 
 
 def checkpoint_path(folder: str, updates: int) -> str:
-    """Return the folder of the checkpoint that is written after so many updates."""
+    """The folder of the checkpoint after so many updates."""
     return os.path.join(folder, f"{PREFIX_CHECKPOINT_DIR}-{updates}")
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
-    """Return the update count in a `checkpoint-<n>` folder's name, or None for any other name."""
+    """The update count in a `checkpoint-<n>` folder's name. None for any other name."""
     match = _NUMBERED.match(os.path.basename(os.path.normpath(path)))
     return int(match.group(1)) if match else None
 
@@ -93,7 +92,7 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
 
 
 SAVING = ".saving-"  # a save, a removal, a manifest
-CONVERTING = ".converting-"  # needs no lock: only its own process knows whether it goes on
+CONVERTING = ".converting-"  # needs no lock: only its own process knows whether it has ended
 OWN_PREFIX = ".hf_compat"
 _RECORD = OWN_PREFIX
 # Folders in a hidden one. What a new checkpoint replaces may be all that a killed save has left of its name.
@@ -140,7 +139,7 @@ def hidden_folder(folder: str, prefix: str) -> Iterator[str]:
 
 
 def remove_hidden(path: str) -> None:
-    """Remove a hidden folder as far as possible, the record last: what is left stays known as ours."""
+    """Remove a hidden folder as far as possible. The record goes last, as it marks the rest as ours."""
     if not os.path.isdir(path):
         return
     with contextlib.suppress(OSError):  # something cannot be deleted: the next run tries again
@@ -158,7 +157,7 @@ def remove_ended(folder: str, prefix: str, is_locked: bool = False) -> None:
     Args:
         folder: The output folder.
         prefix: Which of them.
-        is_locked: Whether the caller has the folder's lock: who cannot be asked, on another host, has ended then.
+        is_locked: Whether the caller has the folder's lock. Then owners on other hosts have ended.
     """
     for path, owner in hidden_folders(folder, prefix):
         if has_ended(owner, is_locked):
@@ -166,6 +165,6 @@ def remove_ended(folder: str, prefix: str, is_locked: bool = False) -> None:
 
 
 def has_ended(owner: Owner, is_alone: bool) -> bool:
-    """Whether an owner's work is over; that of one who cannot be asked is, where no other run saves into the folder."""
+    """Whether an owner has ended. One on another host has, if no other run saves into the folder."""
     alive = owner.is_alive()
     return is_alone if alive is None else not alive

@@ -1,4 +1,4 @@
-"""HF folders as Lightning checkpoints, and back, by one table of keys.
+"""Convert HF folders to Lightning checkpoints, and back, by one table of keys.
 
     Lightning's key             HF's file
     state_dict["model.*"]       model.safetensors
@@ -66,13 +66,13 @@ from hf_compat.runtime.text import brief
 # isort: split
 
 
-LightningCheckpoint = dict[str, Any]  # what Lightning saves: its own keys, and what callbacks and modules add
+LightningCheckpoint = dict[str, Any]  # Lightning's own keys, and those of callbacks and modules
 
 OWN_KEY = "hf_compat"
 
 
 def check_lightning(path: str, checkpoint: object) -> None:
-    """Refuse what Lightning would take apart as a checkpoint and is none.
+    """Refuse content that is not a checkpoint, which Lightning would take for one.
 
     Args:
         path: The file, for messages.
@@ -122,7 +122,7 @@ _PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress", "optim_st
 
 
 def _wrong_loop(where: str, state: object) -> str | None:
-    """Look at the states of loops: mappings, and whole numbers in those of their progress."""
+    """Check the states of loops, which are mappings, with whole numbers in their progress."""
     if not isinstance(state, dict):
         return where
     for name, value in state.items():
@@ -147,13 +147,13 @@ def _counts(progress: object) -> bool:
 
 
 def _counts_steps(progress: object) -> bool:
-    """Return whether the progress of automatic optimization has its two counters."""
+    """Whether the progress of automatic optimization has its two counters."""
     optimizer = progress.get("optimizer") if isinstance(progress, dict) else None
     return isinstance(optimizer, dict) and _counts(optimizer.get("step")) and _counts(optimizer.get("zero_grad"))
 
 
 def checked_paths(source: object, target: object) -> tuple[str, str]:
-    """Return the paths of a conversion as text.
+    """Check the paths of a conversion.
 
     Raises:
         ArgumentError: A value is not a path, the source is missing, or the target cannot be made.
@@ -197,10 +197,10 @@ def _check_target(target: str) -> None:
 
 @contextlib.contextmanager
 def writing(target: str) -> Iterator[str]:
-    """Give a new folder beside the target to write in; it, or a file in it, is then `put` into the target's place.
+    """Make a new folder beside the target to write in. It, or a file in it, is then `put` into the target's place.
 
     Raises:
-        CheckpointWriteError: Something could not be written; the message names the target and the cause.
+        CheckpointWriteError: Something could not be written. The message names the target and the cause.
     """
     beside, name = os.path.split(os.path.abspath(target))
     try:
@@ -220,10 +220,10 @@ def writing(target: str) -> Iterator[str]:
 
 
 def put(written: str, target: str) -> None:
-    """Give what was written its name.
+    """Give a written file or folder its name.
 
     Raises:
-        ArgumentError: Something has got this name meanwhile.
+        ArgumentError: Something has this name by now.
     """
     if os.path.lexists(target):
         raise ArgumentError(f"{target} exists by now and is not overwritten.\n\nHint: name a new path.")
@@ -249,7 +249,7 @@ def from_hf(folder: str) -> LightningCheckpoint:
 
 
 def read_folder(folder: str) -> LightningCheckpoint:
-    """Read what a `ckpt_path` of a Lightning trainer names: an HF folder, or a model that was saved alone."""
+    """Read a folder that the `ckpt_path` of a Lightning trainer names: a checkpoint, or a saved model."""
     if holds_model_alone(Path(folder)):
         return {**_beginning(), "callbacks": {}, **_NO_OPTIMIZER, **_weights_or_adapters(folder)}
     with as_named(folder):
@@ -265,14 +265,14 @@ def _weights_of(folder: str) -> Weights:
 
 
 def _weights_or_adapters(folder: str) -> LightningCheckpoint:
-    """Read weights; PEFT reads adapters itself, from the folder that the module is told."""
+    """Read weights. PEFT reads adapters itself, from the folder under `ADAPTERS_KEY`."""
     if holds_adapters(folder):
         return {"state_dict": {}, ADAPTERS_KEY: folder}
     return {"state_dict": _weights_of(folder)}
 
 
 def _state_of(folder: str) -> LightningCheckpoint:
-    """Read what a checkpoint holds beside the weights."""
+    """Read the parts of a checkpoint other than its weights."""
     contents = Contents(folder)
     state = read_trainer_state(contents.need(names.TRAINER_STATE_NAME))
     checkpoint = {
@@ -297,7 +297,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
 
 
 def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPosition:
-    """Work out where the data stood from what `transformers` writes: the updates, and the random states."""
+    """Work out the position in the data from the updates and random states that `transformers` writes."""
     updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
     epoch, updates = divmod(state.global_step, updates_per_epoch)
     path = contents.find(names.RNG_STATE_NAME)
@@ -342,7 +342,7 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
     for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
         if checkpoint.get(key):
             torch.save(checkpoint[key][0], os.path.join(folder, name))
-    # Where the data stood: as we saved it, else from the loader's state that Lightning saved
+    # The position in the data, as we saved it, or from the loader's state that Lightning saved
     own = checkpoint.get(OWN_KEY, {}).get("windows")
     if own is None:
         loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
@@ -355,7 +355,7 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
     )
-    # The arguments of who resumes count
+    # The arguments of the resumed run count
     stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
     with open(os.path.join(folder, names.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
         file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
@@ -383,7 +383,7 @@ def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> flo
     return float(data.epoch + data.micro_batches_done / data.micro_batches_per_epoch)
 
 
-# What a Lightning checkpoint holds beside tensors of the model, and what becomes a file of the folder.
+# Keys of a Lightning checkpoint that become files of the folder, or hold no further weights.
 _KNOWN = frozenset(
     {
         "state_dict",
@@ -399,7 +399,7 @@ _KNOWN = frozenset(
 
 
 def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
-    """Name the tensors that an HF folder has no place for: of parts beside the model, of metrics, of averages …"""
+    """Name the tensors that an HF folder has no place for, of other parts, metrics, averages …"""
     left_out = [name for name in checkpoint["state_dict"] if not name.startswith(PREFIX)]
     for key, held in checkpoint.items():
         if key not in _KNOWN and any(isinstance(part, torch.Tensor) for part in leaves(held)):
@@ -415,7 +415,7 @@ def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
 
 
 def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
-    """Write weights; a tensor that stands under several names is written once, its other names in the metadata."""
+    """Write weights. A tensor with several names is written once, with its other names in the metadata."""
     written: dict[str, torch.Tensor] = {}
     places: dict[tuple[Any, ...], str] = {}
     metadata = {"format": "pt"}
@@ -431,12 +431,12 @@ def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
 
 
 class HFCheckpointIO(CheckpointIO):
-    """Let Lightning read HF folders, and write them where a path does not end in `.ckpt`.
+    """Let Lightning read HF folders, and write them if a path does not end in `.ckpt`.
 
-    `HFModule` puts it in front of whatever its trainer has, so `fit(module, ckpt_path="…/checkpoint-8")` works.
+    `HFModule` puts it before the plugin of its trainer, so `fit(module, ckpt_path="…/checkpoint-8")` works.
 
     Args:
-        behind: What reads and writes everything else.
+        behind: The plugin that reads and writes everything else.
     """
 
     def __init__(self, behind: CheckpointIO | None = None) -> None:
@@ -451,7 +451,7 @@ class HFCheckpointIO(CheckpointIO):
             to_hf(checkpoint, str(path))
 
     def teardown(self) -> None:
-        """Let what stands behind finish: a plugin that writes in the background waits for its threads."""
+        """Let the other plugin finish. One that writes in the background waits for its threads."""
         self.behind.teardown()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def _replace_manifest(
         listed: What it says of each file.
         writer: Who wrote the checkpoint.
         is_durable: Whether to force it to the disk.
-        place: Where to write it first. By default, in the checkpoint under a name that nobody can guess.
+        place: Where to write it first. By default, in the checkpoint under a random name.
     """
     written = root / f"{_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
@@ -286,13 +286,13 @@ def _replace_manifest(
 class SavingPlace:
     """Where a run writes one checkpoint: into its hidden folder, or in place.
 
-    Code of the user's may look for what lies beside its checkpoint, so it writes in place. Until the checkpoint is
-    whole, its manifest lists no files and names the run. What had the name before waits in the hidden folder.
+    User code may look for files beside its checkpoint, so it writes in place. Until the checkpoint is whole, its
+    manifest lists no files and names the run. An older folder of that name waits in the hidden folder.
 
     Args:
         final: The folder that the checkpoint becomes.
         owner: The run.
-        in_place: Whether code of the user's takes part in writing.
+        in_place: Whether user code takes part in writing.
 
     Attributes:
         path: The hidden folder.
@@ -332,7 +332,7 @@ class SavingPlace:
             flush(Path(self.run_dir))
 
     def adopt(self) -> None:
-        """Take over what was written at the final place while this save went on, since it belongs to this checkpoint.
+        """Take over files that were written at the final place during this save, since they belong to this checkpoint.
 
         A link there leads to a folder outside, which is not changed.
         """
@@ -435,7 +435,7 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
 
 
 def remove(folder: str) -> None:
-    """Delete a checkpoint of ours, with what callbacks and overrides have put into it, as upstream does.
+    """Delete a checkpoint of ours, with the files of callbacks and overrides in it, as upstream does.
 
     The folder is renamed first, so one that is half deleted is never taken for a checkpoint. A folder without a
     manifest stays, since it never was a checkpoint of ours.
@@ -527,7 +527,7 @@ def problems(folder: str) -> list[str]:
 
 
 def compare(root: Path, name: str, facts: object) -> str | None:
-    """Say what is wrong with a file, by what the manifest says about it."""
+    """Say what is wrong with a file, by its entry in the manifest."""
     if not is_inside(root, name):
         return f"{name if name.isprintable() else ascii(name)} is outside the folder"
     if not os.path.lexists(root / name):
@@ -598,7 +598,7 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
             beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]
             if beyond:
                 logger.warning(
-                    "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to go on from it.",
+                    "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it.",
                     path,
                     ", ".join(beyond),
                 )

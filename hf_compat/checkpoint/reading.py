@@ -49,7 +49,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_KIND = "hf_compat checkpoint"
 _LARGEST_TURN = 2**53
 
-Listed = dict[str, object]  # each file's name, and what the manifest says about it
+Listed = dict[str, object]  # by name of each file: its entry in the manifest
 
 
 def read_manifest(folder: Path) -> Listed | None:
@@ -238,12 +238,12 @@ def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 Weights = dict[str, torch.Tensor]
-Allowed = Sequence[Any]  # as torch lists safe globals: types and functions, or one of these with another name
-COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
+Allowed = Sequence[Any]  # torch's safe globals: types and functions, also under another name
+COMPILED = "_orig_mod."  # torch.compile puts it into the names of weights
 
 
 class LoadResult(Protocol):
-    """What torch answers when weights were loaded."""
+    """torch's result of loading weights."""
 
     @property
     def missing_keys(self) -> list[str]: ...
@@ -289,9 +289,9 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
 
     Args:
         path: The file, for messages.
-        source: What is opened.
+        source: The file or bytes to open.
         allowed: Types that may be in it.
-        mmap: Leave tensors on disk until they are used, where torch can.
+        mmap: Leave tensors on disk until they are used, if torch can.
     """
     check_torch_file(path, source)
 
@@ -371,10 +371,10 @@ def shard_names(index: str) -> list[str]:
     try:
         read = read_json(index)
     except CheckpointError as error:
-        raise CheckpointError(f"{index} is no readable index: {first_line(error)}") from error
+        raise CheckpointError(f"{index} is not a readable index: {first_line(error)}") from error
     weight_map = read.get("weight_map") if isinstance(read, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise CheckpointError(f"{index} is no readable index: it has no map of weights to files.")
+        raise CheckpointError(f"{index} is not a readable index: it has no map of weights to files.")
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if os.path.basename(shard) != shard or not is_plain_name(shard):
@@ -396,7 +396,7 @@ def read_weights_file(path: str) -> Weights:
 
 @contextlib.contextmanager
 def fitting(what: str) -> Iterator[None]:
-    """Turn what is raised where a state has another form than its owner expects into an error that names the state."""
+    """Name the state in errors of an owner that expects another form."""
     try:
         yield
     except CheckpointError:
@@ -406,11 +406,11 @@ def fitting(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what} does not fit: {cause}\n\nHint: resume from another checkpoint.") from error
 
 
-# What every release's arguments have.
+# Fields of every release's arguments.
 _ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
 # Objects among the arguments whose attributes are options.
 _OPTIONS = ("AcceleratorConfig",)
-# Enums whose members are texts: those of today, and those that are gone.
+# Enums whose members are texts, of today and of earlier releases.
 _ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
 
 
@@ -430,7 +430,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
     state = held.state if isinstance(held, Named) else None
     if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
         return None
-    # Today's fields of a release's attributes; what cannot be known without running it has its default
+    # Today's fields of a release's attributes. One that needs code to be known has its default
     known = {name: _plain(held) for name, held in state.items()}
     args = TrainingArguments.__new__(TrainingArguments)
     args.__setstate__({name: value for name, value in known.items() if not isinstance(value, Named)})
@@ -447,7 +447,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
 
 
 def _plain(value: object) -> object:
-    """Replace the stand-ins by values: an enum's member by its text, options by a dict."""
+    """Replace `Named` objects by values: an enum's member by its text, options by a dict."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,8 @@
-"""Which run saves into an output folder: a lock file names its host and process.
+"""Let one run at a time save into an output folder, by a lock file that names its host and process.
 
-One run saves into a folder at a time. The lock of a run that was killed is taken over with a warning. Whether a process
-of another machine or container lives cannot be asked, so a run counts on in its lock every few seconds: one that is
-silent has ended. Clocks differ between machines, and between a machine and its disk. So no file's time is compared with
-another time: a lock is watched, and only a change that is seen counts.
+The lock of a killed run is taken over with a warning. A process of another machine or container cannot be asked whether
+it lives. So each run increments a counter in its lock every few seconds, and a lock that does not change belongs to a
+run that has ended. Clocks of machines and disks differ, so no two times are compared.
 """
 
 from __future__ import annotations
@@ -31,21 +30,22 @@ logger = logging.getLogger(__name__)
 
 LOCK_NAME = "hf_compat.lock"
 HEARTBEAT_SECONDS = 5.0
-SILENCE_SECONDS = 30.0  # a run of another machine whose lock was watched for so long without a change has ended
+# A run of another machine has ended if its lock did not change for so long
+SILENCE_SECONDS = 30.0
 _LARGEST_LOCK = 4096  # bytes
-# ids of the owners in this process; one that is in a lock and not here belongs to an earlier process of the same number
+# Ids of the owners in this process. An id in a lock that is not here belongs to an earlier process of the same number.
 _ACTIVE: set[str] = set()
 _ID = re.compile(r"(?P<host>[A-Za-z0-9._]{1,64})\.(?P<machine>[0-9a-f]{6})-(?P<pid>[0-9]{1,18})-(?P<token>[0-9a-f]{8})")
 
 
 def _host() -> str:
-    """Return this machine's name, in characters that a file's name may have."""
+    """This machine's name, in characters that a file's name may have."""
     return re.sub(r"[^A-Za-z0-9._]", "_", socket.gethostname())[:64] or "localhost"
 
 
 @functools.cache
 def _machine() -> str:
-    """Return what tells this machine from others of its name: its start, and the container that counts processes."""
+    """Distinguish this machine from others of its name, by its start and the container of its processes."""
     facts = []
     with contextlib.suppress(OSError):  # only Linux has them
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -60,9 +60,9 @@ class Owner:
     Args:
         host: Name of its machine.
         pid: Number of its first process.
-        token: What tells it from other runs of the same process.
-        started: When the process started, in the system's ticks; None where the system does not say.
-        machine: What tells its machine from others of that name.
+        token: Distinguishes it from other runs of the same process.
+        started: When the process started, in the system's ticks. None if the system does not say.
+        machine: Distinguishes its machine from others of that name.
     """
 
     host: str = field(default_factory=_host)
@@ -73,17 +73,17 @@ class Owner:
 
     @classmethod
     def of_this_process(cls, token: str | None = None) -> Owner:
-        """Return a run of this process; a new one where no token is given."""
+        """A run of this process. Without a token, a new one."""
         return cls(started=_process_facts(os.getpid())[1], token=token or secrets.token_hex(4))
 
     @property
     def id(self) -> str:
-        """Text that stands for this run in the names of what it has under way."""
+        """The text for this run in the names of its hidden folders."""
         return f"{self.host}.{self.machine}-{self.pid}-{self.token}"
 
     @classmethod
     def of_id(cls, text: str) -> Owner | None:
-        """Return the owner that an id names; None for any other text."""
+        """The owner that an id names. None for any other text."""
         match = _ID.fullmatch(text)
         if match is None:
             return None
@@ -91,7 +91,7 @@ class Owner:
 
     @contextlib.contextmanager
     def shown_alive(self) -> Iterator[None]:
-        """Let others of this process see that work of this owner goes on, for as long as it does."""
+        """Count this owner as alive for other runs of this process, within the context."""
         _ACTIVE.add(self.id)
         try:
             yield
@@ -100,11 +100,11 @@ class Owner:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether it is a run of the process that asks."""
+        """Whether it is a run of this process."""
         return (self.host, self.machine, self.pid) == (_host(), _machine(), os.getpid())
 
     def is_alive(self) -> bool | None:
-        """Return whether the run goes on; None on another machine, or in another container."""
+        """Whether the run has not ended. None on another machine, or in another container."""
         cannot_ask = os.name == "nt"  # Windows has no signal that does nothing
         if cannot_ask or (self.host, self.machine) != (_host(), _machine()):
             return None
@@ -114,7 +114,7 @@ class Owner:
 
 
 def _is_running(pid: int, started: int | None) -> bool:
-    """Return whether there is a process of that number that started then."""
+    """Whether there is a process of that number that started then."""
     if pid <= 0:
         return False
     try:
@@ -128,7 +128,7 @@ def _is_running(pid: int, started: int | None) -> bool:
 
 
 def _process_facts(pid: int) -> tuple[str, int | None]:
-    """Return a process's state and its start in ticks, where the system has them."""
+    """A process's state and its start in ticks, if the system has them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])
@@ -141,7 +141,7 @@ class RunLock:
 
     Args:
         folder: The output folder, which exists or can be made.
-        owner: Whose right it is; a new run of this process where none is given.
+        owner: The run. By default, a new one of this process.
     """
 
     def __init__(self, folder: str, owner: Owner | None = None) -> None:
@@ -151,7 +151,7 @@ class RunLock:
         self._heartbeat: _Heartbeat | None = None
 
     def try_to_acquire(self) -> OutputFolderError | None:
-        """Take the lock, or return why that is not possible."""
+        """Take the lock, or return the error."""
         try:
             self.acquire()
         except OutputFolderError as error:
@@ -162,7 +162,7 @@ class RunLock:
         """Take the lock.
 
         Raises:
-            OutputFolderError: A run that is alive has it, or it cannot be written.
+            OutputFolderError: A live run has it, or it cannot be written.
         """
         _ACTIVE.add(self.owner.id)
         try:
@@ -179,7 +179,7 @@ class RunLock:
         self._heartbeat.start()
 
     def renew(self) -> None:
-        """Make sure, before a save, that the lock is still this run's; one that somebody deleted is written again.
+        """Make sure before a save that the lock is still this run's. One that was deleted is written again.
 
         Raises:
             OutputFolderError: Another run has taken the folder over.
@@ -208,7 +208,7 @@ class RunLock:
                 return
 
     def _create(self) -> bool:
-        """Write the lock where there is none. It appears whole: nobody reads one that is still empty."""
+        """Write the lock if there is none. It appears whole, so no reader finds it empty."""
         aside = self._write_aside()
         try:
             os.link(aside, self._path)
@@ -226,13 +226,13 @@ class RunLock:
         return True
 
     def _write_aside(self) -> str:
-        """Write the lock beside its place. Nobody can guess the name, so no link waits there."""
+        """Write the lock beside its place, under a name that cannot be guessed, so no link waits there."""
         aside = f"{self._path}.{secrets.token_hex(8)}"
         write_new(aside, _lock_content(self.owner))
         return aside
 
     def _take_over(self, owner: Owner | None) -> bool:
-        """Put this run's lock in the place of one whose run has ended; one process at a time does so."""
+        """Replace the lock of a run that has ended. One process at a time does so."""
         turnstile = f"{self._path}.takeover"
         try:
             os.mkdir(turnstile)
@@ -252,10 +252,10 @@ class RunLock:
                 os.rmdir(turnstile)
 
     def _wait_for_turnstile(self, turnstile: str) -> None:
-        """Wait for another taker; one that was killed there does not come back.
+        """Wait for another taker. The folder of a killed one is removed.
 
         Raises:
-            OutputFolderError: What stands there is no taker's, and is not ours to delete.
+            OutputFolderError: The folder is not a taker's, so it is not ours to delete.
         """
         try:
             is_a_takers = not os.path.islink(turnstile) and not os.listdir(turnstile)
@@ -273,7 +273,7 @@ class RunLock:
                 os.rmdir(turnstile)
 
     def release(self) -> None:
-        """Give the lock back, where it is still this run's. A process that was forked off gives nothing back."""
+        """Remove the lock if it is still this run's. A forked process removes nothing."""
         if not self.owner.is_of_this_process:
             return
         _ACTIVE.discard(self.owner.id)
@@ -285,7 +285,7 @@ class RunLock:
 
 
 class _Heartbeat:
-    """Shows, in a lock, that its run lives: the count in it goes on, whatever the disk makes of times."""
+    """Shows in a lock that its run lives, by a count that grows. Disks may round times."""
 
     def __init__(self, path: str, owner: Owner) -> None:
         self._path, self._owner = path, owner
@@ -303,23 +303,23 @@ class _Heartbeat:
                     self._count(beats)
 
     def _count(self, beats: int) -> None:
-        """Write the count over the old one. All other bytes stay, so who reads meanwhile reads the owner."""
+        """Write the count over the old one. All other bytes stay, so a reader finds the owner at any time."""
         with open(self._path, "r+b", buffering=0) as file:
             if _owner_in(file.read(_LARGEST_LOCK)) == self._owner:  # it may just have been taken over
                 file.seek(0)
                 file.write(_lock_content(self._owner, beats))
 
     def stop(self) -> None:
-        """End it; where the disk does not answer, it ends with the process."""
+        """End it. If the disk does not answer, it ends with the process."""
         self._over.set()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun; it ends at once if it still begins
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
             self._thread.join(HEARTBEAT_SECONDS)
 
 
 def _is_silent(path: str) -> bool:
-    """Watch a lock, or a taker's folder: whether it stayed as it was for `SILENCE_SECONDS`.
+    """Whether a lock, or a taker's folder, does not change for `SILENCE_SECONDS`.
 
-    Where the disk does not answer, the other run cannot show life either: the watch begins again then.
+    If the disk does not answer, the other run cannot show life either, so the watch begins again.
     """
     seen, since = _look(path), time.monotonic()
     while seen is not None and time.monotonic() - since < SILENCE_SECONDS:
@@ -328,16 +328,16 @@ def _is_silent(path: str) -> bool:
         if _look(path) != seen:
             return False
         if time.monotonic() - asked > SILENCE_SECONDS / 3:
-            logger.warning("%s: the disk did not answer for a while; waiting goes on.", path)
+            logger.warning("%s: the disk did not answer for a while; still waiting.", path)
             since = time.monotonic()
     return seen is not None
 
 
 def _look(path: str) -> tuple[bytes, int] | None:
-    """Return what is seen of a lock: its content and time; None where there is none."""
+    """A lock's content and time. None if there is none."""
     try:
         content = read_small(path, _LARGEST_LOCK)  # opened first: a network's disk looks for changes then
-    except CheckpointError:  # it is gone, or no file that can be read: its time says enough
+    except CheckpointError:  # it is gone, or cannot be read: its time says enough
         content = b""
     try:
         return content, os.lstat(path).st_mtime_ns
@@ -365,12 +365,12 @@ def _description(owner: Owner | None) -> str:
 
 
 def _lock_content(owner: Owner, beats: int = 0) -> bytes:
-    """Return what a lock holds, in as many bytes for every count."""
+    """The content of a lock, in as many bytes for every count."""
     return json.dumps({**asdict(owner), "beats": f"{beats:012d}"}).encode()
 
 
 def _read_owner(path: str) -> Owner | None:
-    """Read a lock; None where it is not readable."""
+    """Read a lock. None if it is not readable."""
     try:
         return _owner_in(read_small(path, _LARGEST_LOCK))
     except CheckpointError:
@@ -378,7 +378,7 @@ def _read_owner(path: str) -> Owner | None:
 
 
 def _owner_in(content: bytes) -> Owner | None:
-    """Return the owner that a lock's content names; None for any other content."""
+    """The owner that a lock's content names. None for any other content."""
     try:
         facts = json.loads(content)
         owner = Owner(**{name: fact for name, fact in facts.items() if name != "beats"})
@@ -390,18 +390,18 @@ def _owner_in(content: bytes) -> Owner | None:
 
 
 def is_in_use(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a run that is alive on this host saves into a folder."""
+    """Whether a live run of this host saves into a folder."""
     owner = _read_owner(os.path.join(folder, LOCK_NAME))
     return owner is not None and owner.is_alive() is True
 
 
 def is_locked(folder: str | os.PathLike[str]) -> bool:
-    """Return whether there is a lock in a folder, whoever has it."""
+    """Whether there is a lock in a folder, of any run."""
     return os.path.lexists(os.path.join(folder, LOCK_NAME))
 
 
 def give_back_for_the_dead(folder: str | os.PathLike[str]) -> None:
-    """Remove the lock of a process of this host that has died. The system says so: no clock is asked.
+    """Remove the lock of a process of this host that has died, by what the system says of processes.
 
     Scripts refuse an output folder that is not empty and holds no checkpoint. Without this, a run that was killed
     before its first save could not be started again. A folder that cannot be written to keeps its lock.

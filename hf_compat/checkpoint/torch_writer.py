@@ -1,8 +1,8 @@
-"""Files as `torch.save` writes them, written by several threads.
+"""Write the files of `torch.save` with several threads.
 
-`torch.save` computes the checksum of each tensor and writes it, one after the other, in one thread; for an
-optimizer's state that is most of what a save takes. Here the records are the same (`torch.serialization._save` makes
-them), and so is the file: a zip archive without compression whose records begin at multiples of 64 bytes.
+`torch.save` computes checksums and writes tensors one after the other, in one thread. For an optimizer's state that is
+most of the time of a save. Here `torch.serialization._save` makes the same records. The file is the same, too: a zip
+archive without compression, whose records begin at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Record:
         return least + -(self.offset + least) % _ALIGNMENT
 
     def _sizes(self) -> bytes:
-        """Return the field that holds a size beyond 32 bits."""
+        """The field for a size beyond 32 bits."""
         return struct.pack("<HHQQ", 1, 16, self.size, self.size) if self.size >= _LARGEST_32 else b""
 
     def header(self) -> bytes:
@@ -75,7 +75,7 @@ class _Record:
         return struct.pack("<4sHHHHHIIIHH", *fields) + self.name + extra
 
     def entry(self) -> bytes:
-        """Return its entry in the archive's directory."""
+        """Its entry in the archive's directory."""
         large = [number for number in (self.size, self.size) if self.size >= _LARGEST_32]
         large += [self.offset] if self.offset >= _LARGEST_32 else []
         extra = struct.pack(f"<HH{len(large)}Q", 1, 8 * len(large), *large) if large else b""
@@ -85,16 +85,16 @@ class _Record:
 
 
 def _short(number: int) -> int:
-    """Return a number for a field of 32 bits; all ones say that another field holds it."""
+    """A number for a field of 32 bits. All ones say that another field holds it."""
     return 2**32 - 1 if number >= _LARGEST_32 else number
 
 
 class _Archive:
-    """What torch writes records to: it knows at once where each begins, and threads write them.
+    """Takes records from torch. It knows at once where each begins, and threads write them.
 
     Args:
         file: The descriptor of the file, which is empty.
-        root: Name of the folder that all records stand in.
+        root: Name of the folder of all records.
         threads: Compute checksums and write.
     """
 
@@ -106,7 +106,7 @@ class _Archive:
         self._end = 0
 
     def write_record(self, name: str, data: object, size: int) -> None:
-        """Write a record; torch calls this with texts, bytes and storages."""
+        """Write a record. torch calls this with texts, bytes and storages."""
         record = _Record(f"{self._root}/{name}".encode(), size, self._end)
         self._records.append(record)
         self._end += record.header_size + size
@@ -145,11 +145,11 @@ class _Archive:
             done += os.pwrite(self._file, view[done:], offset + done)
 
     def close(self) -> None:
-        """Wait for what is under way, and write the archive's directory."""
+        """Wait for the threads, and write the archive's directory."""
         while self._under_way:
             self._wait_for_one()
         directory = b"".join(record.entry() for record in self._records)
-        # What stands after the directory: where it is, in 64 bits where they are needed
+        # After the directory comes its place, in 64 bits if they are needed
         size = len(directory)
         start, count = self._end, len(self._records)
         fields = (b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, start)

@@ -49,7 +49,7 @@ _BESIDE = [(_Unread, name) for name in OWN_TYPES]
 
 
 def named_zero_folder(contents: Contents) -> str | None:
-    """Return the name of the folder that DeepSpeed's `latest` file names; None where there is no such file."""
+    """The name of the folder in DeepSpeed's `latest` file. None without this file."""
     latest = contents.find(LATEST_NAME)
     if latest is None:
         return None
@@ -63,7 +63,7 @@ def named_zero_folder(contents: Contents) -> str | None:
 
 
 def find_zero_folder(source: str) -> str | None:
-    """Return the folder with the ranks' files: `source` itself, or the one that its `latest` names; None for others."""
+    """Find the folder with the ranks' files: `source`, or the one that its `latest` names. None for other folders."""
     contents = Contents(source)
     name = named_zero_folder(contents)
     folder = os.path.join(source, name) if name is not None else source
@@ -76,7 +76,7 @@ def optimizer_files(contents: Contents, subfolder: str) -> list[str]:
 
 
 def has_partitioned_weights(contents: Contents, subfolder: str) -> bool:
-    """Return whether ZeRO 3 wrote the files: each rank has model states of its own then."""
+    """Whether ZeRO 3 wrote the files. Each rank has model states of its own then."""
     return any(
         os.path.basename(name).startswith("zero_pp_rank") for name in _of_ranks(contents, subfolder, "_model_states.pt")
     )
@@ -106,11 +106,11 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroStates:
-    """What the optimizer of a ZeRO checkpoint keeps, parameter by parameter, whatever the number of ranks.
+    """The optimizer's state in a ZeRO checkpoint, parameter by parameter, for any number of ranks.
 
     Args:
         by_name: For each parameter the float32 weight (`""`), and each value of its shape (`exp_avg` …).
-        plain: For each parameter what else the optimizer keeps (`step`).
+        plain: For each parameter the other values of the optimizer (`step`).
         param_groups: The options of each group, without its parameters.
         counts: Of updates, samples and skipped updates.
     """
@@ -152,7 +152,7 @@ def zero_states(source: str) -> ZeroStates:
 
 @contextlib.contextmanager
 def _reading(source: str) -> Iterator[tuple[list[RankFile], list[RankFile], Path]]:
-    """Give the ranks' model and optimizer states, and their folder; what else they hold is an error of ours."""
+    """Read the ranks' model and optimizer states, and find their folder. Any other content is an error of ours."""
     contents = Contents(source)
     subfolder = named_zero_folder(contents) or ""
     folder = contents.folder / subfolder
@@ -172,7 +172,7 @@ def _is_stage3(optimizer: RankFile) -> bool:
 
 
 def _pieces_of_weights(optimizers: list[RankFile]) -> list[list[torch.Tensor]]:
-    """Return each rank's parts of the float32 weights, group by group."""
+    """Each rank's parts of the float32 weights, group by group."""
     key = "fp32_flat_groups" if _is_stage3(optimizers[0]) else "single_partition_of_fp32_groups"
     return [optimizer[key] for optimizer in optimizers]
 
@@ -205,7 +205,7 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
 def _read(path: str) -> RankFile:
     content = read_torch_file(path, allowed=_BESIDE, mmap=True)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} cannot be read: it holds no state of DeepSpeed's.")
+        raise CheckpointError(f"{path} cannot be read: it holds no state of DeepSpeed.")
     return content
 
 
@@ -214,7 +214,7 @@ def _stored(name: str, shape: Shape, load: Load) -> StoredTensor:
 
 
 def _trained(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor]]) -> list[StoredTensor]:
-    """List the trained parameters, or a value of their optimizer's, out of each rank's flat groups."""
+    """List the trained parameters, or a value of their optimizer, from each rank's flat groups."""
     return _stage3(model, pieces) if _is_stage3(optimizer) else _stage2(model, optimizer, pieces)
 
 
@@ -231,7 +231,7 @@ def _stage2(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor
 
 
 def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
-    """Return what reads a slice of pieces that follow each other."""
+    """Make the function that reads a slice of consecutive pieces."""
 
     def load() -> torch.Tensor:
         start, end, parts = offset, offset + math.prod(shape), []
@@ -243,7 +243,7 @@ def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
     # Refuse pieces that do not hold as many numbers as a tensor needs
     needed = offset + math.prod(shape)
     if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
-        raise TypeError("a rank's part of the weights is no flat tensor")
+        raise TypeError("a rank's part of the weights is not a flat tensor")
     if not all(piece.is_floating_point() for piece in pieces):
         raise TypeError("a rank's part of the weights holds no floating-point numbers")
     held = sum(piece.numel() for piece in pieces)
@@ -264,7 +264,7 @@ def _stage3(model: RankFile, ranks: list[list[torch.Tensor]]) -> list[StoredTens
 
 
 def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Shape) -> Load:
-    """Return what reads a part of each rank and joins the parts; the last one may be padded."""
+    """Make the function that reads a part of each rank and joins the parts. The last one may be padded."""
 
     def load() -> torch.Tensor:
         return torch.cat([read() for read in slices])[: math.prod(shape)].view(shape)

@@ -120,7 +120,7 @@ class Resumer:
         if wanted and not isinstance(wanted, bool):
             wanted = str(wanted)  # it may be a path
         if not wanted and broadcast_object(is_requeued(output_dir)):
-            logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
+            logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
         with contextlib.ExitStack() as reading:
             if not wanted:

@@ -292,7 +292,7 @@ class Saver:
             or any(map(self._overrides, ("_save_checkpoint", *_ROTATION)))
         )
         # An upload takes the files as they are. An old folder of that name may go only once the new one is on the disk.
-        # A system without boot ids, or one of several nodes, cannot tell what a power cut has taken.
+        # A system without boot ids, or one of several nodes, does not know what a power cut has taken.
         is_needed_whole = args.push_to_hub or place.is_there or args._launch.nodes != 1 or manifest.this_boot() is None
         return Timing.NOW if is_seen or is_needed_whole else Timing.LATER
 
@@ -339,7 +339,7 @@ class Saver:
             host._pushes.push_checkpoint(final)
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
-        """Force a checkpoint to the disk with its hashes. Then delete what the limit has no room for.
+        """Force a checkpoint to the disk with its hashes. Then delete checkpoints beyond the limit.
 
         Checkpoints of other runs go first. The best one and the one just written stay.
         """
@@ -462,7 +462,7 @@ class Saver:
         return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(path, self._host._run))
 
     def remove_surplus(self, ordered: list[str], keep: list[str | None]) -> None:
-        """Remove what `save_total_limit` has no room for."""
+        """Remove the checkpoints beyond `save_total_limit`."""
         for path in checkpoints_to_delete(ordered, self._host.args.save_total_limit, keep=keep):
             remove_or_warn(path, manifest.remove)
 

@@ -74,7 +74,7 @@ def without_a_state(states):
         (on_meta, "without data"),
         (shortened, "numbers where .* are needed"),
         (emptied, "IndexError"),
-        (no_tensor, "no flat tensor"),
+        (no_tensor, "not a flat tensor"),
         (without_a_state, "KeyError"),
     ],
 )

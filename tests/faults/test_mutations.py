@@ -76,7 +76,7 @@ def test_what_other_optimizers_write_is_right():
         (("param_groups", 0, "amsgrad"), "x", "`param_groups[0].amsgrad` is 'x'"),
         (("param_groups", 0, "params"), [0], "`state` has the parameter 1"),
         (("param_groups",), {}, "`param_groups` is {}"),
-        (("state", 0), None, "`state` is no mapping"),
+        (("state", 0), None, "`state` is not a mapping"),
         (("state", 0, "step"), "x", "`state[0].step` is 'x'"),
         (("state", 0, "exp_avg"), torch.zeros(5), "the moments of `state[0]` have different shapes"),
         (("state", 0, "exp_avg"), None, "`state[0].exp_avg` is None, not a tensor"),

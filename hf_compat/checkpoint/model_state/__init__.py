@@ -1,4 +1,4 @@
-"""How a model is held, and what follows for its state: one `ModelState` for each way."""
+"""Choose the `ModelState` for the way in which a strategy holds a model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
 
 
 def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:
-    """Return what reads and writes a model's weights and its optimizer's state.
+    """Make the object that reads and writes a model's weights and its optimizer's state.
 
     Args:
         model: The model itself.
-        wrapped: What its forward passes go through in a fit: DeepSpeed's engine has the weights.
-        writes_shards: Whether checkpoints of FSDP 2 hold shards; else whole states are gathered.
+        wrapped: The object of its forward passes in a fit. DeepSpeed's engine has the weights.
+        writes_shards: Whether checkpoints of FSDP 2 hold shards. Otherwise whole states are gathered.
     """
     if is_deepspeed_engine(wrapped):
         return DeepSpeedState(model, wrapped)
