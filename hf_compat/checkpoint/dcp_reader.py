@@ -7,13 +7,12 @@ unpickler reads the index once, and torch gets the result. Values are read with 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import math
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,39 +73,30 @@ def is_dcp_folder(folder: str) -> bool:
 
 
 def dcp_tensors(folder: str) -> list[StoredTensor]:
-    """List the weights of a folder, without the optimizer's tensors."""
+    """List the weights of a folder, without the optimizer's tensors. The model's plain values are checked."""
     dcp = open_dcp(Contents(folder))
-    for place in _values_of_weights(dcp):
-        _check_entry(dcp, place)
+    entries = {k: e for k, e in dcp.index.state_dict_metadata.items() if not k.startswith(_OPTIMIZER_PREFIXES)}
+    for place in dcp.index.storage_data:
+        if isinstance(entries.get(place.fqn), BytesStorageMetadata):
+            _check_entry(dcp, place)
     return [
         StoredTensor(
             name=key,
             nbytes=entry.size.numel() * entry.properties.dtype.itemsize,
-            load=_reader_of(dcp, key, entry),
+            load=functools.partial(_read_tensor, dcp, key, entry),
         )
-        for key, entry in dcp.index.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata) and not key.startswith(_OPTIMIZER_PREFIXES)
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
     ]
 
 
-def _values_of_weights(dcp: DcpFolder) -> Iterator[MetadataIndex]:
-    """Yield the places of a model's values that are not tensors."""
+def _read_tensor(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> torch.Tensor:
     for place in dcp.index.storage_data:
-        is_value = isinstance(dcp.index.state_dict_metadata[place.fqn], BytesStorageMetadata)
-        if is_value and not place.fqn.startswith(_OPTIMIZER_PREFIXES):
-            yield place
-
-
-def _reader_of(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        for place in dcp.index.storage_data:
-            if place.fqn == key:
-                _check_entry(dcp, place)
-        state = {key: torch.zeros(entry.size, dtype=entry.properties.dtype)}
-        read_dcp(dcp, state, in_one_process=True)
-        return state[key]
-
-    return read
+        if place.fqn == key:
+            _check_entry(dcp, place)
+    state = {key: torch.zeros(entry.size, dtype=entry.properties.dtype)}
+    read_dcp(dcp, state, in_one_process=True)
+    return state[key]
 
 
 def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
@@ -118,18 +108,14 @@ def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
         in_one_process: Whether this process reads alone. Otherwise all of them call this.
     """
     try:
-        with _one_process_reads():
+        with warnings.catch_warnings():
+            # a single process reads on purpose
+            warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
             load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=in_one_process)
     except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
-        raise CheckpointError(f"{dcp.path} cannot be read: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    """Describe the first error of a process, if torch has gathered those of all."""
-    failures = getattr(error, "failures", None)
-    if isinstance(failures, dict) and failures:
-        error = next(iter(failures.values()))[0]
-    return first_line(error)
+        failures = getattr(error, "failures", None)
+        first = next(iter(failures.values()))[0] if isinstance(failures, dict) and failures else error
+        raise CheckpointError(f"{dcp.path} cannot be read: {first_line(first)}") from error
 
 
 class _CheckedReader(FileSystemReader):
@@ -307,11 +293,3 @@ def _is_covered(entry: TensorStorageMetadata) -> bool:
         for offset, size, whole in zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
     )
     return inside and sum(math.prod(chunk.sizes) for chunk in entry.chunks) == math.prod(entry.size)
-
-
-@contextlib.contextmanager
-def _one_process_reads() -> Iterator[None]:
-    """Leave out torch's warning that a single process reads, which is meant here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
-        yield
