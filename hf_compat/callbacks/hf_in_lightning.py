@@ -35,7 +35,7 @@ _VALIDATION_PREFIXES = ("validation_", "validation/", "valid_", "valid/", "val_"
 
 
 def hf_metric_name(name: str, prefix: str = "eval") -> str:
-    """Convert a metric name of a Lightning module to HF's: `val_loss`, `val/loss` and `loss` become `eval_loss`."""
+    """Convert a metric name of a Lightning module to HF's. `val_loss`, `val/loss` and `loss` become `eval_loss`."""
     if name.startswith(f"{prefix}_"):
         return name
     known = _VALIDATION_PREFIXES if prefix == "eval" else (f"{prefix}/",)
@@ -68,7 +68,7 @@ class HFCallbackAdapter(pl.Callback):
         CallbackError: A callback is a Lightning callback.
 
     Not provided:
-        `on_substep_end` in manual optimization, as Lightning cannot tell micro-batches apart there. Clipped gradients
+        `on_substep_end` in manual optimization, as Lightning cannot distinguish micro-batches there. Clipped gradients
         in `on_pre_optimizer_step`, as Lightning clips after its hook. `total_flos` and `num_input_tokens_seen`, which
         stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning says so).
 
@@ -259,7 +259,7 @@ class HFCallbackAdapter(pl.Callback):
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an evaluation: log it, and compare it with the best one of the run."""
+        """Log an evaluation, and compare it with the best one of the run."""
         if trainer.sanity_checking:
             return
         run = self._adapted_run

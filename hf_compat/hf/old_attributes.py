@@ -200,8 +200,8 @@ def asked_by_declared(
         if not keeps_its_meaning(name, default, checks):
             warn_once(
                 f"`{shown(name, value)}` of {type(args).__name__} has no effect by itself. The field has the name of "
-                f"an earlier release's argument, but another meaning.\n\nHint: rename the field; "
-                f"what the name stood for is {OLD_NAMES[name].means} today."
+                f"an earlier release's argument, but another meaning.\n\nHint: rename the field. "
+                f"Today the argument is {OLD_NAMES[name].means}."
             )
             continue
         read[name] = read_old(name, value, checks)

@@ -22,8 +22,7 @@ MOVED_MODULES = {
 }
 # Names with another name today, wherever in transformers they were.
 RENAMED = {"EvaluationStrategy": "IntervalStrategy", "is_torch_tpu_available": "is_torch_xla_available"}
-# Where names stood → where they are today. What only one of them bound by an import of its own is found by
-# `migrate` in the installed release.
+# Former module → present module → names. `migrate` finds names that a module only imported in the installed release.
 _MOVED_FROM: dict[str, dict[str, tuple[str, ...]]] = {
     "transformers.modeling_utils": {
         "transformers.configuration_utils": ("PretrainedConfig",),
@@ -160,7 +159,7 @@ FORMER_KEYWORDS = {
 
 
 def is_gone(name: str) -> str | None:
-    """Return the way out for a name that transformers 5 lacks; None where it has the name."""
+    """The way out for a name that transformers 5 lacks, or None if it has the name."""
     if name in GONE:
         return GONE[name]
     if re.match(r"(TF|Flax)[A-Z][a-z]", name):
@@ -177,36 +176,36 @@ def send_example_telemetry(example_name: str, *example_args: object, framework: 
 
 
 def is_torch_tpu_available(check_device: bool = True) -> bool:
-    """Return whether torch_xla finds a TPU.
+    """Whether torch_xla finds a TPU.
 
     Mirrors:
-        `transformers.is_torch_tpu_available`, until 4.49; `is_torch_xla_available(check_is_tpu=True)` took its place.
+        `transformers.is_torch_tpu_available`, until 4.49. `is_torch_xla_available(check_is_tpu=True)` replaces it.
     """
     utils = importlib.import_module("transformers.utils")
     return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
 
 
 def is_offline_mode() -> bool:
-    """Return whether nothing may be downloaded (`HF_HUB_OFFLINE=1`).
+    """Whether downloads are switched off (`HF_HUB_OFFLINE=1`).
 
     Mirrors:
-        `transformers.utils.is_offline_mode`, until 4.57; `huggingface_hub` has it now.
+        `transformers.utils.is_offline_mode`, until 4.57. `huggingface_hub` has it now.
     """
     return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
 
 
 def get_full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
-    """Return a repository's name with its owner: the organization, or who the token belongs to.
+    """Add the owner to a repository's name, which is the organization or the token's user.
 
     Mirrors:
-        `transformers.utils.get_full_repo_name`, until 4.57; `huggingface_hub.HfApi` has it now.
+        `transformers.utils.get_full_repo_name`, until 4.57. `huggingface_hub.HfApi` has it now.
     """
     hub = importlib.import_module("huggingface_hub")
     return str(hub.HfApi(token=token).get_full_repo_name(model_id=model_id, organization=organization))
 
 
 def is_never_available() -> bool:
-    """Return False, as transformers 5 dropped the feature.
+    """Say no, as transformers 5 dropped the feature.
 
     Mirrors:
         `transformers.is_tf_available` and `transformers.is_flax_available`, until 4.57.
@@ -215,7 +214,7 @@ def is_never_available() -> bool:
 
 
 def is_always_available() -> bool:
-    """Return True: transformers 5 needs it.
+    """Say yes, as transformers 5 requires the package.
 
     Mirrors:
         `transformers.utils.is_safetensors_available`, until 4.57.
@@ -232,7 +231,7 @@ _AVAILABLE: Mapping[str, Callable[..., object]] = {
     "is_tf_available": is_never_available,
     "is_torch_tpu_available": is_torch_tpu_available,
 }
-# The substitutes of names without a new module, where scripts look for them.
+# Module → substitutes of names without a new module.
 _STAND_INS: dict[str, Mapping[str, object]] = {
     "transformers": _AVAILABLE,
     "transformers.file_utils": {**_HUB, **_AVAILABLE},
@@ -253,7 +252,7 @@ _aliases: dict[str, ModuleType] = {}
 
 
 def is_restored(path: str) -> bool:
-    """Return whether `run` gives transformers a name, or module, back."""
+    """Whether `run` restores a name or module of transformers."""
     module, _, name = path.rpartition(".")
     if path in MOVED_MODULES or module in MOVED_MODULES:
         return True
@@ -261,7 +260,7 @@ def is_restored(path: str) -> bool:
 
 
 def account_of(error: BaseException) -> str | None:
-    """Return the way out where a script has failed for a name, a member or a keyword that transformers 5 lacks."""
+    """The way out for a script that failed on a name, a member or a keyword that transformers 5 lacks."""
     text = str(error)
     if isinstance(error, ImportError):
         found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", text)
@@ -298,7 +297,7 @@ def add_former_names(top_levels: list[ModuleType]) -> None:
 
 def _add(module: ModuleType, names: Mapping[str, object]) -> None:
     for name, value in names.items():
-        if name not in dir(module):  # asking for it would load it
+        if name not in dir(module):  # `hasattr` would load it
             setattr(module, name, value)
             _added.append((module, name, value))
 

@@ -146,7 +146,7 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
     """Read `optim_args`, written `key=value,key=value`, as the options of an entry.
 
     Raises:
-        ArgumentError: A part is not a `key=value`, a key stands twice, the optimizer does not take the option, or the
+        ArgumentError: A part is not a `key=value`, a key appears twice, the optimizer does not take the option, or the
             value has another type.
     """
     given: dict[str, str] = {}

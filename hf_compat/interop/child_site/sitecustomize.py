@@ -1,6 +1,6 @@
-"""Read by every Python that starts with this folder in PYTHONPATH: those that a script under `hf-compat run` starts.
+"""Prepare the patch in every Python process that a script under `hf-compat run` starts.
 
-Python reads one `sitecustomize` alone: this one hands over to the one that would have been read.
+Its folder is in PYTHONPATH. Python reads one `sitecustomize` only, so this one runs the other one, too.
 """
 
 from __future__ import annotations
