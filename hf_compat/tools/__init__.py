@@ -1,1 +1,1 @@
-"""What helps somebody move: it reads the core, and the core never reads it."""
+"""Commands and methods that help to move a script. They read the core, and the core never imports them."""

@@ -1,1 +1,1 @@
-"""The commands that read scripts and runs: one module each, named as the command."""
+"""The commands that read scripts and runs, each in the module of its name."""

@@ -1,1 +1,1 @@
-"""One script under transformers and here: run twice, recorded, compared. HF words only; prints nothing."""
+"""Run one script under transformers and here, record both runs, and compare the records."""

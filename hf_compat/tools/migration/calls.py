@@ -117,7 +117,7 @@ def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
         _rewrite_dict(display, source, dict(items))
     imported = source.imported(call.func)
     positional = [one for one in call.args if one.keyword is None and not one.star]
-    # Other arguments stood at these places in earlier releases
+    # Earlier releases had other arguments at these places
     if function is None and imported not in ("functools.partial", "dataclasses.replace") and len(positional) > 1:
         reason = "positional arguments after output_dir have changed their places: name them"
         source.list(call, source.code(positional[1].value), reason)

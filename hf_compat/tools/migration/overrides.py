@@ -141,7 +141,7 @@ def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
     renamed = [name for name in own if name not in plain]
     if all(own.index(name) < len(today) and "=" not in today[own.index(name)] for name in renamed):
         return [(index, one) for index, one in enumerate(today) if index >= len(own)]
-    if method.name.value in _BY_KEYWORD:  # parameters of the user's own stand between
+    if method.name.value in _BY_KEYWORD:  # the user's own parameters are between
         return [(len(own) + n, one) for n, one in enumerate(o for o in today if o.partition("=")[0] not in own)]
     return None
 

@@ -1,4 +1,4 @@
-"""Tell what an expression is, as far as its source says: a trainer, training arguments, a callback, or their class."""
+"""Find out what an expression is, as far as its source says: a trainer, arguments, a callback, or their class."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What would go wrong in a run, found before it: one update, one evaluation and one save on a copy of its state."""
+"""Find what would go wrong in a run: one update, one evaluation and one save on a copy of its state."""
