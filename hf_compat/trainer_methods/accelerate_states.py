@@ -78,7 +78,7 @@ class StateFolder:
         self._partial.clear()
 
     def agree_on(self, act: Callable[[], None]) -> None:
-        """Run a part of a save on all ranks. If one fails, all remove their hidden files.
+        """Run a part of a save on all ranks. A rank that fails removes its hidden files, and all raise.
 
         Raises:
             CheckpointWriteError: A file cannot be written.
@@ -251,7 +251,6 @@ class StateMembers(ProcessMembers):
             numbered("optimizer.bin", index): self._holder_of(one).whole_optimizer_state(unprepared(one))
             for index, one in enumerate(self._optimizers)
         }
-
         folder.agree_on(functools.partial(self._write, folder, weights, plain, safe_serialization))
         folder.agree_on(folder.rename)
         self.save_iteration += 1
