@@ -48,7 +48,9 @@ Way = tuple[int, str]  # ranks and engine
 def words_of(way: Way) -> tuple[str, ...]:
     """Return the words of a life: as many samples an update whatever the number of ranks."""
     world, engine = way
-    return (*COMMON, *GPT2, f"gradient_accumulation_steps={4 // world}", *ENGINES[engine])
+    # 15 updates: the last is logged. As upstream, `train_loss` counts the first rank's share of updates since the last
+    # log, and the ranks of the last update need not be those of the last life.
+    return (*COMMON, *GPT2, f"gradient_accumulation_steps={4 // world}", "logging_steps=3", *ENGINES[engine])
 
 
 def drawn(chance: random.Random) -> Way:
