@@ -131,7 +131,7 @@ def test_a_configuration_that_cannot_work(liger, make_args, config, words):
 
 
 def test_what_has_no_effect_is_warned_about(liger, make_args):
-    with pytest.warns(UserWarning, match="is no `PreTrainedModel` of transformers"):
+    with pytest.warns(UserWarning, match="is not a `PreTrainedModel` of transformers"):
         Trainer(toy.Classifier(), make_args(**LIGER, max_steps=1), train_dataset=toy.rows()).train()
     with pytest.warns(UserWarning, match="no kernels for models of the type 'bert'"):
         Trainer(toy.tiny_bert(), make_args(**LIGER))
