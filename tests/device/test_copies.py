@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 import torch
 import toy
+import transformers
 from pretended import RaceError, pretended_device
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import nested_numpify
@@ -73,6 +75,32 @@ def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu, non_blocking,
     sums = [first.sum(), *(batch.sum() for batch in batches)]
     assert gpu.waits().get("h2d", 0) == waits
     assert [float(one) for one in sums] == rows.reshape(3, -1).sum(1).tolist()
+
+
+@pytest.mark.parametrize(("non_blocking", "accumulation"), [(True, 1), (True, 3), (False, 1), (False, 3)])
+def test_batches_are_on_their_way_no_later_than_under_transformers(tmp_path, non_blocking, accumulation):
+    found = []
+    for api in (transformers, hf_compat):
+        begun, waited = [], []
+
+        class Watched(toy.Classifier):
+            def forward(self, x, labels=None):
+                begun.append(gpu.count["h2d"])
+                waited.append(gpu.count["wait:h2d"])
+                return super().forward(x, labels)
+
+        with pretended_device() as gpu:
+            args = api.TrainingArguments(
+                str(tmp_path), num_train_epochs=1, gradient_accumulation_steps=accumulation, report_to="none",
+                per_device_train_batch_size=4, disable_tqdm=True, accelerator_config={"non_blocking": non_blocking},
+            )  # fmt: skip
+            trainer = api.Trainer(Watched(), args, train_dataset=toy.rows())
+            gpu.count.clear()
+            trainer.train()
+        found.append(([number - begun[-1] for number in begun], waited[-1] - waited[0]))  # the last has all batches
+    (theirs, their_waits), (ours, our_waits) = found
+    assert len(theirs) == len(ours) and all(mine >= their for mine, their in zip(ours, theirs, strict=True))
+    assert our_waits <= their_waits and (our_waits == 0) is non_blocking
 
 
 def test_a_batch_that_is_used_before_its_copy_is_a_race(gpu):

@@ -3,7 +3,7 @@
     .venv/bin/python tests/gpu/run.py [--only NAME ...] [--rounds 3]
 
 Two checks repeat what `tests/device` does on a pretended GPU: all configurations under both trainers, and what an
-update, a log, an evaluation and a save wait for, of which a table compares the two.
+update, a log, an evaluation and a save wait for. One table has both.
 
 Prints a line a check; one that this machine cannot make is left out, with the reason. The exit status is 0 when no
 check is bad, 1 when one is, and 2 without a GPU.
@@ -196,10 +196,27 @@ def configurations(rounds: int) -> tuple[bool, str]:
 def waits_and_kernels(rounds: int) -> tuple[bool, str]:
     """Nothing waits for the device more often than under transformers, here and on the pretended one."""
     tables = [_on_this_gpu("waits.py", *words) for words in ((), ("--real",))]
-    for title, done in zip(("pretended", "real"), tables, strict=True):
-        print(f"          {title}", *(line for line in done.stdout.splitlines() if line.startswith("|")), sep="\n")
+    print(*side_by_side(*(done.stdout for done in tables)), sep="\n")
     ends = [done.stdout.strip().rpartition("\n")[2] for done in tables]
     return all(done.returncode == 0 for done in tables), f"pretended: {ends[0]}; real: {ends[1]}"
+
+
+def side_by_side(pretended: str, real: str) -> list[str]:
+    """Join the tables of two runs of `waits.py`: a row a configuration and moment, transformers and ours on both."""
+    rows = [
+        "| configuration | moment | pretended: transformers, ours | real: transformers, ours |",
+        "|---|---|---|---|",
+    ]
+    one, other = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+        for text in (pretended, real)
+    )
+    moments = [head.partition(":")[0] for head in one[0][1:]] if one else []
+    there = {line[0]: line[1:] for line in other[2:]}
+    for name, *cells in one[2:]:
+        for moment, cell, measured in zip(moments, cells, there.get(name, ["not measured"] * len(cells)), strict=True):
+            rows += [f"| {name} | {moment} | {cell} | {measured} |"] if cell else []
+    return rows
 
 
 def _on_this_gpu(script: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -68,6 +68,17 @@ def test_waits_are_counted_in_a_trace(run):
     assert run["count_synchronisations"](names) == {"cudaStreamSynchronize": 1, "Memcpy DtoH": 1}
 
 
+def test_one_table_has_what_both_devices_wait_for(run):
+    head = "| waits (kernels) | update: transformers, ours | save: transformers, ours |\n|---|---|---|\n"
+    rows = run["side_by_side"](f"{head}| plain | 5 (2), 3 (1) | 9 (0), 4 (0) |\n| bf16 | 5 (2), 3 (2) |  |\nabove: 0",
+                               f"said\n{head}| plain | 6 (2), 4 (1) | 8 (0), 3 (0) |\n")  # fmt: skip
+    assert rows[2:] == [
+        "| plain | update | 5 (2), 3 (1) | 6 (2), 4 (1) |",
+        "| plain | save | 9 (0), 4 (0) | 8 (0), 3 (0) |",
+        "| bf16 | update | 5 (2), 3 (2) | not measured |",
+    ]
+
+
 def test_the_losses_that_are_compared_are_those_that_were_logged(run):
     import hf_compat
 
