@@ -132,7 +132,7 @@ def test_a_lost_connection_is_a_dead_worker(seconds, text, kind, message):
     lost = Lost(worker, text)
     try:
         with pytest.raises(kind, match=message):
-            loader._next_batch(lost, lost.__next__)
+            loader._reader(lost)()
     finally:
         worker.kill()
         worker.join()
