@@ -478,14 +478,14 @@ class BackgroundWriter:
     """Runs one write at a time beside the training. The next call raises its error. The process exits after it."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._begun = threading.Lock()  # taken once, by the write or by the caller that gives it up
+        # The lock is taken once, by the write or by the caller that gives it up
+        self._write: tuple[threading.Thread, threading.Lock] | None = None
         self._error: BaseException | None = None
 
     def submit(self, *parts: Callable[[], None]) -> None:
         """Start a write of several parts. First wait for the write before, and raise its error."""
         self.wait()
-        self._begun = begun = threading.Lock()
+        begun = threading.Lock()
 
         def run() -> None:
             try:
@@ -495,12 +495,13 @@ class BackgroundWriter:
                 self._error = error
 
         # no daemon, so that the interpreter does not exit before the checkpoint is complete
-        self._thread = threading.Thread(target=run, name="hf_compat-checkpoint", daemon=False)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="hf_compat-checkpoint", daemon=False)
+        self._write = thread, begun
+        thread.start()
 
     def check(self) -> None:
         """Raise the error of a write that has ended."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._write is not None and not self._write[0].is_alive():
             self.wait()
 
     def wait(self) -> None:
@@ -515,10 +516,11 @@ class BackgroundWriter:
         Ctrl-C may come while the thread starts. A write that has not begun by now never does. One that has can be
         joined: a thread that runs has been started, whatever `Thread.start` had time to note.
         """
-        if self._thread is not None:
-            if not self._begun.acquire(blocking=False):
-                self._thread.join()
-            self._thread = None
+        if self._write is not None:
+            thread, begun = self._write
+            if not begun.acquire(blocking=False):
+                thread.join()
+            self._write = None
         error, self._error = self._error, None
         return error
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import hf_compat
 from hf_compat import HFCallbackAdapter, HFDataModule, HFModule, LightningCallbackAdapter, TrainingArguments
 from hf_compat.engine import strategies
-from hf_compat.errors import LossError
+from hf_compat.errors import LossError, UnsupportedArgument
 from hf_compat.native import loading
 from hf_compat.optim.optimizers import check_request
 from hf_compat.runtime import collectives
@@ -231,7 +231,8 @@ def test_a_process_joins_a_group_of_its_device(gpus, tmp_path, monkeypatch, opti
 
 @pytest.mark.parametrize(("device", "backend", "shown"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", "cpu:1")])
 def test_deepspeed_is_started_on_the_device(gpus, monkeypatch, device, backend, shown):
-    deepspeed = pytest.importorskip("deepspeed")
+    import deepspeed
+
     asked = []
     monkeypatch.setattr(deepspeed, "init_distributed", lambda name, **_: asked.append(name))
     strategy = object.__new__(strategies.HFDeepSpeedStrategy)
@@ -267,6 +268,9 @@ def test_a_loss_without_numbers_is_refused(gpus, tmp_path):
 
 
 @pytest.mark.parametrize("use_cpu", [False, True])
-def test_adalomo_needs_a_gpu_on_the_machine(gpus, tmp_path, use_cpu):
-    pytest.importorskip("lomo_optim")
-    check_request(TrainingArguments(tmp_path, optim="adalomo", use_cpu=use_cpu), toy.Classifier())
+def test_adalomo_needs_a_gpu_on_the_machine(gpus, tmp_path, monkeypatch, use_cpu):
+    args = TrainingArguments(tmp_path, optim="adalomo", use_cpu=use_cpu)
+    assert check_request(args, toy.Classifier()) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedArgument, match="GPU"):
+        check_request(args, toy.Classifier())

@@ -14,7 +14,8 @@ import pytest
 pytestmark = pytest.mark.real_python
 
 HERE = Path(__file__).resolve().parent
-SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+# one write, as two ranks share the pipe
+SLEEPING = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
