@@ -9,6 +9,7 @@ import pytest
 import torch
 import toy
 import transformers
+import yaml
 from pretended import pretended_device
 from torch import nn
 from torch.utils.data import DataLoader
@@ -21,7 +22,9 @@ from hf_compat.native import loading
 from hf_compat.optim.optimizers import check_request
 from hf_compat.runtime import collectives
 from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
+from hf_compat.tools.ejection.project import eject
 from hf_compat.tools.ejection.recording import Recorder
+from hf_compat.tools.until_train import CapturedTrain
 
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
 NATIVE = {"report_to": "none", "per_device_train_batch_size": 4}
@@ -198,6 +201,18 @@ def test_a_preflight_leaves_what_all_devices_draw(gpus, tmp_path, monkeypatch):
 def test_a_generator_of_the_device_is_not_written_as_one_of_the_cpu(gpus, tmp_path):
     write = Expressions(Recorder(tmp_path), ProjectFiles())
     assert write.of(torch.Generator().manual_seed(4)) == "torch.Generator().manual_seed(4)"
+
+
+@pytest.mark.parametrize(
+    ("use_cpu", "expected"), [(False, ("auto", "16-mixed")), (True, ("cpu", "32-true"))], ids=["gpu", "cpu"]
+)
+@pytest.mark.filterwarnings("ignore:`fp16=True` has no effect")
+def test_a_project_trains_on_the_kind_of_device_that_its_run_had(gpus, tmp_path, use_cpu, expected):
+    trainer = trainer_of(tmp_path / "run", fp16=True, use_cpu=use_cpu)
+    captured = CapturedTrain(trainer=trainer, positional=(), keywords={})
+    eject(captured, Recorder(tmp_path), "script.py", tmp_path / "project")
+    settings = yaml.safe_load((tmp_path / "project" / "config.yaml").read_text())["trainer"]
+    assert (settings["accelerator"], settings["precision"]) == expected
 
 
 def test_a_search_frees_the_memory_of_each_trial(gpus, tmp_path):
