@@ -102,7 +102,7 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
     """
     root = Path(folder)
     if not os.path.isdir(root):
-        return [f"{folder} is no folder"], Edits()
+        return [f"{folder} is not a folder"], Edits()
     try:
         if not has_manifest(root):
             return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
@@ -176,7 +176,7 @@ def seal_edited(folder: str) -> str:
     """
     root = Path(folder)
     if not os.path.isdir(root):
-        raise ArgumentError(f"{folder} is no folder.\n\nHint: name a checkpoint-<updates> folder.")
+        raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
     before = find_edits(folder) if has_manifest(root) and read_manifest(root) is not None else None
     if before is not None:
         wrong = problems_of_named(folder)[0]

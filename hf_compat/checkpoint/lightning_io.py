@@ -192,7 +192,7 @@ def _check_target(target: str) -> None:
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
-        raise ArgumentError(f"{target} cannot be written: {parent} is no folder that you may write to.")
+        raise ArgumentError(f"{target} cannot be written: you may not write to the folder {parent}.")
 
 
 @contextlib.contextmanager

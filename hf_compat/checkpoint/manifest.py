@@ -511,7 +511,7 @@ def problems(folder: str) -> list[str]:
     """List what is wrong with a checkpoint folder. Every reader can read one with which nothing is wrong."""
     root = Path(folder)
     if not os.path.isdir(root):
-        return [f"{folder} is no folder"]
+        return [f"{folder} is not a folder"]
     try:
         if not has_manifest(root):
             return list(judge_unlisted(root))

@@ -1,7 +1,7 @@
 """`RunState` holds what a run needs beyond HF's files to continue exactly.
 
 `run_state.pt` holds plain values and tensors only, so it loads with `weights_only=True`. `resume_point` says where a
-run continues, whoever wrote the checkpoint. States of users' callbacks and modules are made plain here.
+run continues, also from a checkpoint of transformers. States of users' callbacks and modules are made plain here.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class ResumePoint:
 
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Decide where a run continues, whoever wrote its checkpoint.
+    """Decide where a run continues, from a checkpoint of this package, of transformers or of Lightning.
 
     Args:
         state: The run state of the checkpoint. None if `transformers` wrote it.

@@ -215,7 +215,7 @@ def test_what_is_no_checkpoint_is_not_sealed(run, tmp_path, capsys):
     for folder in (run, tmp_path / "nowhere"):
         assert main(["seal", str(folder)]) == 2
         assert not (folder / "manifest.json").exists()
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_a_folder_of_transformers_may_lack_its_optimizer_when_it_is_named(run, make_args):

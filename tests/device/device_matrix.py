@@ -18,10 +18,12 @@ import importlib
 import importlib.util
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -123,6 +125,12 @@ def run_all(names: list[str], folder: Path, jobs: int, kind: str) -> None:
         list(pool.map(lambda one: run_forked(one[0], one[1], folder / one[0], kind), work))
 
 
+def run_apart(folder: Path, names: Iterable[str], kind: str = "cuda") -> None:
+    """Run configurations from a process of their own, for a test whose process has threads: a fork inherits locks."""
+    command = [sys.executable, __file__, "--kind", kind, "--keep", str(folder), *names]
+    subprocess.run(command, check=False, capture_output=True, timeout=500)  # `verdict` says what differs
+
+
 def _differences(names: list[str]) -> dict:
     return {name: difference for name, difference in IN_ONE_PROCESS.items() if name in names}
 
@@ -139,11 +147,9 @@ def verdict(folder: Path, name: str, kind: str = "cuda") -> tuple[str, str]:
     reason = NOT_COMPARED.get(kind, {}).get(name)
     if reason is None:
         return found
-    return (
-        ("DIFFERENT", f"not compared without a reason: {reason}")
-        if found[0] != "DIFFERENT"
-        else ("not compared", reason)
-    )
+    if found[0] == "DIFFERENT":
+        return "not compared", reason
+    return "DIFFERENT", f"not compared without a reason: {reason}"
 
 
 def _found(folder: Path, name: str) -> tuple[str, str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-MATRIX = Path(__file__).resolve().parent / "device_matrix.py"
-sys.path.append(str(MATRIX.parent))
+sys.path.append(str(Path(__file__).resolve().parent))
 
-from device_matrix import verdict
+from device_matrix import run_apart, verdict
 from pretended import pretended_device
 from waits import APIS, CONFIGURATIONS, difference, waits
 
@@ -26,9 +24,7 @@ def folder(tmp_path_factory, request):
     wanted = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")
               and item.path == request.path and "name" in item.callspec.params}  # fmt: skip
     made = tmp_path_factory.mktemp("device")
-    # A process of its own: this one has threads, whose locks a fork would inherit
-    command = [sys.executable, str(MATRIX), "--keep", str(made), *(name for name in SAMPLE if name in wanted)]
-    subprocess.run(command, check=False, capture_output=True, timeout=500)  # what differs, each test says
+    run_apart(made, (name for name in SAMPLE if name in wanted))
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import toy
 import transformers
-from device_matrix import verdict
+from device_matrix import run_apart, verdict
 from pretended import pretended_device
 
 import hf_compat
@@ -36,14 +36,13 @@ def environment(monkeypatch):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("mps")
-    command = [sys.executable, str(HERE / "device_matrix.py"), "--kind", "mps", "--keep", str(made), *SAMPLE]
-    subprocess.run(command, check=False, capture_output=True, timeout=500)  # what differs, each test says
+    run_apart(made, SAMPLE, "mps")
     return made
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_apples_equals_transformers(folder, name):
-    word, text = verdict(folder, name)
+    word, text = verdict(folder, name, "mps")
     assert word in ("equal", "explained"), text
 
 

@@ -55,3 +55,11 @@ def test_the_files_that_the_code_map_names_exist():
     assert "engine/module.py" in named, "the pattern finds what it should"
     for name in named:
         assert (ROOT / "hf_compat" / name).exists(), name
+
+
+def test_the_checks_of_a_complete_checkpoint_are_named_as_in_the_code():
+    section = (ROOT / "docs" / "faults.md").read_text().partition("## How a complete checkpoint is recognised")[2]
+    named = re.findall(r"^\| `(\w+)\.(\w+)` \|", section.partition("\n## ")[0], flags=re.MULTILINE)
+    sources = {path.stem: path.read_text() for path in (ROOT / "hf_compat").rglob("*.py") if path.stem != "__init__"}
+    assert len(named) >= 10
+    assert [f"{file}.{name}" for file, name in named if f"def {name}(" not in sources.get(file, "")] == []

@@ -284,7 +284,7 @@ class ModelState(abc.ABC):
 
 
 class TorchState(ModelState):
-    """A model with an optimizer of torch: its state is read from one file, or from shards, whoever wrote them."""
+    """A model with an optimizer of torch, whose state is one file or shards, of this package or of transformers."""
 
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
         if has_optimizer_shards(folder):
