@@ -277,6 +277,7 @@ def test_a_native_module_refuses_what_a_trainer_refuses(make_args):
 def test_a_model_that_is_spread_over_processes_already(make_args):
     from torch import distributed, nn
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import distribute_tensor
 
     model = toy.Classifier()
@@ -286,5 +287,9 @@ def test_a_model_that_is_spread_over_processes_already(make_args):
         model.outer.bias = nn.Parameter(distribute_tensor(model.outer.bias.data, mesh))
         with raises(UnsupportedArgument, "'outer.bias' is spread over processes", "Hint"):
             Trainer(model, make_args(), train_dataset=toy.rows(4))
+        with_adapters = nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=mesh), nn.Linear(2, 2))
+        with_adapters.is_distributed_loading_by_transformers = True
+        with raises(UnsupportedArgument, "'1.weight' is whole", "Hint: load the model whole, add the adapters"):
+            Trainer(with_adapters, make_args(), train_dataset=toy.rows(4))
     finally:
         distributed.destroy_process_group()

@@ -174,6 +174,7 @@ def _check_shards(model: nn.Module) -> None:
     """Refuse a model that is spread over processes otherwise than by FSDP 2, and one with whole parameters beside."""
     if "torch.distributed.tensor" not in sys.modules:
         return
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     meshes = {
@@ -181,7 +182,8 @@ def _check_shards(model: nn.Module) -> None:
         for name, p in model.named_parameters()
         if isinstance(p.data, DTensor)
     }
-    by_fsdp = type(model).__name__[:4] == "FSDP"
+    parts = model.modules() if is_sharded_when_loaded(model) else [model]  # adapters wrap what was loaded
+    by_fsdp = any(isinstance(part, FSDPModule) for part in parts)
     split = next((name for name, axes in meshes.items() if not by_fsdp or _NOT_FSDP.intersection(axes)), None)
     if split is not None:
         raise UnsupportedArgument(

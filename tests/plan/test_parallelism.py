@@ -46,6 +46,24 @@ def test_what_cannot_run_is_refused_with_the_reason(args_of, sizes, values, word
     assert "Hint" in str(raised.value) and str(raised.value) in explain(args).refused
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reshard_after_forward": False}, "counts for `state_dict_type` alone"),
+        ({"state_dict_type": "FULL_STATE_DICT"}, None),
+    ],
+)
+def test_other_shards_than_those_of_a_loaded_model_are_not_made(args_of, recwarn, options, words):
+    model = toy.Classifier()
+    model.is_distributed_loading_by_transformers = True
+    plan = translate(args_of(fsdp=True, fsdp_config=options), model=model)
+    told = [
+        str(warning.message) for warning in recwarn if "`from_pretrained` has sharded the model" in str(warning.message)
+    ]
+    assert plan.strategy == "fsdp2" and plan.strategy_options["plan"].reshard_after_forward
+    assert not told if words is None else words in told[0]
+
+
 def test_a_trainer_refuses_it_when_it_is_made(make_args):
     args = make_args(parallelism_config=ParallelismConfig(tp_size=2))
     with pytest.raises(UnsupportedArgument, match="tensor parallelism"):
