@@ -138,10 +138,9 @@ class FusedStepping(Stepping):
 
     def detach(self) -> None:
         """Remove its hooks from the parameters, which another optimizer may train next."""
-        hook = self._hook
         for parameter in self._parameters():
             own = parameter._backward_hooks or {}
-            for key in [key for key, found in own.items() if found is hook]:
+            for key in [key for key, found in own.items() if found is self._hook]:
                 del own[key]
 
     @property

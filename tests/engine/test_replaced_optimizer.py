@@ -77,3 +77,23 @@ def test_another_accumulation_within_a_training_is_warned_of(tmp_path):
     with pytest.warns(HfCompatWarning, match="`gradient_accumulation_steps` was set to 2 during training"):
         trainer, _ = trained(tmp_path, accumulate)
     assert trainer.state.global_step == 10
+
+
+class Fused(torch.optim.SGD):
+    """An optimizer that runs the backward pass, as LOMO does."""
+
+    rates: list[float]
+
+    def fused_backward(self, loss, lr):
+        self.rates.append(lr)
+        loss.backward()
+
+
+def test_an_optimizer_that_runs_the_backward_pass_gets_it_when_it_is_put_in_place(tmp_path):
+    def fuse(trainer):
+        trainer.optimizer = Fused(trainer.model.parameters(), lr=0.25)
+        trainer.optimizer.rates = rates
+
+    rates: list[float] = []
+    trained(tmp_path, fuse, max_grad_norm=0.0)
+    assert rates == [0.1] * 5  # found when the fifth update ends; as upstream, the rate is that of the schedule
