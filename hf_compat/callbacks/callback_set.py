@@ -130,7 +130,7 @@ def refuse(callback: pl.Callback, place: str) -> None:
             raise CallbackError(f"Lightning's {name} cannot work {place}: {why}.\n\nHint: {hints[place]}.")
 
 
-def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
+def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule) -> None:
     """Refuse a `lightning.Trainer`'s callbacks that cannot work with an HFModule.
 
     A callback added by a `Tuner` is removed first, as the trainer may fit again after the refusal.
@@ -145,19 +145,32 @@ def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
             if getattr(callback, "_early_exit", False):
                 callbacks.remove(callback)
             raise
-        check_backbone(callback, model)
+        check_model_of(callback, module.model, module)  # type: ignore[arg-type]  # an HFModule's
 
 
-def check_backbone(callback: pl.Callback, model: nn.Module) -> None:
-    """Refuse BackboneFinetuning for a model without a backbone.
+def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) -> None:
+    """Refuse a Lightning callback that cannot work with this model.
+
+    Args:
+        callback: The callback.
+        model: The model.
+        trained: The model, or the module that holds it and may have parts beside it.
 
     Raises:
-        CallbackError: The model has none.
+        CallbackError: BackboneFinetuning without a backbone, StochasticWeightAveraging with a batch norm.
     """
     if isinstance(callback, lightning_callbacks.BackboneFinetuning) and backbone_of(model) is None:
         raise CallbackError(
             f"BackboneFinetuning unfreezes the model's `backbone`, and {type(model).__name__} has none.\n\n"
             "Hint: name the part `backbone`, or write a BaseFinetuning that freezes parts of `pl_module.model`."
+        )
+    if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in trained.modules()
+    ):
+        raise CallbackError(
+            "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
+            "of the run. It is an epoch without updates, which only automatic optimization can make.\n\n"
+            "Hint: use lightning's WeightAveraging, which averages buffers too."
         )
 
 
@@ -252,14 +265,7 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
             "Hint: split it into two classes and pass both."
         )
     refuse(callback, IN_TRAINER)
-    check_backbone(callback, model)
-    if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    ):
-        raise CallbackError(
-            "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
-            "that the arguments ask for.\n\nHint: use lightning's WeightAveraging, which averages buffers too."
-        )
+    check_model_of(callback, model, model)
     uncalled = hooks_of_user(callback, _NEVER)
     if uncalled:
         warnings.warn(

@@ -66,6 +66,7 @@ from hf_compat.native.steps import (
     forget_updates,
     keep_monitor,
     leave_epoch,
+    optimizers_of,
     read_when_due,
     seed_from,
     step_plateau,
@@ -280,7 +281,7 @@ class HFModule(OverridePoints, LoadableModule):
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self, HFModule)
             check_mechanics(self.steps.args, self.trainer)
-            refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
+            refuse_native(self.trainer.callbacks, self)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
         prepare_lightning_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
@@ -399,7 +400,8 @@ class HFModule(OverridePoints, LoadableModule):
             refuse_late(self, self._optimized)
         self._optimized = None
         if not self.automatic_optimization:
-            if not self._has_own_step or len(self.trainer.optimizers) == 1:
+            count = len(optimizers_of(self.trainer))
+            if count == 1 or not self._has_own_step or (count == 0 and self._returns_loss_for_updates):
                 adopt_optimizer(self.trainer, self.steps)
             if isinstance(self.trainer.train_dataloader, Windows):
                 forget_updates(self.trainer)
@@ -407,7 +409,7 @@ class HFModule(OverridePoints, LoadableModule):
         super().on_fit_start()
         if self._has_own_step:
             serve_own_step(self, self.stepping)
-            if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
+            if self._returns_loss_for_updates and len(optimizers_of(self.trainer)) == 1:
                 self._author = vars(self.steps)["training_step"] = AuthorStep(self, self.steps)
                 self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
             elif not self.automatic_optimization:

@@ -6,13 +6,13 @@ The steps of HF's switch schedule-free optimizers themselves, and count their mi
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -73,7 +73,7 @@ class AuthorStep:
     def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
         self.module, self.steps = module, steps
         self.step: Step = type(module).training_step.__get__(module)
-        self.takes_index = "batch_idx" in inspect.signature(self.step).parameters
+        self.takes_index = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
         self.runs, self.batch_idx = False, 0
         self.batch: Batch = None
         self.output: Mapping[str, object] | None = None

@@ -409,15 +409,20 @@ def _check_endless_schedule(steps: NativeSteps) -> None:
         )
 
 
+def optimizers_of(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
+    """List the optimizers, without Lightning's stand-in for a `configure_optimizers` that returned None."""
+    return [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
+
+
 def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
     """Let the steps work with the optimizer that a subclass, or LightningCLI, has configured.
 
     Its schedule stays Lightning's, stepped at the interval that it was configured with.
 
     Raises:
-        ArgumentError: There are several: an update of HF's has one.
+        ArgumentError: There are none or several: an update of HF's has one.
     """
-    made = trainer.optimizers
+    made = optimizers_of(trainer)
     if len(made) != 1:
         raise ArgumentError(
             f"`configure_optimizers` returned {len(made)} optimizers; an update of an HFModule takes one.\n\n"

@@ -12,7 +12,7 @@ from lightning.pytorch import callbacks as plc
 from lightning.pytorch.loggers import CSVLogger
 from toy import EVENTS, Classifier, rows
 
-from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
+from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback
 from hf_compat.errors import CallbackError, HfCompatWarning
 
 TOLD = [event for event in EVENTS if event != "on_init_end"]  # which comes before any run
@@ -353,6 +353,17 @@ def test_averaging_that_needs_another_epoch_is_refused(make_args):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     with pytest.raises(CallbackError, match="WeightAveraging"):
         make(make_args, [plc.StochasticWeightAveraging(1e-2)], model=model)
+
+
+def test_it_is_refused_with_an_hf_module_too(make_args):
+    module = HFModule(Classifier(), make_args())
+    module.beside = torch.nn.BatchNorm1d(8)
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        callbacks=[plc.StochasticWeightAveraging(1e-2)],
+    )  # fmt: skip
+    with pytest.raises(CallbackError, match="an epoch without updates"):
+        trainer.fit(module, HFDataModule(None, rows(16)))
 
 
 def test_hooks_that_never_come_are_warned_about(make_args):

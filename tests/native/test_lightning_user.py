@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.errors import ArgumentError, DataError, HfCompatWarning
+from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -350,10 +350,25 @@ def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
         assert "configure_optimizers" not in vars(module)
 
 
-def test_several_optimizers_are_refused(make, lightning):
-    class Own(HFModule):
-        def configure_optimizers(self):
-            return [torch.optim.SGD(self.parameters(), lr=0.5), torch.optim.SGD(self.parameters(), lr=0.1)]
+RETURNS_A_LOSS = {"training_step": lambda self, batch, batch_idx: self.model(**batch)["loss"]}
 
-    with pytest.raises(ArgumentError, match="returned 2 optimizers"):
-        lightning().fit(Own(Classifier(), make()), HFDataModule(make(), rows(12)))
+
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+@pytest.mark.parametrize(
+    ("count", "methods", "message"),
+    [
+        (2, {}, "returned 2 optimizers"),
+        (0, {}, "returned 0 optimizers"),
+        (None, {}, "returned 0 optimizers"),
+        (2, RETURNS_A_LOSS, "made no backward pass"),
+        (0, RETURNS_A_LOSS, "returned 0 optimizers"),
+        (None, RETURNS_A_LOSS, "returned 0 optimizers"),
+    ],
+)
+def test_anything_but_one_optimizer_is_refused(make, lightning, count, methods, message):
+    def configure_optimizers(self):
+        return None if count is None else [torch.optim.SGD(self.parameters(), lr=0.5) for _ in range(count)]
+
+    kind = type("Own", (HFModule,), {"configure_optimizers": configure_optimizers, **methods})
+    with pytest.raises((ArgumentError, OverrideError), match=message):
+        lightning().fit(kind(Classifier(), make()), HFDataModule(make(), rows(12)))

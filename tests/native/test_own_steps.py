@@ -62,13 +62,20 @@ class Calls(HFModule):
         return super().training_step(batch, batch_idx)
 
 
+class OtherNames(HFModule):
+    """Lightning passes the number of a batch by position to a step with a second parameter."""
+
+    def training_step(self, inputs, number):
+        return super().training_step(inputs, number)
+
+
 class ItsLoss(HFModule):
     def training_step(self, batch, batch_idx):
         return 1.0 * super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("kind", [NoAutomatic, Mapping, Calls, ItsLoss])
+@pytest.mark.parametrize("kind", [NoAutomatic, Mapping, Calls, OtherNames, ItsLoss])
 def test_a_loss_that_a_step_returns_is_what_hfs_updates_are_made_of(make, lightning, kind, accumulation):
     found = []
     for each in (HFModule, kind):
