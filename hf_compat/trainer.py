@@ -278,16 +278,38 @@ class Trainer(
         self._saver.background.wait()
         self._memory_tracker.start()
         wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
+        is_of_search = trial is not None and self.hp_search_backend is not None
+        unloadable: dict[str, str] = {}  # checkpoints that turned out to be damaged, with the reasons
+        self.is_in_train = True
         try:
             if trial is None:  # a trial never resumes from another one's checkpoint
                 wanted = self._callbacks.checkpoint_of_exception(wanted)
-            return self._train_from(wanted, trial, ignore_keys_for_eval)
+            with naming_absent_ranks():
+                self._refuse_late_overrides()
+                compare_arguments(self.args, wanted)
+                with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
+                    while True:
+                        with self._resumer.trying(wanted, unloadable) as checkpoint:
+                            self._prepare_model_for_training(checkpoint, trial)
+                            with watching_for_overflow(self.model, self.args.debug):
+                                return run_with_fitting_batch_size(
+                                    self._inner_training_loop,
+                                    self._train_batch_size,
+                                    self.args.auto_find_batch_size,
+                                    args=self.args,
+                                    resume_from_checkpoint=checkpoint,
+                                    trial=trial,
+                                    ignore_keys_for_eval=ignore_keys_for_eval,
+                                )
         except BaseException as error:
             self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread
             close_bars(self.callback_handler)
             if self.is_world_process_zero():
                 mark_as_failed(self.callback_handler.callbacks, error)
             raise
+        finally:
+            self._remove_neftune_noise()
+            self.is_in_train = False
 
     def preflight(
         self, resume_from_checkpoint: str | bool | None = None, output_dir: str | None = None
@@ -311,32 +333,4 @@ class Trainer(
         from hf_compat.tools.preflight.checking import check  # a tool, so import it only here
 
         folder = str(self.args.output_dir) if output_dir is None else output_dir
-        return check(self, self._train_from, resume_from_checkpoint, folder)
-
-    def _train_from(
-        self, wanted: str | bool | None, trial: Trial = None, ignore_keys_for_eval: list[str] | None = None
-    ) -> TrainOutput:
-        def train(checkpoint: str | None) -> TrainOutput:
-            self._prepare_model_for_training(checkpoint, trial)
-            with watching_for_overflow(self.model, self.args.debug):
-                return run_with_fitting_batch_size(
-                    self._inner_training_loop,
-                    self._train_batch_size,
-                    self.args.auto_find_batch_size,
-                    args=self.args,
-                    resume_from_checkpoint=checkpoint,
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
-
-        self.is_in_train = True
-        try:
-            with naming_absent_ranks():
-                self._refuse_late_overrides()
-                compare_arguments(self.args, wanted)
-                is_of_search = trial is not None and self.hp_search_backend is not None
-                with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
-                    return self._resumer.train_from(wanted, train)
-        finally:
-            self._remove_neftune_noise()
-            self.is_in_train = False
+        return check(self, resume_from_checkpoint, folder)

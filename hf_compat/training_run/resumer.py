@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import lightning.pytorch as pl
 
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-_Trained = TypeVar("_Trained")
 
 
 class ResumeAt(StrEnum):
@@ -59,12 +58,15 @@ class ResumeAt(StrEnum):
 
 
 class Stage(NamedTuple):
-    """A part of a resume. `override` is the method of the Trainer that it calls, if a subclass may override one."""
+    """A part of a resume.
+
+    `override` is the method of the Trainer that a subclass may override. Without `by` the stage calls only that.
+    """
 
     at: ResumeAt
     restores: str
-    by: Callable[[Resumer, str], None]
-    override: str | None = None
+    override: str = ""
+    by: Callable[[Resumer, str], None] | None = None
 
 
 class Resumer:
@@ -85,24 +87,27 @@ class Resumer:
         self.weights_alone: str | None = None
         self.exact_rng: PlainState | None = None
 
-    def train_from(self, wanted: str | bool | None, train: Callable[[str | None], _Trained]) -> _Trained:
-        """Train from a checkpoint. The automatic resume takes an older one if a file turns out to be damaged."""
+    @contextlib.contextmanager
+    def trying(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
+        """Choose the checkpoint that is trained from within the context.
+
+        If a file turns out to be damaged, the automatic resume notes the checkpoint as unloadable. The next try takes
+        an older one.
+        """
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
         self.weights_alone = None
-        unloadable: dict[str, str] = {}
-        while True:
-            with self.chosen(wanted, unloadable) as checkpoint:
-                try:
-                    self.is_loading = checkpoint is not None
-                    return train(checkpoint)
-                except CheckpointError as error:
-                    is_whole = isinstance(error, CheckpointMismatch)
-                    if is_whole or not is_automatic or checkpoint is None or not self.is_loading:
-                        raise
-                    unloadable[checkpoint] = first_line(error).removesuffix(".")
-                finally:
-                    self.is_loading = False
-            self._host.optimizer = given_optimizer  # the one made for this checkpoint may have loaded a part
+        with self.chosen(wanted, unloadable) as checkpoint:
+            self.is_loading = checkpoint is not None
+            try:
+                yield checkpoint
+            except CheckpointError as error:
+                is_whole = isinstance(error, CheckpointMismatch)
+                if is_whole or not is_automatic or checkpoint is None or not self.is_loading:
+                    raise
+                unloadable[checkpoint] = first_line(error).removesuffix(".")
+                self._host.optimizer = given_optimizer  # the one made for this checkpoint may have loaded a part
+            finally:
+                self.is_loading = False
 
     @contextlib.contextmanager
     def chosen(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> Iterator[str | None]:
@@ -233,7 +238,10 @@ class Resumer:
         """
         for stage in STAGES if checkpoint is not None else ():
             if stage.at is moment and checkpoint is not None:
-                stage.by(self, checkpoint)
+                if stage.by is None:
+                    getattr(self._host, stage.override)(checkpoint)
+                else:
+                    stage.by(self, checkpoint)
 
     def restore_together(self, moment: ResumeAt, checkpoint: str | None) -> None:
         """Restore on all ranks of the run. If one fails, all do."""
@@ -346,39 +354,24 @@ class Resumer:
 
 
 STAGES: Sequence[Stage] = (
-    Stage(ResumeAt.MODEL_READY, "the model's weights", Resumer._load_weights, "_load_from_checkpoint"),
+    Stage(ResumeAt.MODEL_READY, "the model's weights", "_load_from_checkpoint", Resumer._load_weights),
     Stage(
         ResumeAt.STATE_NEW,
         "`state`: updates done, log history, best metric",
-        Resumer._load_state,
         "_init_training_state",
+        Resumer._load_state,
     ),
     Stage(
         ResumeAt.STATE_NEW,
         "states of HF callbacks and the control's flags",
-        lambda resumer, checkpoint: resumer._host._load_callback_state(),
         "_load_callback_state",
+        lambda resumer, checkpoint: resumer._host._load_callback_state(),
     ),
-    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", Resumer._load_position),
-    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", Resumer._load_lightning_callbacks),
-    Stage(
-        ResumeAt.OPTIMIZER_MADE,
-        "optimizer and schedule",
-        lambda resumer, checkpoint: resumer._host._load_optimizer_and_scheduler(checkpoint),
-        "_load_optimizer_and_scheduler",
-    ),
-    Stage(
-        ResumeAt.OPTIMIZER_MADE,
-        "the gradient scaler",
-        lambda resumer, checkpoint: resumer._host._load_scaler(checkpoint),
-        "_load_scaler",
-    ),
-    Stage(
-        ResumeAt.DATA_OPENED,
-        "random states of Python, NumPy and torch",
-        lambda resumer, checkpoint: resumer._host._load_rng_state(checkpoint),
-        "_load_rng_state",
-    ),
+    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", by=Resumer._load_position),
+    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", by=Resumer._load_lightning_callbacks),
+    Stage(ResumeAt.OPTIMIZER_MADE, "optimizer and schedule", "_load_optimizer_and_scheduler"),
+    Stage(ResumeAt.OPTIMIZER_MADE, "the gradient scaler", "_load_scaler"),
+    Stage(ResumeAt.DATA_OPENED, "random states of Python, NumPy and torch", "_load_rng_state"),
 )
 
 

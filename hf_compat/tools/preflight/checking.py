@@ -13,7 +13,7 @@ from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, 
 from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
 from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_followers, check_plan, check_space
 from hf_compat.tools.preflight.report import PreflightReport, line_of
-from hf_compat.tools.preflight.session import Session, Train, existing_parent, weights_in_bytes
+from hf_compat.tools.preflight.session import Session, existing_parent, weights_in_bytes
 from hf_compat.tools.preflight.surroundings import check_hub, check_trackers, tell_of_callbacks, tell_of_old_fields
 from hf_compat.tools.preflight.update import check_resumption, check_update
 from hf_compat.trainer import Trainer
@@ -40,9 +40,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
 )
 
 
-def check(
-    trainer: Trainer, train: Train, resume_from_checkpoint: str | bool | None, output_dir: str
-) -> PreflightReport:
+def check(trainer: Trainer, resume_from_checkpoint: str | bool | None, output_dir: str) -> PreflightReport:
     """Check a run before it begins. Afterwards the Trainer is as it was, bit for bit."""
     # A folder with room for a checkpoint, the same one for all processes
     needed = _SCRATCH_COPIES * weights_in_bytes(trainer.model)
@@ -53,8 +51,7 @@ def check(
     folder = broadcast_object(made)
     try:
         session = Session(
-            trainer=trainer, train=train, folder=folder, output_dir=output_dir,
-            resume_from_checkpoint=resume_from_checkpoint,
+            trainer=trainer, folder=folder, output_dir=output_dir, resume_from_checkpoint=resume_from_checkpoint
         )  # fmt: skip
         with naming_absent_ranks():
             for make in _CHECKS:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -18,7 +18,6 @@ from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.hf.metrics import TrainOutput
 from hf_compat.plan.lightning_plan import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
@@ -26,9 +25,6 @@ from hf_compat.tools.isolation.plan import real_path
 from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked, finding_of, line_of
 from hf_compat.tools.preflight.snapshot import Snapshot
 from hf_compat.trainer import Trainer
-
-# Trains from a checkpoint as the Trainer's own `train` does, even if a subclass overrides that.
-Train = Callable[[str | None], TrainOutput]
 
 # Values of arguments that would reach beyond an update, or beyond the scratch folder.
 _QUIET: Mapping[str, object] = {
@@ -57,7 +53,6 @@ class Session:
     """
 
     trainer: Trainer
-    train: Train
     folder: str  # the scratch folder of all processes of this machine
     output_dir: str
     resume_from_checkpoint: str | bool | None = None

@@ -17,6 +17,7 @@ from hf_compat.runtime.collectives import gather_objects
 from hf_compat.tools.preflight.data_checks import removed_column
 from hf_compat.tools.preflight.report import line_of
 from hf_compat.tools.preflight.session import Session, without_evaluation, without_workers
+from hf_compat.trainer import Trainer
 
 UPDATE, SAVE, LOAD = "update", "save", "load"
 _MOST_NAMES = 8
@@ -71,7 +72,7 @@ def check_update(session: Session) -> None:
             if session.has_error("workers"):  # a finding already, which need not stop this check
                 without_workers(session.trainer.args)
             try:
-                session.train(None)
+                Trainer.train(session.trainer, False)  # even if a subclass overrides it
             except Exception as error:
                 _report_error(session, probe, error)
             else:
@@ -258,7 +259,7 @@ def check_resumption(session: Session) -> None:
         without_evaluation(session.trainer.args)
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
-            session.train(wanted if isinstance(wanted, str) else _newest(session))
+            Trainer.train(session.trainer, wanted if isinstance(wanted, str) else _newest(session))
         except Exception as error:
             session.raised(error, "resume", f"The run cannot go on from {wanted}")
             return
