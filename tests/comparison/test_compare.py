@@ -50,7 +50,7 @@ def test_a_script_is_equal_and_the_users_files_stay(tmp_path):
     words = ("--output", output, CHANGED, "--workers", "2", "--hub-token", token)
     report, text = compared(tmp_path / "here", *words, status=0, cleans=False)
     assert_equal(report, text)
-    assert text.index("isolation: ") < text.index("the runs leave all in") and "isolation" in report
+    assert text.index("isolation: ") < text.index("both runs write into") and "isolation" in report
     for side in ("transformers", "hf_compat"):
         kept = Path(f"{output}/{side}/files{tmp_path}/here")
         assert (kept / "cache" / "3.txt").read_text() == "3" and len(list((kept / "cache").iterdir())) == 64

@@ -133,7 +133,7 @@ def compare(
     compat = compat or ("4" if sides[0].transformers.startswith("4.") else None)
     isolation = offered(str(folder), allowed, copy_limit)
     tell(isolation.told)
-    tell(f"the runs leave all in {folder}")
+    tell(f"both runs write into {folder}")
     reports: list[SideReport] = []
     for side in sides:
         if reports and reports[0].end.how == "interrupt":
