@@ -34,7 +34,7 @@ from hf_compat.runtime.console import brief
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.signals import StopSignals
-from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.runtime.text import check_callables, did_you_mean, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -145,6 +145,16 @@ class Trainer(
                     "`tokenizer` is the old name of `processing_class`.\n\nHint: pass only one of them."
                 )
             processing_class = processing_class if processing_class is not None else tokenizer
+            check_callables(
+                model_init=model_init,
+                compute_loss_func=compute_loss_func,
+                preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            )
+            if not isinstance(optimizers, Sequence) or len(optimizers) != 2:
+                raise ArgumentError(
+                    f"`{shown('optimizers', optimizers)}` must be a pair of an optimizer and a schedule.\n\n"
+                    "Hint: `optimizers=(optimizer, None)` lets the arguments make the schedule."
+                )
             self.lightning_options = {} if lightning_options is None else lightning_options
             if args is None:
                 log_line("No `TrainingArguments` passed, using `output_dir=tmp_trainer`.")

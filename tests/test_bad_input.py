@@ -9,7 +9,7 @@ import torch
 import toy
 from torch import nn
 
-from hf_compat import EarlyStoppingCallback, HFModule, Trainer, TrainerCallback, TrainingArguments
+from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, CallbackError, CheckpointError, DataError, LossError, UnsupportedArgument
 
 
@@ -131,6 +131,26 @@ def test_model_and_model_init_together(make_args):
         Trainer(toy.Classifier(), make_args(), model_init=lambda: toy.Classifier())
     with raises(RuntimeError, "model_init"):
         Trainer(args=make_args())
+
+
+@pytest.mark.parametrize("name", ["model_init", "compute_loss_func", "preprocess_logits_for_metrics"])
+def test_what_is_no_function(make_args, name):
+    model = None if name == "model_init" else toy.Classifier()
+    with raises(ArgumentError, f"`{name}=3` cannot be called"):
+        Trainer(model, make_args(), train_dataset=toy.rows(), **{name: 3})
+
+
+def test_what_is_no_function_natively(make_args):
+    with raises(ArgumentError, "`compute_loss_func=3` cannot be called"):
+        HFModule(toy.Classifier(), make_args(), compute_loss_func=3)
+    with raises(ArgumentError, "`data_collator=", "cannot be called"):
+        HFDataModule(make_args(), toy.rows(), None, None, toy.rows())
+
+
+def test_an_optimizer_without_its_pair(make_args):
+    model = toy.Classifier()
+    with raises(ArgumentError, "a pair of an optimizer and a schedule", "`optimizers=(optimizer, None)`"):
+        Trainer(model, make_args(), train_dataset=toy.rows(), optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_bare_encoder_cannot_be_trained(make_args):

@@ -24,6 +24,7 @@ from hf_compat.native.own_methods import refuse_unheard_methods
 from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told, share_arguments
 from hf_compat.native.steps import NO_END, NativeSteps, hold_windows
 from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.text import check_callables
 from hf_compat.trainer_methods.base import Dataset
 
 
@@ -81,12 +82,14 @@ class HFDataModule(pl.LightningDataModule):
         predict_dataset: DataSpec = None,
     ) -> None:
         super().__init__()
+        data_collator = made(data_collator, "data_collator")
+        check_callables(data_collator=data_collator)
         self.steps = NativeSteps(
             None,
             args,
             made(train_dataset, "train_dataset"),
             made(eval_dataset, "eval_dataset"),
-            data_collator=made(data_collator, "data_collator"),
+            data_collator=data_collator,
             processing_class=made(processing_class, "processing_class"),
         )
         self.test_dataset = made(test_dataset, "test_dataset")

@@ -82,7 +82,7 @@ from hf_compat.plan.argument_support import (
 )
 from hf_compat.runtime.collectives import leave_at_exit
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import brief
+from hf_compat.runtime.text import brief, check_callables
 from hf_compat.training_run.run import tracked_value
 
 _EXPECTED = frozenset(
@@ -153,6 +153,7 @@ class HFModule(OverridePoints, LoadableModule):
                     f"`model` is {brief(spec, 60)}, and no torch.nn.Module is made of it.\n\n"
                     "Hint: model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
                 )
+        check_callables(compute_loss_func=compute_loss_func)
         own = NativeSteps(model, args) if steps is None else steps
         own.compute_loss_func = compute_loss_func
         check_supported(own.args)

@@ -58,6 +58,11 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
                 f"`{name}` of {type(module).__name__} would never be called: an HFModule makes its updates itself.\n\n"
                 f"Hint: {hint}; or set `automatic_optimization = True`, which leaves the updates to Lightning."
             )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise OverrideError(
+            f"`training_step` of {type(module).__name__} takes `dataloader_iter`, and an HFModule reads its batches "
+            "itself.\n\nHint: take `batch, batch_idx`; or set `automatic_optimization = True`."
+        )
 
 
 def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:

@@ -95,6 +95,17 @@ def shown(name: str, value: object) -> str:
     return f"{name}=<{name.upper()}>" if is_secret(name) else f"{name}={brief(value)}"
 
 
+def check_callables(**functions: object) -> None:
+    """Refuse a constructor's arguments that are neither None nor callable.
+
+    Raises:
+        ArgumentError: One is neither.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ArgumentError(f"`{shown(name, function)}` cannot be called.\n\nHint: pass the function itself.")
+
+
 def brief(value: object, longest: int = 400) -> str:
     """Show the beginning of any value in a message, without secrets. The text of the rest is never built."""
     text = ""

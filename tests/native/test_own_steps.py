@@ -215,6 +215,12 @@ def test_a_step_that_makes_updates_has_to_say_so(make, lightning, step):
         lightning().fit(module, HFDataModule(None, rows(16)))
 
 
+def test_a_step_that_reads_batches_itself_is_refused(make, lightning):
+    step = {"training_step": lambda self, dataloader_iter: None}
+    module = type("Own", (HFModule,), step)(Classifier(), make())
+    refused(lightning(), module, HFDataModule(None, rows(16)), "`training_step` of Own takes `dataloader_iter`")
+
+
 @pytest.mark.parametrize("where", ["init", "body", "mixin"])
 def test_what_an_author_says_of_the_optimization_holds_wherever_it_is_said(make, where):
     class InInit(HFModule):
