@@ -1,7 +1,8 @@
 """The run that all `HFCallbackAdapter`s of one Lightning trainer share.
 
-`AdaptedRun` fills HF's state from Lightning's progress and keeps values between two events. The run logic is shared
-with the Trainer (`hf_compat.training_run`).
+`AdaptedRun` fires HF's events at Lightning's hooks (`PAIRS` in `events.py`) and fills HF's state from Lightning's
+progress. After an update and after an epoch it logs, evaluates and saves according to the flags, with the Trainer's
+code (`hf_compat.training_run`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from typing import Literal, NamedTuple, TypedDict, cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from torch import nn
 from torch.utils.data import DataLoader
 
+from hf_compat.callbacks.events import PAIRS, Given, fires_at_hooks
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import run_validation
+from hf_compat.engine.internals import (
+    end_epoch_after_this_batch,
+    metrics_of_running_loop,
+    run_validation,
+    switch_off_own_validation,
+)
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback
+from hf_compat.hf.callbacks import Callback, CallbackHandler, is_callback_of
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -34,6 +42,7 @@ from hf_compat.runtime.inspection import has_length
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
+    log_evaluate_save,
     note_best_checkpoint,
     note_best_metric,
     run_summary,
@@ -73,14 +82,29 @@ class AdapterState(TypedDict, total=False):
     last_logged: int
 
 
-class AdaptedRun:
-    """HF arguments, state, control and loss log of a Lightning trainer's run.
+# Prefixes of validation metrics in Lightning modules. HF's prefix is `eval_`.
+_VALIDATION_PREFIXES = ("validation_", "validation/", "valid_", "valid/", "val_", "val/", "eval/")
+
+
+def hf_metric_name(name: str, prefix: str = "eval") -> str:
+    """Convert a metric name of a Lightning module to HF's. `val_loss`, `val/loss` and `loss` become `eval_loss`."""
+    for known in (f"{prefix}_", *(_VALIDATION_PREFIXES if prefix == "eval" else (f"{prefix}/",))):
+        if name.startswith(known):
+            return f"{prefix}_{name.removeprefix(known)}"
+    return f"{prefix}_{name}"
+
+
+@fires_at_hooks
+class AdaptedRun(pl.Callback):
+    """HF arguments, state, control and loss log of a Lightning trainer's run, and the events at its hooks.
 
     Args:
         args: The arguments that callbacks see.
         has_own_arguments: Whether the user passed them. Default arguments name a metric that may not exist.
+        processing_class: Passed to callbacks.
 
     Attributes:
+        handler: Calls the HF callbacks of all adapters.
         updates_done: Updates that callbacks have been notified of.
         in_update: Whether an update is running.
         grad_norm: Gradient norm of the last update, if measured.
@@ -90,30 +114,27 @@ class AdaptedRun:
         evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
         is_best: Whether the last evaluation is the best of the run so far.
         evaluation_batches: Batches of the running evaluation so far.
-        evaluated: The logged metrics of the last evaluation.
-        summary: The logged summary of the run.
     """
 
-    def __init__(self, args: TrainingArguments, has_own_arguments: bool) -> None:
+    def __init__(self, args: TrainingArguments, has_own_arguments: bool, processing_class: object = None) -> None:
         self.args = args
         self.has_own_arguments = has_own_arguments
+        self.handler = CallbackHandler([], None, processing_class, None, None)
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
-        self.updates_done = 0
-        self.in_update = False
+        self.updates_done = self.evaluation_batches = 0
+        self.in_update = self.flags_decide = self.is_best = False
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
-        self.flags_decide = False
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
-        self.is_best = False
         self.flags = NO_AGREEMENT
-        self.evaluated: dict[str, float] = {}
-        self.summary: dict[str, float] = {}
-        self._start_time = 0.0
-        self._first_update = 0
-        self._micro_batches = 0
-        self._evaluation_start = 0.0
-        self.evaluation_batches = 0
+        self._start_time = self._evaluation_start = 0.0
+        self._first_update = self._micro_batches = 0
+
+    def take_callbacks(self, callbacks: list[Callback]) -> None:
+        """Call these HF callbacks from now on."""
+        self.handler.callbacks = callbacks
+        self.flags_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Start a fit, and fill the state from Lightning's progress."""
@@ -133,20 +154,13 @@ class AdaptedRun:
                 f"HFCallbackAdapter: `eval_strategy={asked!r}`, but the Lightning trainer does not validate. "
                 "Callbacks that follow evaluations, like EarlyStoppingCallback, are never called."
             )
-        device = trainer.strategy.root_device
-        self.losses = LossLog(device, trainer.global_step, self.args.logging_nan_inf_filter)
-        self._start_time, self._micro_batches = time.time(), 0
         if self.args.load_best_model_at_end:
             warn_once(
                 "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer. "
                 "Use ModelCheckpoint to keep the best model."
             )
-
-    def ask_for_log(self, trainer: pl.Trainer) -> None:
-        """Request a log at Lightning's own interval, unless a callback decides about flags."""
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not self.flags_decide and interval and self.state.global_step % interval == 0:
-            self.control.should_log = True
+        self.losses = LossLog(trainer.strategy.root_device, trainer.global_step, self.args.logging_nan_inf_filter)
+        self._start_time, self._micro_batches = time.time(), 0
 
     def restore(self, saved: AdapterState) -> None:
         """Restore the state of a checkpoint's run."""
@@ -163,46 +177,187 @@ class AdaptedRun:
             self.losses.since_last_log.fill_(saved["loss_sum"])
             self.losses.last_logged = saved["last_logged"]
 
-    def add_loss(self, outputs: STEP_OUTPUT) -> None:
-        """Add a micro-batch's loss, which Lightning has divided by `accumulate_grad_batches`."""
-        self._micro_batches += 1
-        loss = loss_of(outputs)
-        if loss is not None:
-            self.losses.add(loss.detach(), self.updates_done)
+    def fire(self, event: str, **extra: object) -> None:
+        """Fire an event. A callback may replace the control."""
+        self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
 
-    def count_update(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        """Count an update and set the epoch's progress."""
-        batches = trainer.num_training_batches
-        self.losses.end_update()
-        self.state.global_step = trainer.global_step
-        self.state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
+    def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
+        """Fire a hook's event."""
+        self.fire(PAIRS[hook])
 
-    def note_update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Record learning rate and gradient norm of the update that is about to be made."""
-        if isinstance(module, WindowModule):
-            return  # it has clipped already and reports its numbers after the update
-        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the training. `begin` and `restore` have made the state."""
         if self.flags_decide:
-            gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-            self.grad_norm = torch.nn.utils.get_total_norm(gradients)
+            switch_off_own_validation(trainer)
+        # the fit's optimizer, schedule and loader, for the callbacks
+        optimizers, schedules, handler = trainer.optimizers, trainer.lr_scheduler_configs, self.handler
+        handler.optimizer = optimizers[0] if optimizers else None
+        handler.lr_scheduler = schedules[0].scheduler if schedules else None
+        handler.train_dataloader = trainer.train_dataloader
+        self.fire("on_init_end")
+        self.fire("on_train_begin")
+        if self.args.eval_on_start:
+            self.evaluate(trainer, "start")
 
-    def take_measured(self, module: nn.Module) -> None:
-        """Record the numbers that a `WindowModule` measured in the last update, such as the norm before clipping."""
-        if isinstance(module, WindowModule) and module.measured:
-            self.grad_norm = module.measured.get("grad_norm")
-            self.learning_rate = float(module.measured["learning_rate"])
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start an epoch."""
+        self.in_update = False
+        self.fire("on_epoch_begin")
 
-    def take_logs(self) -> dict[str, float]:
-        """Add a log to the history. It is empty if no update was made since the last one."""
-        if self.state.global_step <= self.losses.last_logged:
-            return {}
-        return self.log(self.losses.take(self.state.global_step, self.grad_norm, self.learning_rate, gather))
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Given, batch_idx: int
+    ) -> None:
+        """Start an update at its first micro-batch."""
+        if not self.in_update:
+            self.fire("on_step_begin")
+        self.in_update = True
 
-    def log(self, logs: dict[str, float]) -> dict[str, float]:
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Record learning rate and gradient norm of the update that is about to be made."""
+        if not isinstance(pl_module, WindowModule):  # it has clipped already, and reports its numbers after the update
+            self.learning_rate = float(optimizer.param_groups[0]["lr"])
+            if self.flags_decide:
+                gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+                self.grad_norm = torch.nn.utils.get_total_norm(gradients)
+        self.fire("on_pre_optimizer_step")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Given, batch_idx: int
+    ) -> None:
+        """End a micro-batch, and the update if Lightning has made one."""
+        loss = outputs if outputs is None or isinstance(outputs, torch.Tensor) else outputs.get("loss")
+        loss = loss if isinstance(loss, torch.Tensor) else None
+        self._micro_batches += 1
+        if loss is not None:  # Lightning has divided it by `accumulate_grad_batches`
+            self.losses.add(loss.detach(), self.updates_done)
+        self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
+        if trainer.global_step > self.updates_done:
+            self._end_update(trainer, pl_module, batch_idx)
+        elif pl_module.automatic_optimization:
+            self.fire("on_substep_end")
+        self._obey(trainer)
+
+    def _end_update(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> None:
+        state, batches = self.state, trainer.num_training_batches
+        state.global_step = self.updates_done  # HF counts the update after this event
+        self.fire("on_optimizer_step")
+        self.losses.end_update()
+        state.global_step = trainer.global_step
+        state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
+        if isinstance(pl_module, WindowModule) and pl_module.measured:  # such as the norm before clipping
+            self.grad_norm = pl_module.measured.get("grad_norm")
+            self.learning_rate = float(pl_module.measured["learning_rate"])
+        self.fire("on_step_end")
+        self.updates_done, self.in_update = trainer.global_step, False
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
+        if not self.flags_decide and interval and state.global_step % interval == 0:
+            self.control.should_log = True
+        self._act_on_flags(trainer, self.flags.sources.in_updates)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End an epoch, then log, evaluate and save according to the flags."""
+        if self.flags_decide:
+            trainer.should_stop = False  # the control has this flag, too, and a callback of this event may clear it
+        self.fire("on_epoch_end")
+        self._act_on_flags(trainer, self.flags.sources.in_epochs)
+        self._obey(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the summary of the run, and end it. With a limit of one checkpoint, only the best stays."""
+        updates = self.state.global_step - self._first_update
+        samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
+        train_loss, nonfinite = self.losses.mean(self.state.global_step), self.losses.nonfinite_over_processes()
+        self._log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss, nonfinite))
+        best, found = self.state.best_model_checkpoint, list(self._checkpoints())
+        for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
+            remove_or_warn(old, trainer.strategy.remove_checkpoint)
+        self.fire("on_train_end")
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the time of an evaluation."""
+        self._evaluation_start, self.evaluation_batches = time.time(), 0
+
+    on_test_start = on_validation_start
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Given,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """End a batch of an evaluation."""
+        if trainer.sanity_checking:
+            return
+        self.evaluation_batches += 1
+        self.handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
+        self.fire("on_prediction_step")
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log an evaluation, and compare it with the best one of the run.
+
+        Raises:
+            MissingMetric: The metric that the user's arguments name is not among the metrics.
+        """
+        if trainer.sanity_checking:
+            return
+        evaluated = self._log(self._metrics(trainer, "eval"))
+        self.fire("on_evaluate", metrics=evaluated)
+        if trainer.state.fn != "fit" or self.evaluation_cause == "start":
+            return
+        is_tracked = self.has_own_arguments or "eval_loss" in evaluated
+        self.is_best = is_tracked and note_best_metric(self.state, self.args, evaluated)
+        if self.args.save_strategy == SaveStrategy.BEST:
+            self.control.should_save = self.is_best
+        self.flags.agree(self.control)  # metrics may differ between ranks, and so may early stopping
+        if self.evaluation_cause == "interval" and self.control.should_save:
+            self._save(trainer)
+        self._obey(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End a prediction."""
+        self.fire("on_predict", metrics=self._metrics(trainer, "test"))
+
+    def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:
+        logged, module = metrics_of_running_loop(trainer), trainer.lightning_module
+        if isinstance(module, WindowModule) and not module.logs_to_lightning:  # of our Trainer, which logs itself
+            logged |= module.evaluated_numbers()
+        loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        samples = _samples(loaders, self.evaluation_batches, trainer.world_size)
+        speeds = speed_metrics(prefix, self._evaluation_start, samples, self.evaluation_batches)
+        return {hf_metric_name(name, prefix): value for name, value in logged.items()} | speeds
+
+    def _log(self, logs: dict[str, float]) -> dict[str, float]:
         """Add a log and its epoch to the history."""
         logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.fire("on_log", logs=logs)
         return logs
+
+    def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
+        """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
+        if may_differ:
+            self.flags.agree(self.control)
+        log_evaluate_save(
+            self,
+            log=self._log_training,
+            evaluate=lambda: self.evaluate(trainer, "flag"),
+            save=lambda: self._save(trainer),
+            agreement=self.flags,
+        )
+
+    def _log_training(self) -> None:
+        self.control.should_log = False
+        update = self.state.global_step
+        if update > self.losses.last_logged:  # an update was made since the last log
+            self._log(self.losses.take(update, self.grad_norm, self.learning_rate, gather))
 
     def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> bool:
         """Run Lightning's own validation loop. The result says whether the evaluation is the best of the run so far."""
@@ -219,70 +374,35 @@ class AdaptedRun:
         self.control.should_evaluate = False
         return self.is_best
 
-    def begin_evaluation(self) -> None:
-        """Start the time of an evaluation."""
-        self._evaluation_start, self.evaluation_batches = time.time(), 0
-
-    def evaluation_speeds(self, prefix: str, loaders: object, world_size: int) -> dict[str, float]:
-        """Measure the speed of the ending evaluation."""
-        samples = _samples(loaders, self.evaluation_batches, world_size)
-        return speed_metrics(prefix, self._evaluation_start, samples, self.evaluation_batches)
-
-    def note_evaluation(self, metrics: dict[str, float]) -> None:
-        """Compare an evaluation with the best one, and request a checkpoint if `save_strategy="best"` asks for it.
-
-        Raises:
-            MissingMetric: The metric that the user's arguments name is not among the metrics.
-        """
-        if not self.has_own_arguments and "eval_loss" not in metrics:
-            self.is_best = False
-        else:
-            self.is_best = note_best_metric(self.state, self.args, metrics)
-        if self.args.save_strategy == SaveStrategy.BEST:
-            self.control.should_save = self.is_best
-
-    def checkpoint_path(self, updates: int) -> str:
-        """The path of the checkpoint after a number of updates."""
-        return os.path.join(str(self.args.output_dir), f"checkpoint-{updates}.ckpt")
-
-    def save(self, trainer: pl.Trainer) -> None:
+    def _save(self, trainer: pl.Trainer) -> None:
         """Write `checkpoint-<updates>.ckpt`, and delete old ones beyond `save_total_limit`."""
-        path = self.checkpoint_path(self.state.global_step)
-        note_best_checkpoint(self.state, self.checkpoint_path, path)
+        now = self.state.global_step
+        path = self._checkpoint_path(now)
+        note_best_checkpoint(self.state, self._checkpoint_path, path)
         trainer.save_checkpoint(path)
-        kept, now = [path, self.state.best_model_checkpoint], self.state.global_step
-        found = {self.checkpoint_path(update): update for update in self._updates_of_checkpoints()}
+        kept, found = [path, self.state.best_model_checkpoint], self._checkpoints()
         # a checkpoint with more updates belongs to an earlier run in this folder
         ordered = in_order_of_rotation(found, now, lambda old: found[old] <= now)
         for old in checkpoints_to_delete(ordered, self.args.save_total_limit, kept):
             remove_or_warn(old, trainer.strategy.remove_checkpoint)
+        self.fire("on_save")
 
-    def rotate_at_end(self, trainer: pl.Trainer) -> None:
-        """With a limit of one checkpoint, keep only the best."""
-        best = self.state.best_model_checkpoint
-        found = [self.checkpoint_path(update) for update in self._updates_of_checkpoints()]
-        for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
-            remove_or_warn(old, trainer.strategy.remove_checkpoint)
+    def _checkpoint_path(self, updates: int) -> str:
+        return os.path.join(str(self.args.output_dir), f"checkpoint-{updates}.ckpt")
 
-    def _updates_of_checkpoints(self) -> list[int]:
+    def _checkpoints(self) -> dict[str, int]:
+        """The checkpoints in the output folder, with their updates, oldest first."""
         folder = str(self.args.output_dir)
-        if not os.path.isdir(folder):
-            return []
-        return sorted(int(match[1]) for match in map(_CHECKPOINT.match, os.listdir(folder)) if match)
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        found = sorted(int(match[1]) for match in map(_CHECKPOINT.match, names) if match)
+        return {self._checkpoint_path(updates): updates for updates in found}
 
-    def summarize(self, trainer: pl.Trainer) -> dict[str, float]:
-        """Log the summary of the run."""
-        updates = self.state.global_step - self._first_update
-        samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
-        train_loss = self.losses.mean(self.state.global_step)
-        nonfinite = self.losses.nonfinite_over_processes()
-        return self.log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss, nonfinite))
-
-
-def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:
-    """The loss in a training step's output, or None."""
-    loss = outputs if outputs is None or isinstance(outputs, torch.Tensor) else outputs.get("loss")
-    return loss if isinstance(loss, torch.Tensor) else None
+    def _obey(self, trainer: pl.Trainer) -> None:
+        """Stop the run or the epoch if a flag asks for it."""
+        if self.control.should_training_stop:
+            trainer.should_stop = True
+        if self.control.should_epoch_stop:
+            end_epoch_after_this_batch(trainer)
 
 
 # Number of epochs for a run limited by updates or time, the greatest that the arguments accept.

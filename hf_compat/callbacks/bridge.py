@@ -1,19 +1,20 @@
 """`HFBridge` is the Lightning callback that turns hooks into HF events, and flags into actions.
 
-`PAIRS` in `callback_set.py` has the hooks and their events. The module reports the events within an update. After an
-update and after an epoch, the bridge logs, evaluates and saves according to the flags.
+`PAIRS` in `events.py` has the hooks and their events. The module fires the events within an update. After an update and
+after an epoch, the bridge logs, evaluates and saves according to the flags.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
-from hf_compat.callbacks.callback_set import PAIRS, HFEvents, segments_of
+from hf_compat.callbacks.events import Given, HFEvents, segments_of
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch
@@ -40,8 +41,7 @@ LOG_SAVE_EVALUATE_PARAMETERS = (
     "learning_rate",
 )
 
-# A step's output. Lightning's own type is as wide.
-StepOutput = Any
+StepOutput = Any  # Lightning's own type is as wide
 StepBatch = Any  # a window, or a batch of an evaluation
 
 
@@ -73,11 +73,18 @@ class HFBridge(HFEvents):
         self._requested_kwargs: set[str] = set()
         self._order: list[pl.Callback | Callback] | None = None
 
-    # Every event is fired here, as a callback may replace the control.
-    def _fire(self, event: str) -> None:
-        trainer = self.hf_trainer
-        fire = getattr(trainer.callback_handler, event)
-        trainer.control = fire(trainer.args, trainer.state, trainer.control)
+    def fire(self, event: str, segment: int | None = None) -> None:
+        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
+        trainer, handler = self.hf_trainer, self.hf_trainer.callback_handler
+        call, outer = getattr(handler, event), handler.active_ids
+        if segment is not None and self._order is not None:
+            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
+            if segment:  # the handler's own method clears flags, which must happen only once
+                call = functools.partial(handler.call_event, event)
+        try:
+            trainer.control = call(trainer.args, trainer.state, trainer.control)
+        finally:
+            handler.active_ids = outer
 
     def lightning_callback_list(
         self, lightning_callbacks: list[pl.Callback], order: list[pl.Callback | Callback]
@@ -90,35 +97,14 @@ class HFBridge(HFEvents):
             arranged += (HFEvents(self, segment), callback)
         return [*arranged, self]
 
-    def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
-        """Fire a hook's event for one segment of the HF callbacks. The first segment also prepares it.
+    def prepare(self, hook: str, given: Mapping[str, Given]) -> None:
+        """Prepare a hook's event before its first callback.
 
         Args:
             hook: Lightning's hook.
-            segment: Index of the segment. Segment 0 precedes the first Lightning callback.
-            batch: The hook's window or evaluation batch, if it has one.
-            outputs: The step's output, if the hook has it.
+            given: The hook's arguments by name.
         """
-        if segment == 0:
-            self._prepare(hook, batch, outputs)
-        if hook == "on_train_batch_end" and not batch.is_trained:
-            return
-        if self._order is None:
-            self._fire(PAIRS[hook])
-        else:
-            trainer = self.hf_trainer
-            handler = trainer.callback_handler
-            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
-            try:
-                if segment == 0:
-                    self._fire(PAIRS[hook])
-                else:  # the handler's own method clears flags, which must happen only once
-                    trainer.control = handler.call_event(PAIRS[hook], trainer.args, trainer.state, trainer.control)
-            finally:
-                handler.active_ids = None
-
-    def _prepare(self, hook: str, batch: StepBatch, outputs: StepOutput) -> None:
-        """Prepare an event before its first callback."""
+        batch: Given = given.get("batch")
         trainer = self.hf_trainer
         if hook == "on_train_start":
             self.find_requested_kwargs()
@@ -154,7 +140,9 @@ class HFBridge(HFEvents):
                 # the control has this flag, too, and an HF callback of this event may clear it
                 run.lightning_trainer.should_stop = False
         elif hook == "on_validation_batch_end" and self._requested_kwargs:
-            trainer.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
+            trainer.callback_handler.requestable_kwargs.update(
+                loss=given["outputs"], inputs=getattr(batch, "inputs", batch)
+            )
 
     def find_requested_kwargs(self) -> None:
         """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
@@ -175,7 +163,7 @@ class HFBridge(HFEvents):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         hf_trainer, run = self.hf_trainer, self.run
-        self.fire_for_hook("on_train_start", self.segment)
+        self.fire_at_hook("on_train_start", trainer, pl_module)
         hf_trainer._refuse_late_overrides()  # a callback may have replaced a method
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
@@ -193,19 +181,12 @@ class HFBridge(HFEvents):
         trainer.current_flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
 
-    def substep_ended(self) -> None:
-        """Fire `on_substep_end` after a micro-batch that is not the last of its update."""
-        self._fire("on_substep_end")
-
     def should_break(self) -> bool:
         """Whether a flag asks to leave the window."""
         control = self.hf_trainer.control
         if self.run.flags.sources.in_windows:
             self.run.flags.agree(control)
         return control.should_epoch_stop or control.should_training_stop
-
-    def optimizer_stepped(self) -> None:
-        self._fire("on_optimizer_step")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
@@ -216,7 +197,7 @@ class HFBridge(HFEvents):
             self._writer.check()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
-        self.fire_for_hook("on_train_batch_end", self.segment, batch)
+        self.fire_at_hook("on_train_batch_end", trainer, pl_module, outputs, batch)
         if batch.is_trained:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flags.sources.in_updates)
@@ -234,7 +215,7 @@ class HFBridge(HFEvents):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""
         hf_trainer, run = self.hf_trainer, self.run
-        self.fire_for_hook("on_train_epoch_end", self.segment)
+        self.fire_at_hook("on_train_epoch_end", trainer, pl_module)
         if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
             hf_trainer.control.should_training_stop = True
         run.moment = Moment.EPOCH_END
@@ -251,7 +232,7 @@ class HFBridge(HFEvents):
         signals = trainer.stop_signals
         if self._last_saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model, self.run.trial)
-            self._fire("on_save")
+            self.fire("on_save")
             trainer._saver.adopt_changes()
         if self._writer is not None:
             self._writer.wait()
@@ -297,9 +278,9 @@ class HFBridge(HFEvents):
     ) -> None:
         """Fire `on_prediction_step` after a predicted batch."""
         if self._order is None and not self._requested_kwargs:  # a shortcut, as this runs for every batch
-            self._fire("on_prediction_step")
+            self.fire("on_prediction_step")
         else:
-            self.fire_for_hook("on_validation_batch_end", self.segment, batch, outputs)
+            self.fire_at_hook("on_validation_batch_end", trainer, pl_module, outputs, batch)
 
     on_test_batch_end = on_validation_batch_end
 

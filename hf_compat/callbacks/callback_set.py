@@ -7,13 +7,11 @@ have no effect here, or a wrong one, are refused before training.
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import logging
 import os
 import types
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +38,7 @@ from hf_compat.runtime.inspection import is_replaced
 from hf_compat.training_run.run import RunHost
 
 if TYPE_CHECKING:
-    from hf_compat.callbacks.bridge import HFBridge
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -227,20 +225,8 @@ def _as_in_automatic_optimization(
     ModelCheckpoint.on_train_batch_end(self, trainer, module, outputs, batch, batch_idx)  # type: ignore[arg-type]
 
 
-# Lightning hook → the HF event that it fires. `HFEvents` and the bridge get their hooks from this table.
-PAIRS = {
-    "on_train_start": "on_train_begin",
-    "on_train_epoch_start": "on_epoch_begin",
-    "on_train_batch_start": "on_step_begin",
-    "on_before_optimizer_step": "on_pre_optimizer_step",
-    "on_train_batch_end": "on_step_end",
-    "on_train_epoch_end": "on_epoch_end",
-    "on_validation_batch_end": "on_prediction_step",
-    "on_test_batch_end": "on_prediction_step",
-}
-
 # Hooks that are never called. HF has no sanity check, and `predict` runs Lightning's test loop.
-_NEVER = (
+NEVER_CALLED = (
     "on_sanity_check_start",
     "on_sanity_check_end",
     "on_predict_start",
@@ -266,7 +252,7 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         )
     refuse(callback, IN_TRAINER)
     check_model_of(callback, model, model)
-    uncalled = hooks_of_user(callback, _NEVER)
+    uncalled = hooks_of_user(callback, NEVER_CALLED)
     if uncalled:
         warnings.warn(
             f"{name}: {', '.join(uncalled)} will not be called. HF has no sanity check, and `predict` runs Lightning's "
@@ -281,53 +267,6 @@ def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
     is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
     # a LambdaCallback has its functions as instance attributes
     return [h for h in hooks if h in vars(callback) or (not is_lightnings and is_replaced(callback, h, pl.Callback))]
-
-
-class HFEvents(pl.Callback):
-    """One segment of the HF callbacks, between two Lightning callbacks.
-
-    Args:
-        bridge: Fires the events.
-        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
-    """
-
-    def __init__(self, bridge: HFBridge, segment: int) -> None:
-        self.bridge = bridge
-        self.segment = segment
-
-
-def _firing(hook: str) -> Callable[..., None]:
-    """Make the method of `HFEvents` for a hook. It passes the hook's batch and outputs on."""
-    names = tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:]
-
-    def fire(self: HFEvents, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Batch) -> None:
-        known = dict(zip(names, given, strict=False))
-        self.bridge.fire_for_hook(hook, self.segment, known.get("batch"), known.get("outputs"))
-
-    return functools.wraps(getattr(pl.Callback, hook))(fire)
-
-
-for _hook in PAIRS:
-    setattr(HFEvents, _hook, _firing(_hook))
-
-
-def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
-    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
-
-    Args:
-        order: Callbacks of both kinds in the order in which they were added.
-        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
-    """
-    segments: list[set[int]] = [set()]
-    segment_of: dict[int, int] = {}
-    for entry in order:
-        if isinstance(entry, pl.Callback):
-            segments.append(set())
-        else:
-            segment_of[id(entry)] = len(segments) - 1
-    for callback in hf_callbacks:
-        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
-    return segments
 
 
 class CallbackSet:

@@ -1,16 +1,17 @@
 """`LightningCallbackAdapter` runs a Lightning callback inside a real `transformers.Trainer`.
 
 An idle Lightning trainer accompanies the HF one. Its progress is set from HF's state, and HF's events call the
-callback's hooks. All hooks of an evaluation run after it.
+callback's hooks (`PAIRS` in `events.py`). All hooks of an evaluation run after it.
 """
 
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import lightning.pytorch as pl
@@ -18,7 +19,14 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
-from hf_compat.callbacks.callback_set import IN_TRANSFORMERS, check_lightning_callback, hooks_of_user, refuse
+from hf_compat.callbacks.callback_set import (
+    IN_TRANSFORMERS,
+    NEVER_CALLED,
+    check_lightning_callback,
+    hooks_of_user,
+    refuse,
+)
+from hf_compat.callbacks.events import PAIRS, PARAMETERS
 from hf_compat.callbacks.loggers import HistoryLogger, adopt
 from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
@@ -29,19 +37,19 @@ from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import exportable_of_transformers
 
-# Hooks within a step or for single evaluation batches, for which HF has no event.
-_WITHOUT_EVENT = (
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_zero_grad",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_test_batch_start",
-    "on_test_batch_end",
-    "on_exception",
-    "on_save_checkpoint",
-    "on_load_checkpoint",
-)
+# Hooks around training, and those of an evaluation that is over. The events' own methods call them.
+_AROUND = {"setup", "teardown", "on_fit_start", "on_fit_end", "on_train_end"}
+_OF_EVALUATION = ("start", "epoch_start", "epoch_end", "end")
+_AROUND |= {f"on_{stage}_{moment}" for stage in ("validation", "test") for moment in _OF_EVALUATION}
+# An evaluation's hooks run after it, so none is called for single batches.
+_AT_EVENTS = {hook: event for hook, event in PAIRS.items() if event != "on_prediction_step"}
+# Hooks for which HF has no event.
+_WITHOUT_EVENT = [
+    name
+    for name, method in vars(pl.Callback).items()
+    if inspect.isfunction(method)
+    and name not in {*_AT_EVENTS, *_AROUND, *NEVER_CALLED, "state_dict", "load_state_dict", "_generate_state_key"}
+]
 
 
 class _ModuleOfModel(pl.LightningModule):
@@ -111,7 +119,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self.callback = callback
         self.trainer: pl.Trainer | None = None
         self._module: _ModuleOfModel | None = None
-        self._epoch = 0
+        self._epoch = self._index = 0
 
     def state(self) -> dict[str, dict[str, object]]:
         """Export the callback's state for HF's `trainer_state.json`."""
@@ -148,8 +156,8 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def _evaluated(self, stage: str, metrics: Mapping[str, float] | None) -> None:
         assert self.trainer is not None  # made before
         note_metrics(self.trainer, metrics or {})
-        for hook in ("start", "epoch_start", "epoch_end", "end"):
-            self._hook(f"on_{stage}_{hook}")
+        for moment in _OF_EVALUATION:
+            self._hook(f"on_{stage}_{moment}")
 
     def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Kwarg, scheduler: Kwarg) -> None:
         self._state = state
@@ -196,31 +204,6 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self._hook("on_train_start")
         return self._pass_on_stop(control)
 
-    def on_epoch_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        self._enter_epoch(state)
-        self._hook("on_train_epoch_start")
-        return self._pass_on_stop(control)
-
-    def on_step_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        self._place(state)
-        self._hook("on_train_batch_start", None, state.global_step)
-        return self._pass_on_stop(control)
-
-    def on_pre_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        self._hook("on_before_optimizer_step", kwargs.get("optimizer"))
-        return self._pass_on_stop(control)
-
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        self._place(state)
-        self._hook("on_train_batch_end", None, None, state.global_step - 1)
-        return self._pass_on_stop(control)
-
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is not None:
             note_metrics(self.trainer, kwargs.get("logs") or {})
@@ -242,14 +225,33 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self._evaluated("test", kwargs.get("metrics"))
         return control
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        self._place(state)
-        self._hook("on_train_epoch_end")
-        return self._pass_on_stop(control)
-
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._enter_epoch(state)  # after the last one, as in Lightning
         self._hook("on_train_end")
         self._hook("on_fit_end")
         self._hook("teardown", "fit")
         return control
+
+
+def _calling(hook: str) -> Callable[..., TrainerControl]:
+    """Make the adapter's method of an event that calls one hook."""
+    names = PARAMETERS[hook]
+
+    def call(
+        self: LightningCallbackAdapter, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
+        if hook == "on_train_epoch_start":
+            self._enter_epoch(state)
+        elif hook == "on_train_batch_start":
+            self._index = state.global_step
+        self._place(state)
+        known = {"optimizer": kwargs.get("optimizer"), "batch_idx": self._index}
+        self._hook(hook, *[known.get(name) for name in names])
+        return self._pass_on_stop(control)
+
+    return call
+
+
+for _hook, _event in _AT_EVENTS.items():
+    if _event not in vars(LightningCallbackAdapter):
+        setattr(LightningCallbackAdapter, _event, _calling(_hook))

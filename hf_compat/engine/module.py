@@ -339,7 +339,7 @@ class WindowModule(HooksOfPlainBatches):
             if is_last and window.is_complete:
                 self._update(window)
                 break
-            observer.substep_ended()
+            observer.fire("on_substep_end")
             if observer.should_break():
                 break
         return total
@@ -365,7 +365,7 @@ class WindowModule(HooksOfPlainBatches):
         # whether the gradient scaler skipped the step because of non-finite gradients
         is_skipped = mechanics.scaling is not None and mechanics.scaling.step_was_skipped
         window.is_trained = True
-        self.observer.optimizer_stepped()
+        self.observer.fire("on_optimizer_step")  # the gradients still exist
         replaced = self._replaced_schedule()
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
         is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)

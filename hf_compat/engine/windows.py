@@ -516,11 +516,8 @@ class UpdateObserver(Protocol):
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Note that a micro-batch's backward pass is done."""
 
-    def substep_ended(self) -> None:
-        """Note the end of a micro-batch that was not the last of its update."""
-
-    def optimizer_stepped(self) -> None:
-        """Note that the optimizer has stepped. The gradients still exist."""
+    def fire(self, event: str) -> None:
+        """Fire HF's `on_substep_end` or `on_optimizer_step`."""
 
     def should_break(self) -> bool:
         """Whether to skip the rest of the window."""
@@ -530,7 +527,6 @@ class SilentObserver:
     """An observer that does nothing, for an `HFModule` in a trainer without `HFBridge`."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
-    def substep_ended(self) -> None: ...
-    def optimizer_stepped(self) -> None: ...
+    def fire(self, event: str) -> None: ...
     def should_break(self) -> bool:
         return False

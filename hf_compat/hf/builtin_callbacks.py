@@ -221,15 +221,15 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             logger.warning(
                 "EarlyStoppingCallback without load_best_model_at_end=True keeps the last model, not the best."
             )
+        missing = {}
         if args.metric_for_best_model is None:
-            raise UnmetRequirement(
-                "EarlyStoppingCallback requires metric_for_best_model to be defined.\n\n"
-                'Hint: set `metric_for_best_model="loss"`, say.'
-            )
+            missing["metric_for_best_model to be defined"] = '`metric_for_best_model="loss"`'
         if args.eval_strategy == IntervalStrategy.NO:
+            missing["an eval_strategy of steps or epoch"] = '`eval_strategy="epoch"`'
+        if missing:
             raise UnmetRequirement(
-                "EarlyStoppingCallback requires an eval_strategy of steps or epoch.\n\n"
-                'Hint: set `eval_strategy="epoch"`, say.'
+                f"EarlyStoppingCallback requires {' and '.join(missing)}.\n\n"
+                f"Hint: set {' and '.join(missing.values())}, say."
             )
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:

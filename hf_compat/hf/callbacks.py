@@ -24,7 +24,7 @@ The events of one run, in order (`state.global_step` grows between `on_optimizer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -47,6 +47,36 @@ Args: TypeAlias = TrainingArguments
 Answer = TrainerControl | Mapping[str, bool] | None
 # A `TrainerCallback`, or any object with a method for an event.
 Callback: TypeAlias = Any
+Method = TypeVar("Method", bound=Callable[..., Answer])
+
+
+class Event(NamedTuple):
+    """An event. The handler, the bridge and both adapters are made from these rows.
+
+    Args:
+        name: Name of the callbacks' method.
+        hooks: Lightning's hooks at the same moment. Each of them fires the event. Without any, code fires it.
+        clears: Flags that are cleared before the event.
+        gives: `logs` or `metrics`, which the handler's method takes by position.
+    """
+
+    name: str
+    hooks: tuple[str, ...]
+    clears: tuple[str, ...]
+    gives: str | None
+
+
+EVENTS: dict[str, Event] = {}
+
+
+def event(*hooks: str, clears: tuple[str, ...] = (), gives: str | None = None) -> Callable[[Method], Method]:
+    """Declare the event of a method. `Event` describes the arguments."""
+
+    def declare(method: Method) -> Method:
+        EVENTS[method.__name__] = Event(method.__name__, hooks, clears, gives)
+        return method
+
+    return declare
 
 
 class TrainerCallback:
@@ -69,41 +99,53 @@ class TrainerCallback:
         A method may return a mapping of flags, and may name `trainer`, `loss`, `inputs` and `outputs`.
     """
 
+    @event()
     def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the trainer was built."""
 
+    @event("on_train_start", clears=("should_training_stop",))
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before the first epoch."""
 
+    @event()
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the last epoch, the summary and the loading of the best model."""
 
+    @event("on_train_epoch_start", clears=("should_epoch_stop",))
     def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before an epoch's first batch is read."""
 
+    @event("on_train_epoch_end")
     def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an epoch's last update."""
 
+    @event("on_train_batch_start", clears=("should_log", "should_evaluate", "should_save"))
     def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before an update, with its micro-batches read."""
 
+    @event("on_before_optimizer_step")
     def on_pre_optimizer_step(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> Answer:
         """After clipping, before the optimizer's step."""
 
+    @event()
     def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the optimizer's step, before the gradients are zeroed."""
 
+    @event()
     def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a micro-batch that is not the last of its update."""
 
+    @event("on_train_batch_end")
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an update."""
 
+    @event(clears=("should_evaluate",), gives="metrics")
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an evaluation, with its `metrics`."""
 
+    @event(gives="metrics")
     def on_predict(
         self,
         args: Args,
@@ -114,20 +156,23 @@ class TrainerCallback:
     ) -> Answer:
         """After a prediction, with its `metrics`."""
 
+    @event(clears=("should_save",))
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a checkpoint was written."""
 
+    @event(clears=("should_log",), gives="logs")
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After numbers were logged as `logs`."""
 
+    @event("on_validation_batch_end", "on_test_batch_end")
     def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a batch of an evaluation or prediction."""
 
+    @event()
     def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before a push to the Hub."""
 
 
-EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 _EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
 _FAMILIES = frozenset({"transformers", "hf_compat"})
 
@@ -153,21 +198,26 @@ def callback_kind(callback: Callback) -> type | str:
     return kind.__name__ if _family(kind) in _FAMILIES else kind
 
 
-def _calling(event: str, *clears: str) -> Callable[..., TrainerControl]:
-    """Make the handler's method of an event, before which it clears flags."""
+def _calling(row: Event) -> Callable[..., TrainerControl]:
+    """Make the handler's method of an event."""
 
-    def method(
-        self: CallbackHandler, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    def fire(
+        self: CallbackHandler, args: Args, state: TrainerState, control: TrainerControl, *given: Kwarg, **kwargs: Kwarg
     ) -> TrainerControl:
-        for flag in clears:
+        for flag in row.clears:
             setattr(control, flag, False)
-        return self.call_event(event, args, state, control, **kwargs)
+        if given and row.gives is not None:
+            kwargs[row.gives], given = given[0], given[1:]
+        return self.call_event(row.name, args, state, control, *given, **kwargs)
 
-    method.__name__, method.__qualname__ = event, f"CallbackHandler.{event}"
-    return method
+    fire.__name__, fire.__qualname__ = row.name, f"CallbackHandler.{row.name}"
+    return fire
 
 
-class CallbackHandler(TrainerCallback):
+_WithoutMethods: Any = TrainerCallback  # the handler's methods take and return other types
+
+
+class CallbackHandler(_WithoutMethods):
     """Call a list of callbacks in order, with the arguments that each one names.
 
     Mirrors:
@@ -271,52 +321,6 @@ class CallbackHandler(TrainerCallback):
             raise ValueError(f"{callback!r} is not among the callbacks")
         self.pop_callback(callback)
 
-    on_init_end = _calling("on_init_end")
-    on_train_begin = _calling("on_train_begin", "should_training_stop")
-    on_train_end = _calling("on_train_end")
-    on_epoch_begin = _calling("on_epoch_begin", "should_epoch_stop")
-    on_epoch_end = _calling("on_epoch_end")
-    on_step_begin = _calling("on_step_begin", "should_log", "should_evaluate", "should_save")
-    on_pre_optimizer_step = _calling("on_pre_optimizer_step")
-    on_optimizer_step = _calling("on_optimizer_step")
-    on_substep_end = _calling("on_substep_end")
-    on_step_end = _calling("on_step_end")
-    on_prediction_step = _calling("on_prediction_step")
-    on_save = _calling("on_save", "should_save")
-    on_push_begin = _calling("on_push_begin")
-
-    def on_evaluate(  # type: ignore[override]  # metrics is positional, as in HF
-        self,
-        args: Args,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Kwarg,
-    ) -> TrainerControl:
-        control.should_evaluate = False
-        return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
-
-    def on_predict(  # type: ignore[override]  # metrics is positional, as in HF
-        self,
-        args: Args,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Kwarg,
-    ) -> TrainerControl:
-        return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
-
-    def on_log(  # type: ignore[override]  # logs is positional, as in HF
-        self,
-        args: Args,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float],
-        **kwargs: Kwarg,
-    ) -> TrainerControl:
-        control.should_log = False
-        return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
-
     def hearing(self, event: str) -> list[object]:
         """The callbacks that have a method of their own for an event."""
         hearing = []
@@ -356,6 +360,10 @@ class CallbackHandler(TrainerCallback):
             if answer is not None and answer is not control:
                 control = _apply_answer(answer, control, callback, event)
         return control
+
+
+for _row in EVENTS.values():
+    setattr(CallbackHandler, _row.name, _calling(_row))
 
 
 def _call(

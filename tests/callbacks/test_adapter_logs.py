@@ -217,6 +217,13 @@ def test_without_validation_an_early_stop_is_refused_as_in_hf(tmp_path):
         )
 
 
+def test_an_early_stop_names_all_missing_arguments_at_once(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    adapter = HFCallbackAdapter(EarlyStoppingCallback(2), args=args)
+    with pytest.raises(UnmetRequirement, match=r"metric_for_best_model(.|\n)*eval_strategy"):
+        bare_trainer([adapter], tmp_path, **LEFT_TO_ARGUMENTS).fit(HFModule(Classifier()), HFDataModule(None, rows(8)))
+
+
 def test_arguments_that_evaluate_where_nothing_is_validated_are_told_of(tmp_path):
     args = TrainingArguments(
         str(tmp_path), eval_strategy="epoch", metric_for_best_model="loss", use_cpu=True, report_to="none"

@@ -25,7 +25,7 @@ PLACES = {
     "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments.py",
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
     "methods of transformers.Trainer": "hf_compat/trainer_methods, or UpstreamHooks where it cannot be called",
-    "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py and hf_compat/callbacks/callback_set.py",
+    "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py: add a method with its row",
     "optimizers of transformers": "hf_compat/optim/plain_optimizers.py",
     "schedules of transformers": "hf_compat/optim/lr_schedulers.py",
     "hooks of lightning.Callback": "hf_compat/callbacks/callback_set.py and lightning_in_hf.py",
