@@ -6,6 +6,7 @@ Each exception also inherits the type that `transformers` raises at the same pla
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 
 
@@ -124,7 +125,31 @@ class InertArgumentWarning(HfCompatWarning):
     """An argument was set that has no effect in this run; the message says why."""
 
 
+# Packages whose frames are between a warning and the user's line.
+_BETWEEN = frozenset((
+    *("argparse", "contextlib", "dataclasses", "functools", "jsonargparse"),
+    *("hf_compat", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"),
+))  # fmt: skip
+
+
+def warn_user(message: str, category: type[Warning] = HfCompatWarning) -> None:
+    """Warn at the innermost line of the user's. Python 3.12 has `skip_file_prefixes` for it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN
+        or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "__init__")  # a dataclass's
+    ):
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
+    warnings.warn_explicit(message, category, *place, registry=frame.f_globals.setdefault("__warningregistry__", {}))
+
+
+def warn_inert(setting: str, why: str) -> None:
+    """Warn about a setting, `name=value`, that has no effect."""
+    warn_user(f"`{setting}` has no effect: {why}.", InertArgumentWarning)
+
+
 @functools.lru_cache(maxsize=256)
 def warn_once(message: str) -> None:
     """Warn about something once, not at every step."""
-    warnings.warn(message, HfCompatWarning, stacklevel=3)
+    warn_user(message)

@@ -18,13 +18,12 @@ import re
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from hf_compat.errors import ArgumentError, HfCompatWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
 from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy, available_trackers
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
@@ -289,8 +288,7 @@ def optimizer(value: object) -> object:
     name = plain(value)
     if isinstance(name, str) and name in OLD_OPTIMIZERS:
         value = OLD_OPTIMIZERS[name]
-        message = f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place."
-        warnings.warn(message, HfCompatWarning, stacklevel=6)
+        warn_user(f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place.")
     return member(OptimizerNames).read(value)
 
 
@@ -502,7 +500,7 @@ class ArgumentCheck:
         row = ROWS.get(self.name)
         if value is None:
             if row is not None and (row.takes_none or row.none_means is not None):
-                return row.none_means
+                return copy.copy(row.none_means)
             if self.kind is TRUTH_VALUE:  # upstream tests `if args.bf16`
                 return False
         try:

@@ -32,14 +32,14 @@ from hf_compat.hf.argument_values import (
 from hf_compat.hf.arguments_rules import (
     NEWEST,
     choose_tf32,
+    fill_in,
     generation_beside,
     intervals,
     metrics_needed,
     normalise_arguments,
     precision,
     read_profile,
-    repository,
-    workers,
+    workers_and_repository,
 )
 from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
@@ -101,7 +101,8 @@ class AcceptOldNames(type):
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
             kwargs = of_source | without_outdated(source, kwargs, takes.checks)
-        if read_launch().process_index > 0:  # only rank 0 warns about arguments. The user's filters take precedence
+        launch = read_launch()
+        if launch.process_index > 0:  # only rank 0 warns about arguments. The user's filters take precedence
             warnings.simplefilter("ignore", InertArgumentWarning, append=True)
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
@@ -120,6 +121,7 @@ class AcceptOldNames(type):
         # Make the instance
         places = [*map(given.pop, by_place), *args[len(by_place) :]]
         instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
+        instance.__dict__["_launch"] = launch
         if compat != NEWEST or defaults:
             instance.__dict__.update({"compat": compat, "_defaults_of_profile": tuple(defaults)})
         if source is not None:
@@ -178,6 +180,7 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
             default = known.default if known.name != "include_for_metrics" else []
             setattr(trial, known.name, good.get(known.name, default))
         normalise_arguments(trial)
+        fill_in(trial)
         trial._validate_args()
     except ArgumentError as error:
         return [str(error)]
@@ -373,8 +376,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     eval_accumulation_steps: int | None = _arg(None, "Batches after which predictions move to the CPU.", Row(
         "evaluation: predictions move to the CPU", "nothing", allowed=values.COUNT, data=True))
     include_for_metrics: list[str] = _arg(list, "What `compute_metrics` also gets: inputs, loss.", Row(
-        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.METRIC_INPUTS, takes_none=True,
-        form=lambda names: names or []))
+        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.METRIC_INPUTS, none_means=[]))
     batch_eval_metrics: bool = _arg(
         False, "Call `compute_metrics` batch by batch, with `compute_result` at the end.", Row(
         "evaluation", "refused", says="metrics batch by batch"))
@@ -556,6 +558,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             self.local_rank = self._launch.local_process_index
         _ = self.device  # fixes the rank of this process
         normalise_arguments(self)
+        fill_in(self)
         # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
             value = getattr(self, name)
@@ -585,9 +588,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         problems = [
             *intervals(self),
             *metrics_needed(self),
-            *workers(self),
+            *workers_and_repository(self),
             *precision(self),
-            *repository(self),
         ]
         if problems:
             raise ArgumentError("\n\n".join(problems))

@@ -7,6 +7,7 @@ transformers. Under `patch()` or `hf-compat run`, a script's arguments have the 
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import math
@@ -35,8 +36,10 @@ METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 def normalise_arguments(args: TrainingArguments) -> None:
-    """Normalise every field, then fill in values that follow from other fields."""
+    """Normalise every field. `fill_in` comes next."""
     for name, row in ROWS.items():
+        if row.none_means is not None and getattr(args, name) is None:  # a subclass's default
+            object.__setattr__(args, name, copy.copy(row.none_means))
         if row.form is not None:  # the value has already been checked
             object.__setattr__(args, name, row.form(getattr(args, name)))
     if variable("KUBEFLOW_TRAINER_SERVER_URL") is not None:
@@ -54,10 +57,9 @@ def normalise_arguments(args: TrainingArguments) -> None:
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
-    _fill_in(args)
 
 
-def _fill_in(args: TrainingArguments) -> None:
+def fill_in(args: TrainingArguments) -> None:
     """Set values that follow from other fields, `mixed_precision` last."""
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
@@ -93,7 +95,7 @@ def check_again(args: TrainingArguments) -> None:
     Raises:
         ArgumentError: Fields contradict each other.
     """
-    problems = [*intervals(args), *workers(args), *repository(args)]
+    problems = [*intervals(args), *workers_and_repository(args)]
     config: ArgumentValue = args.accelerator_config
     num_steps, steps = (config.gradient_accumulation_kwargs or {}).get("num_steps"), args.gradient_accumulation_steps
     if num_steps not in (None, steps):
@@ -163,22 +165,16 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def workers(args: TrainingArguments) -> Iterator[str]:
-    """Check that options of workers come with workers."""
-    if args.dataloader_num_workers > 0:
-        return
+def workers_and_repository(args: TrainingArguments) -> Iterator[str]:
+    """Check that options of workers come with workers, and pushes with a repository."""
     for name, what in (
         ("dataloader_prefetch_factor", "has no workers to load ahead"),
         ("dataloader_persistent_workers", "has no workers to keep"),
         ("dataloader_multiprocessing_context", "starts no workers"),
     ):
         value = getattr(args, name)
-        if value not in (None, False):
+        if value not in (None, False) and args.dataloader_num_workers <= 0:
             yield _problem(f"`{name}={value!r}` {what}.", "set `dataloader_num_workers` above 0.")
-
-
-def repository(args: TrainingArguments) -> Iterator[str]:
-    """Check the repository to push to."""
     if not args.push_to_hub:
         return
     if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias, cast
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
+from hf_compat.errors import ArgumentError, UnknownArgument, warn_inert
 from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.enums import default_logdir
 from hf_compat.hf.value_types import (
@@ -402,11 +401,7 @@ def warn_of_inert(name: str, value: ArgumentValue) -> None:
     """Warn about an old name that no longer has an effect, unless its value never had one."""
     row = OLD_NAMES[name]
     if row.inert and not is_harmless(name, value):
-        warnings.warn(
-            f"`{shown(name, value)}` has no effect: {row.means.removeprefix('nothing: ')}.",
-            InertArgumentWarning,
-            stacklevel=5,
-        )
+        warn_inert(shown(name, value), row.means.removeprefix("nothing: "))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,14 @@ from typing import Any, Protocol, cast
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_compat.errors import ArgumentError, HfCompatError, InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import (
+    ArgumentError,
+    HfCompatError,
+    InertArgumentWarning,
+    UnsupportedArgument,
+    warn_inert,
+    warn_user,
+)
 from hf_compat.hf.argument_values import ALONE, ROWS, Row
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
@@ -65,25 +72,19 @@ def check_supported(args: TrainingArguments) -> None:
         row, value = ROWS.get(field.name), getattr(args, field.name)
         if row is None or not _is_set(row, value, default_of(field)):
             continue
-        told = f"`{shown(field.name, value)}`"
+        told = shown(field.name, value)
         if row.refuse is not None:
-            refused.append(f"{told}: {row.refuse}.\n\nHint: {row.hint}.")
+            refused.append(f"`{told}`: {row.refuse}.\n\nHint: {row.hint}.")
         elif row.inert is not None and (row.inert != ALONE or args.world_size == 1):
-            warnings.warn(f"{told} has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
-    _warn_of_inert(args)
+            warn_inert(told, row.inert)
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        why = "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`"
+        warn_inert("fp16=True", why)
+    if args.liger_kernel_config and not args.use_liger_kernel:
+        warn_inert(shown("liger_kernel_config", args.liger_kernel_config), "`use_liger_kernel` is off")
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
     compilation_of(args)  # it refuses backends and modes that torch does not know
-
-
-def _warn_of_inert(args: TrainingArguments) -> None:
-    """Warn about arguments whose effect depends on others."""
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        reason = "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`"
-        warnings.warn(f"`fp16=True` has no effect: {reason}.", InertArgumentWarning, stacklevel=5)
-    if args.liger_kernel_config and not args.use_liger_kernel:
-        told = shown("liger_kernel_config", args.liger_kernel_config)
-        warnings.warn(f"`{told}` has no effect: `use_liger_kernel` is off.", InertArgumentWarning, stacklevel=5)
 
 
 def _is_set(row: Row, value: object, default: object) -> bool:
@@ -325,10 +326,9 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
         inert.remove("eval_steps")
     if inert:
         ways = ", ".join(f"`{name}` ({ROWS[name].native})" for name in inert)
-        warnings.warn(
+        warn_user(
             f"These arguments have no effect, because your own Lightning trainer decides instead: {ways}.",
             InertArgumentWarning,
-            stacklevel=2,
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.errors import ArgumentError, warn_inert
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
     ANYTHING,
@@ -196,9 +195,7 @@ def _warn_of_inert(options: Options) -> None:
     """Warn about options without effect in the user's configuration, but not in the launcher's defaults."""
     for key, why in _INERT.items():
         if options.get(key) not in (None, False, "false", "False"):
-            warnings.warn(
-                f"`fsdp_config={{{key!r}: {options[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=5
-            )
+            warn_inert(f"fsdp_config={{{key!r}: {options[key]!r}}}", why)
 
 
 def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:

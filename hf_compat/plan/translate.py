@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_inert, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
@@ -124,7 +124,7 @@ class CurrentPlan:
             for warning in caught:
                 told = str(warning.message)
                 if told not in self._told and args.process_index == 0:
-                    warnings.warn(warning.message, warning.category, stacklevel=3)
+                    warn_user(told, warning.category)
                 self._told.add(told)
         return self._plan
 
@@ -155,11 +155,7 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     config = args.fsdp_config
     # by default, arguments of 4.x and 5.0 have a dict of empty values and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
-        warnings.warn(
-            f"`fsdp_config={args.fsdp_config!r}` has no effect: `fsdp` is off. Set `fsdp=True`.",
-            InertArgumentWarning,
-            stacklevel=4,
-        )
+        warn_inert(f"fsdp_config={args.fsdp_config!r}", "`fsdp` is off. Set `fsdp=True`")
     if args.world_size == 1:
         return "one_device", {}
     given = {
@@ -201,11 +197,10 @@ def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model
     loaded = getattr(getattr(model, "config", None), "distributed_config", None)
     plan = FsdpPlan(state_dict_type=asked.state_dict_type, cpu_offload=bool(getattr(loaded, "fsdp_cpu_offload", False)))
     if asked != dataclasses.replace(FsdpPlan(wrap=asked.wrap), state_dict_type=asked.state_dict_type):
-        warnings.warn(
+        warn_user(
             f"`fsdp_config={args.fsdp_config!r}` counts for `state_dict_type` alone: `from_pretrained` has sharded the "
             "model.",
             InertArgumentWarning,
-            stacklevel=5,
         )
     return plan
 

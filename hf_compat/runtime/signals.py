@@ -13,13 +13,12 @@ import os
 import signal
 import subprocess
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from hf_compat.errors import InertArgumentWarning
+from hf_compat.errors import InertArgumentWarning, warn_user
 from hf_compat.runtime.collectives import CPUAgreement
 from hf_compat.runtime.launch import slurm_job_id
 
@@ -113,10 +112,9 @@ def _watchable(stop: bool, requeue: bool) -> list[int]:
     """Return the signals that can be noted here."""
     if threading.current_thread() is not threading.main_thread():
         if stop:
-            warnings.warn(
+            warn_user(
                 "`enable_jit_checkpoint=True` has no effect outside the main thread: Python handles signals there.",
                 InertArgumentWarning,
-                stacklevel=2,
             )
         return []
     wanted = [signal.SIGTERM] if stop else []

@@ -1,0 +1,52 @@
+"""Warnings about arguments point at the user's line, however the arguments are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+
+import pytest
+import toy
+
+from hf_compat import HfArgumentParser, Trainer, TrainingArguments
+
+
+def directly(args):
+    return TrainingArguments("out", use_cpu=True, past_index=3)
+
+
+def by_position_in_a_subclass(args):
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        past_index: int = 3
+
+    return Own("out", use_cpu=True)
+
+
+def parsed(args):
+    return HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--use_cpu", "--past_index", "3"])
+
+
+def replaced(args):
+    return dataclasses.replace(args, past_index=3)
+
+
+def assigned(args):
+    args.past_index = 3
+
+
+def trained_with(args):
+    return Trainer(toy.Classifier(), dataclasses.replace(args, ddp_backend="gloo"))
+
+
+@pytest.mark.parametrize("way", [directly, by_position_in_a_subclass, parsed, replaced, assigned, trained_with])
+def test_a_warning_names_the_users_line(way):
+    args = TrainingArguments("out", use_cpu=True, report_to="none")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        way(args)
+    lines, first = inspect.getsourcelines(way)
+    [warning] = told
+    assert "has no effect" in str(warning.message)
+    assert warning.filename == __file__ and first < warning.lineno < first + len(lines)
