@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from hf_compat.native.datamodule import HFDataModule as HFDataModule
     from hf_compat.native.module import HFModule as HFModule
     from hf_compat.optim.lr_schedulers import get_scheduler as get_scheduler
-    from hf_compat.plan.explain import explain as explain
     from hf_compat.plan.translate import translate as translate
     from hf_compat.runtime.seeding import enable_full_determinism as enable_full_determinism
     from hf_compat.runtime.seeding import set_seed as set_seed
+    from hf_compat.tools.explanation import explain as explain
     from hf_compat.tools.preflight.report import PreflightReport as PreflightReport
     from hf_compat.trainer import Trainer as Trainer
     from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
@@ -97,7 +97,7 @@ _HOME = {
     "patch": "interop.patching",
     "unpatch": "interop.patching",
     "translate": "plan.translate",
-    "explain": "plan.explain",
+    "explain": "tools.explanation",
 }
 
 __all__ = tuple(_HOME)

@@ -33,7 +33,7 @@ from hf_compat.runtime.seeding import read_rng, write_rng
 logger = logging.getLogger(__name__)
 
 Items = torch.Tensor | int | None  # the number that divides a window's loss
-_READ_PARAMETERS = ("epoch_iterator", "num_batches", "device")  # of `get_batch_samples`
+READ_PARAMETERS = ("epoch_iterator", "num_batches", "device")  # of `get_batch_samples`
 
 
 class Window:
@@ -287,7 +287,7 @@ class Windows:
             is_short = update == counts.updates_per_epoch - 1
             wanted = whole % size or size if is_short else size
             # before 4.50 the method took no device
-            window = call_by_place(self.steps.get_batch_samples, _READ_PARAMETERS, (micro_batches, wanted, self.device))
+            window = call_by_place(self.steps.get_batch_samples, READ_PARAMETERS, (micro_batches, wanted, self.device))
             try:
                 batches, num_items = window  # a subclass may return anything
             except (TypeError, ValueError) as error:

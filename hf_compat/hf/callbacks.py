@@ -267,12 +267,11 @@ class CallbackHandler(_WithoutMethods):
     def requested_kwargs(self) -> set[str]:
         """Find out which of `trainer`, `loss`, `inputs` and `outputs` a callback's method names."""
         named: set[str] = set()
-        for callback in self.callbacks:
-            for event, empty in _EMPTY.items():
-                function = getattr(getattr(callback, event, None), "__func__", empty)
-                if function is not empty:
-                    named.update(accepted_parameters(function).names)
-        return named & set(REQUESTABLE_KWARGS)
+        for event in EVENTS:
+            for callback in self.hearing(event):
+                accepted = accepted_parameters(getattr(callback, event))
+                named |= set() if accepted is None else accepted.names & set(REQUESTABLE_KWARGS)
+        return named
 
     @property
     def callback_list(self) -> str:
@@ -372,12 +371,10 @@ def _call(
     visible: dict[str, Kwarg],
     requestable: Mapping[str, Kwarg],
 ) -> Answer:
-    function = getattr(method, "__func__", None)
-    if function is None:
+    accepted = accepted_parameters(method)
+    if accepted is None:
         return method(*args, **visible)
-    accepted = accepted_parameters(function)
-    requested = {name: requestable[name] for name in REQUESTABLE_KWARGS if name in accepted.names}
-    kwargs = {**visible, **requested}
+    kwargs = {**visible, **{name: requestable[name] for name in REQUESTABLE_KWARGS if name in accepted.names}}
     if not accepted.takes_any_keyword:
         kwargs = {name: value for name, value in kwargs.items() if name in accepted.names}
     return method(*args, **kwargs)

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
 
 
-class ShownAsPrinted:
-    """Show an object in notebooks and at a prompt as `print` does. Dataclasses need `repr=False`."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return f"<pre style='font-family: monospace'>{html.escape(str(self))}</pre>"
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
     """Make an HTML table of rows, with one column for each name in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -5,6 +5,7 @@ rich leaves colours out if NO_COLOR is set.
 
 from __future__ import annotations
 
+import html
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,18 @@ DIFF: Mapping[str, str] = {
     r"(?m)^\+(?!\+\+).*": "green",
     r"(?m)^-(?!--).*": "red",
 }
+
+
+class ShownAsPrinted:
+    """Show an object in notebooks and at a prompt as `print` does. Dataclasses need `repr=False`."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='font-family: monospace'>{html.escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset
 from hf_compat.interop.upstream_log import log_ignored_columns
 from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
-from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced, needs_parameter
+from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, needs_parameter
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -192,8 +192,7 @@ class DataloaderMethods(StepsBase):
 
     def _call_train_sampler(self, dataset: DataSource) -> Order | None:
         # before 4.52 the method took no data set
-        method = self._get_train_sampler
-        sampler = method(*fitting_arguments(method, (dataset,)))
+        sampler = call_by_place(self._get_train_sampler, ("train_dataset",), (dataset,))
         if sampler is not None:
             check_iterable("_get_train_sampler", sampler, "a `Sampler`")
         return sampler

@@ -18,7 +18,7 @@ from hf_compat.errors import DataError, LossError
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
+from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import StepsBase
@@ -291,7 +291,7 @@ class StepMethods(StepsBase):
         """List the outputs that predictions leave out, by default those that the model's configuration names."""
         if ignore_keys is not None:
             return ignore_keys
-        config = attribute_of(self.model, "config")
+        config = getattr(self.model, "config", None)
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:

@@ -14,7 +14,7 @@ import yaml
 from hf_compat import TrainingArguments
 from hf_compat.cli.main import main
 from hf_compat.errors import UnknownArgument
-from hf_compat.plan.explain import explain
+from hf_compat.tools.explanation import explain
 
 TESTS = Path(__file__).resolve().parent.parent
 SECRET = "hf_aSecretOfMine"

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["hf.arguments", "plan.translate", "plan.explain"])
+@pytest.mark.parametrize("name", ["hf.arguments", "plan.translate", "tools.explanation"])
 def test_examples_in_docstrings(name):
     found = doctest.testmod(importlib.import_module(f"hf_compat.{name}"))
     assert found.attempted > 0 and found.failed == 0

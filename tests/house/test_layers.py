@@ -51,6 +51,7 @@ ROOMS = (
 # From the lowest tool to the highest, and what serves several of them.
 TOOLS = (
     "terminal",
+    "explanation",
     "document",
     "isolation",
     "preflight",

@@ -3,21 +3,17 @@
 import functools
 
 import pytest
-import torch
 import transformers
-from torch import nn
 from transformers import trainer_utils
 from transformers.utils import can_return_loss as upstream_can_return_loss
 from transformers.utils import find_labels as upstream_find_labels
 
 from hf_compat.runtime.inspection import (
     accepted_parameters,
-    attribute_of,
     call_by_place,
     call_with_optional,
     can_return_loss,
     find_labels,
-    fitting_arguments,
     has_length,
     number_of_arguments,
 )
@@ -88,10 +84,10 @@ def test_what_upstream_passes_by_place_finds_its_place(name, expected):
 
 
 def test_positional_arguments_are_cut_to_what_fits():
-    assert fitting_arguments(Era().old, (1, 2)) == (1,) and fitting_arguments(Era().by_place, (1, 2)) == (1, 2)
-    assert fitting_arguments(len, (1, 2)) == (1, 2)
-    accepted = accepted_parameters(Era.named)
-    assert accepted.positional == 3 and accepted.names == {"self", "model", "items"} and not accepted.takes_any_keyword
+    assert call_by_place(Era().old, ("a", "b"), (1, 2)) == (1,) == call_by_place(Era().by_place, ("a",), (1,))
+    assert call_by_place(lambda: 0, ("a",), (1,)) == 0
+    accepted = accepted_parameters(Era().named)
+    assert accepted.places == ("model", "items") and accepted.required == {"model"} and not accepted.takes_any_keyword
 
 
 @pytest.mark.parametrize("name", ["BertForQuestionAnswering", "BertForTokenClassification", "CLIPModel"])
@@ -108,41 +104,3 @@ def test_arguments_of_model_init(function):
 
 def test_lengths():
     assert has_length([]) and not has_length(iter([])) and not has_length(None)
-
-
-class TestAttributeOf:
-    """`attribute_of` finds what `getattr` finds, wherever a module keeps it."""
-
-    @staticmethod
-    def modules():
-        class OfClass(nn.Module):
-            config = "of the class"
-
-        class AsProperty(nn.Module):
-            @property
-            def config(self):
-                return "a property"
-
-        class Wrapper(nn.Module):
-            def __getattr__(self, name):
-                return "handed on" if name == "config" else super().__getattr__(name)
-
-        class Answering(nn.Module):
-            def __getattribute__(self, name):
-                return "answered" if name == "config" else super().__getattribute__(name)
-
-        of_instance, as_module, as_parameter, as_buffer = (nn.Module() for _ in range(4))
-        of_instance.config = {"hidden": 4}
-        as_module.config = nn.Linear(1, 1)
-        as_parameter.config = nn.Parameter(torch.zeros(1))
-        as_buffer.register_buffer("config", torch.zeros(1))
-        return [OfClass(), AsProperty(), Wrapper(), Answering(), of_instance, as_module, as_parameter, as_buffer]
-
-    def test_what_is_there_is_found(self):
-        modules = self.modules()
-        found = [attribute_of(module, "config") for module in modules]
-        assert all(value is not None for value in found)
-        assert all(value is getattr(module, "config") for value, module in zip(found, modules, strict=True))  # noqa: B009
-
-    def test_what_is_not_there_is_none(self):
-        assert attribute_of(nn.Linear(1, 1), "config") is None

@@ -18,8 +18,8 @@ from hf_compat.tools.commands.isolated import add_options, call_again
 from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
-    from hf_compat.plan.explain import Explanation
     from hf_compat.plan.lightning_plan import RunCounts
+    from hf_compat.tools.explanation import Explanation
     from hf_compat.tools.until_train import CapturedTrain
     from hf_compat.trainer import Trainer
 
@@ -110,7 +110,7 @@ def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, objec
 
 
 def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
-    from hf_compat.plan.explain import explain
+    from hf_compat.tools.explanation import explain
 
     trainer = captured.trainer
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -154,7 +154,7 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
     from hf_compat.hf.legacy import OLD_NAMES
     from hf_compat.interop.object_parser import todays_values
-    from hf_compat.plan.explain import explain
+    from hf_compat.tools.explanation import explain
 
     values: dict[str, object] = {}
     for pair in [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.state import ShownAsPrinted
+from hf_compat.tools.terminal import ShownAsPrinted
 
 _WIDTH = 108
 _OWN = str(Path(__file__).resolve().parents[2])

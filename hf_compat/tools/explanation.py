@@ -16,7 +16,6 @@ from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgumen
 from hf_compat.hf.argument_values import ALONE, ROWS, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import NEWEST, PROFILES, RELEASES, release_of
-from hf_compat.hf.state import ShownAsPrinted
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.plan.argument_support import check_optimization, default_of
@@ -24,6 +23,7 @@ from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.text import hide_secrets, is_secret, shown
+from hf_compat.tools.terminal import ShownAsPrinted
 
 GIB = 2**30
 ADAM = 8  # two moments in float32
