@@ -6,18 +6,18 @@ Accelerate would look for devices and processes by itself, and make a second pro
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import IO, Any, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, Protocol
 
 import torch
 
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
+from hf_compat.runtime.text import need
 
 
 class ProcessArguments(GroupArguments, Protocol):
@@ -28,6 +28,8 @@ class ProcessArguments(GroupArguments, Protocol):
 
     @property
     def local_process_index(self) -> int: ...
+
+    def main_process_first(self, local: bool = True) -> AbstractContextManager[None]: ...
 
 
 def may_be_asked() -> bool:
@@ -105,11 +107,24 @@ def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = No
     )
 
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-Parts = TypeVar("Parts")
-# A list, a tuple, a tensor, a data set, or a mapping of these.
-Splittable: TypeAlias = Any
+class _OfAccelerate:
+    """A method of Accelerate's own `PartialState`, which has the arguments' values by then."""
+
+    def __init__(self, needs_group: bool = False) -> None:
+        self._needs_group = needs_group
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, members: ProcessMembers | None, owner: type) -> Any:  # a method
+        if members is None:
+            return self
+        state = need("accelerate.state", "accelerate", f"`{self._name}`")
+        if not has_state():
+            share_processes(members._args, members.distributed_type)
+        if self._needs_group:
+            start_processes(members._args)
+        return getattr(state.PartialState(), self._name)
 
 
 class ProcessMembers:
@@ -120,6 +135,14 @@ class ProcessMembers:
     """
 
     _args: ProcessArguments
+    distributed_type: Any  # a text, or a member of Accelerate's enum
+
+    on_main_process = _OfAccelerate()
+    on_local_main_process = _OfAccelerate()
+    on_last_process = _OfAccelerate()
+    on_process = _OfAccelerate()
+    on_local_process = _OfAccelerate()
+    split_between_processes = _OfAccelerate(needs_group=True)
 
     @property
     def device(self) -> torch.device:
@@ -177,59 +200,13 @@ class ProcessMembers:
         if self.is_local_main_process:
             print(*args, sep=sep, end=end, file=file, flush=flush)
 
-    @contextlib.contextmanager
-    def main_process_first(self) -> Iterator[None]:
+    def main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process run the block before the others."""
-        with self._first(self.is_main_process):
-            yield
+        return self._args.main_process_first(local=False)
 
-    @contextlib.contextmanager
-    def local_main_process_first(self) -> Iterator[None]:
+    def local_main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process of each machine run the block before the others."""
-        with self._first(self.is_local_main_process):
-            yield
-
-    @contextlib.contextmanager
-    def _first(self, is_first: bool) -> Iterator[None]:
-        if not is_first:
-            self.wait_for_everyone()
-        yield
-        if is_first:
-            self.wait_for_everyone()
-
-    def on_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that only the first process runs. The others get None."""
-        return _only_where(lambda: self.is_main_process, function)
-
-    def on_local_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that only the first process of each machine runs."""
-        return _only_where(lambda: self.is_local_main_process, function)
-
-    def on_last_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that only the last process runs."""
-        return _only_where(lambda: self.is_last_process, function)
-
-    def on_process(
-        self, function: Callable[Parameters, Result], process_index: int
-    ) -> Callable[Parameters, Result | None]:
-        """Decorate a function that only one process runs."""
-        return _only_where(lambda: self.process_index == process_index, function)
-
-    def on_local_process(
-        self, function: Callable[Parameters, Result], local_process_index: int
-    ) -> Callable[Parameters, Result | None]:
-        """Decorate a function that only one process of each machine runs."""
-        return _only_where(lambda: self.local_process_index == local_process_index, function)
-
-    @contextlib.contextmanager
-    def split_between_processes(self, inputs: Parts, apply_padding: bool = False) -> Iterator[Parts]:
-        """Give each process its part of a list, a tuple, a tensor, a data set, or of the values of a dict.
-
-        Args:
-            inputs: The items. The first processes get one more if they do not divide evenly.
-            apply_padding: Repeat the last item for a process that has fewer.
-        """
-        yield _part_of(inputs, self.process_index, self.num_processes, apply_padding)
+        return self._args.main_process_first()
 
 
 class ProcessState(ProcessMembers):
@@ -255,32 +232,3 @@ class ProcessState(ProcessMembers):
 
     def destroy_process_group(self) -> None:
         """Do nothing, because Lightning ends the process group."""
-
-
-def _only_where(
-    is_chosen: Callable[[], bool], function: Callable[Parameters, Result]
-) -> Callable[Parameters, Result | None]:
-    @functools.wraps(function)
-    def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
-        return function(*args, **kwargs) if is_chosen() else None
-
-    return wrapper
-
-
-def _part_of(inputs: Splittable, rank: int, ranks: int, apply_padding: bool) -> Splittable:
-    """Take a rank's part of a sized object, or of the values of a mapping."""
-    if ranks == 1:
-        return inputs
-    if isinstance(inputs, Mapping):
-        return {key: _part_of(value, rank, ranks, apply_padding) for key, value in inputs.items()}
-    each, more = divmod(len(inputs), ranks)
-    start = rank * each + min(rank, more)
-    stop = start + each + (rank < more)
-    places = list(range(start, stop))
-    if apply_padding and more and rank >= more:
-        places.append(len(inputs) - 1)
-    if isinstance(inputs, torch.Tensor):
-        return inputs[places]
-    if hasattr(inputs, "select"):  # of `datasets`
-        return inputs.select(places)
-    return type(inputs)(inputs[place] for place in places)

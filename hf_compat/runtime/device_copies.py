@@ -1,7 +1,4 @@
-"""Copy tensors from a device to the host, and states that are written while training continues.
-
-Many small tensors take one wait. Large ones are copied beside the computation.
-"""
+"""Copy tensors from a device to the host, and states that are written while training continues."""
 
 from __future__ import annotations
 
@@ -19,19 +16,21 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.runtime.nested import Nested, leaves, map_nested, of_same_type
 
-Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # the copy's memory, and the tensor
 
-_SMALL = 2**16  # bytes; of larger tensors the copy takes longer than the wait
-_STAGED = 2**26  # bytes that go to page-locked memory at a time: it is scarce, and large copies hide their wait
+# Bytes up to which the wait takes longer than the copy.
+_SMALL = 2**16
+# Bytes in page-locked memory at a time. It is scarce, and large copies hide their wait.
+_STAGED = 2**26
 
 
 def copies_beside(device: torch.device) -> bool:
-    """Whether a device copies to page-locked memory while it computes; MPS shares its memory and has no need to."""
+    """Whether a device copies to page-locked memory while it computes. MPS shares the host's memory."""
     return device.type in ("cuda", "xpu")
 
 
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors on the CPU, detached. The small ones of a device come with one wait for all of them."""
+    """Detach tensors and copy them to the CPU, with one wait for each device."""
     found = [tensor.detach() for tensor in tensors]
     copied: list[torch.Tensor] = []
     devices: set[torch.device] = set()
@@ -49,14 +48,11 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def small_ones_on_host(data: Nested) -> Nested:
-    """Return nested data whose small tensors of a device are on the CPU: one wait brings them, instead of one each."""
-    small = [one for one in leaves(data) if isinstance(one, torch.Tensor) and _is_small(one)]
+    """Move the small tensors of nested data to the CPU, with one wait for each device instead of each tensor."""
+    tensors = (one for one in leaves(data) if isinstance(one, torch.Tensor))
+    small = [one for one in tensors if copies_beside(one.device) and one.nbytes <= _SMALL]
     hosts = dict(zip(map(id, small), to_host(small), strict=True))
     return map_nested(lambda tensor: hosts.get(id(tensor), tensor), data)
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    return copies_beside(tensor.device) and tensor.nbytes <= _SMALL
 
 
 class CopiesAhead:
@@ -72,12 +68,12 @@ class CopiesAhead:
         self._stream: torch.Stream = self._module.Stream(device=device)
 
     def start(self, batch: Nested) -> Nested:
-        """Begin to copy; what is returned may be used once `take` was called."""
+        """Begin to copy. The result may be used after `take`."""
         with self._module.stream(self._stream):
             return map_nested(lambda tensor: tensor.to(self._device, non_blocking=True), batch)
 
     def take(self, batch: Nested) -> Nested:
-        """Let what the device computes from now on come after the copy of a batch, and return the batch."""
+        """Let the device compute from now on after the copy of a batch. The result is the batch."""
         current = self._module.current_stream(self._device)
         current.wait_stream(self._stream)
         for tensor in leaves(batch):
@@ -87,14 +83,14 @@ class CopiesAhead:
 
 
 class DeviceCopies:
-    """Copies to page-locked memory on a stream of their own, which the host waits for once, where it needs them."""
+    """Copies to page-locked memory on a stream of their own, for which the host waits once."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.Stream] = {}
         self._under_way: list[tuple[torch.device, torch.Event, Sequence[Pair]]] = []
 
     def start(self, pairs: Sequence[Pair]) -> None:
-        """Begin to copy what the devices have computed up to here; what is in other memory is copied at once."""
+        """Begin to copy what the devices have computed up to here. Tensors in other memory are copied at once."""
         by_device: dict[torch.device, list[Pair]] = {}
         for place, tensor in pairs:
             if copies_beside(tensor.device) and place.is_pinned():
@@ -113,46 +109,46 @@ class DeviceCopies:
             self._under_way.append((device, stream.record_event(), its_pairs))
 
     def before_change(self) -> None:
-        """Let what the devices compute from now on come after the copies: it may change the tensors."""
+        """Let the devices compute from now on after the copies, as it may change the tensors."""
         for device, event, _ in tuple(self._under_way):
             torch.get_device_module(device).current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until all copies are there."""
+        """Wait for all copies."""
         waited_for, self._under_way = self._under_way, []
         for _, event, _ in waited_for:
             event.synchronize()
 
 
-PLAIN: tuple[type[torch.Tensor], ...] = (torch.Tensor,)  # others may be more than their numbers
+PLAIN: tuple[type[torch.Tensor], ...] = (torch.Tensor,)  # other types may hold more than numbers
 _THREADS = 4
 _TASK = 2**25  # bytes that a thread copies at a time
 
 
 class CopyMemory:
-    """Memory for copies of a state, kept from one save to the next: fresh memory costs more than the copy itself."""
+    """Memory for copies of a state, kept between saves because fresh memory costs more than the copy itself."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[object, ...], list[torch.Tensor]] = defaultdict(list)
         self._used: list[tuple[tuple[object, ...], torch.Tensor]] = []
 
     def begin(self) -> None:
-        """Take the memory of the copies before, which nobody reads any more."""
+        """Reuse the memory of the previous copies."""
         for form, place in self._used:
             self._free[form].append(place)
         self._used = []
 
     def end(self) -> None:
-        """Give back what this save has not used: the state has another form now."""
+        """Free the memory that this save has not used, because the state has another form now."""
         self._free.clear()
 
     def release(self) -> None:
-        """Give back all of it."""
+        """Free all memory."""
         self._free.clear()
         self._used = []
 
     def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the CPU that a strided one can be copied to; page-locked for one of a GPU."""
+        """Find or make the CPU tensor for a strided tensor's copy. It is page-locked for a GPU's."""
         form = (tensor.shape, tensor.stride(), tensor.dtype, copies_beside(tensor.device))
         free = self._free.get(form)
         place = free.pop() if free else torch.empty_like(tensor, device="cpu", pin_memory=copies_beside(tensor.device))
@@ -161,9 +157,9 @@ class CopyMemory:
 
 
 class LaterCopies:
-    """Copies of tensors that nothing changes before the next update: made beside what comes before that.
+    """Copies an optimizer's state beside training, at the latest before the optimizer's next step.
 
-    Whoever needs them first makes them: the thread that writes them, or the one that is about to change the tensors.
+    The thread that writes the state makes the copies, or the thread that is about to change it.
     """
 
     def __init__(self) -> None:
@@ -172,20 +168,44 @@ class LaterCopies:
         self._pairs: list[Pair] = []
         self._versions: list[int] = []
         self._error: BaseException | None = None
+        self._optimizer: Optimizer | None = None
+        self._hook: RemovableHandle | None = None
+
+    def __reduce__(self) -> tuple[type[LaterCopies], tuple[()]]:
+        return LaterCopies, ()  # a copy of a Trainer has no copies under way
+
+    def before_steps_of(self, optimizer: object) -> LaterCopies | None:
+        """Get ready for an optimizer. The result is None if its state may change outside of its steps.
+
+        Only torch's own optimizers are known to change it in steps alone, and to call hooks before each step.
+        """
+        if not isinstance(optimizer, Optimizer) or not _steps_as_torch_does(optimizer):
+            return None
+        if self._optimizer is not optimizer:
+            self.release()
+            self._optimizer, self._hook = optimizer, optimizer.register_step_pre_hook(lambda *_: self.finish())
+        self.begin()
+        return self
+
+    def release(self) -> None:
+        """Forget the optimizer, after all writes have ended."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._optimizer = self._hook = None
 
     def begin(self) -> None:
-        """Forget what a save that failed has left."""
+        """Forget the copies of a failed save."""
         self._pairs, self._versions, self._error = [], [], None
 
     def add(self, pairs: Sequence[Pair]) -> None:
-        """Promise to copy tensors of the CPU; those of a device are copied by it, beside what it computes."""
+        """Plan to copy tensors on the CPU. A device begins to copy its own beside its computations."""
         self.on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
         pairs = [pair for pair in pairs if _is_on_cpu(pair)]
         self._pairs = [*self._pairs, *pairs]
         self._versions += [tensor._version for _, tensor in pairs]
 
     def finish(self) -> None:
-        """Make what is not made yet, or wait for the thread that does; a device goes on after its copies."""
+        """Make the remaining copies, or wait for the thread that makes them. A device continues after its copies."""
         self.on_device.before_change()
         if not self._pairs:  # at every update
             return
@@ -201,13 +221,13 @@ class LaterCopies:
                     )
             except BaseException as error:
                 self._error = error
-                if not isinstance(error, Exception):  # Ctrl-C, for whoever waits here
+                if not isinstance(error, Exception):  # Ctrl-C, which ends this thread's wait
                     raise
             finally:
                 self._pairs, self._versions = [], []
 
     def result(self) -> None:
-        """Make what is not made yet; raise what went wrong."""
+        """Make the remaining copies, and raise the error of the others."""
         self.finish()
         self.on_device.wait()
         error, self._error = self._error, None
@@ -215,45 +235,8 @@ class LaterCopies:
             raise error
 
 
-class StateCopies:
-    """What copies an optimizer's state while a run trains on; the optimizer's next step waits for it."""
-
-    def __init__(self) -> None:
-        self._later: LaterCopies | None = None
-        self._optimizer: Optimizer | None = None
-        self._hook: RemovableHandle | None = None
-
-    def before_steps_of(self, optimizer: object) -> LaterCopies | None:
-        """Return what makes copies before an optimizer's next step; None where its state may change before that.
-
-        Only of torch's own optimizers is it known that nothing but a step changes their state, and that hooks come
-        before each step, whoever calls it.
-        """
-        if not isinstance(optimizer, Optimizer) or not _steps_as_torch_does(optimizer):
-            return None
-        later = self._later
-        if later is None or self._optimizer is not optimizer:
-            self.release()
-            later = LaterCopies()
-            self._later, self._optimizer = later, optimizer
-            self._hook = optimizer.register_step_pre_hook(lambda *_: later.finish())
-        later.begin()
-        return later
-
-    def finish(self) -> None:
-        """Make the copies that are not made yet: what comes next may change the state."""
-        if self._later is not None:
-            self._later.finish()
-
-    def release(self) -> None:
-        """Let go of the optimizer; nothing is copied any more."""
-        if self._hook is not None:
-            self._hook.remove()
-        self._later = self._optimizer = self._hook = None
-
-
 def _steps_as_torch_does(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is torch's own, and its step, which a schedule wraps, is too."""
+    """Whether an optimizer and its step, which a schedule wraps, are torch's own."""
     kind = type(optimizer)
     step = vars(optimizer).get("step", optimizer.step)
     if hasattr(step, "_wrapped_by_lr_sched"):
@@ -268,13 +251,13 @@ def frozen_copy(
     later: LaterCopies | None = None,
     beside: DeviceCopies | None = None,
 ) -> Nested:
-    """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's.
+    """Copy nested tensors to the CPU. Tensors that share their memory, as tied weights do, share their copy.
 
     Args:
         data: The nested data.
-        memory: Where the copies are to be; fresh memory where none is given.
-        later: Makes the copies; they are made at once where none is given.
-        beside: Makes those of a device's tensors, which are there once it was waited for.
+        memory: Memory for the copies. None takes fresh memory.
+        later: Makes the copies. None makes them at once.
+        beside: Makes the copies of a device's tensors. They are complete after its `wait`.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     pairs: list[Pair] = []
@@ -307,17 +290,17 @@ def frozen_copy(
 
 
 def _copy_all(pairs: list[Pair]) -> None:
-    """Copy tensors, large ones in several threads where torch itself would use one."""
+    """Copy tensors, large ones in several threads if torch itself would use one."""
     cores = os.cpu_count() or 1
     on_device = DeviceCopies()
     on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
     on_cpu = [pair for pair in pairs if _is_on_cpu(pair)]
     is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
-    if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # that is a thread's own
+    if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # a mode is a thread's own
         _copy_each(on_cpu)
     else:
         with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
-            for _ in threads.map(_copy_each, _tasks(on_cpu)):  # raises what went wrong
+            for _ in threads.map(_copy_each, _tasks(on_cpu)):  # it raises their errors
                 pass
     on_device.wait()
 
@@ -332,7 +315,7 @@ def _copy_each(pairs: Sequence[Pair]) -> None:
 
 
 def _tasks(pairs: list[Pair]) -> Iterator[list[Pair]]:
-    """Divide tensors among tasks of some size."""
+    """Group tensors to tasks of about one size."""
     task: list[Pair] = []
     size = 0
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""The one walker of nested data: mappings, named tuples, tuples and lists with tensors in them."""
+"""Walk nested data, which is mappings, named tuples, tuples and lists with tensors in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-# A batch, a model's outputs, a state: containers in containers, tensors, and whatever else the user put there.
+# A batch, a model's outputs or a state, with tensors and any other values of the user's.
 Nested: TypeAlias = Any
 
 
@@ -18,19 +18,18 @@ def map_nested(
     on_other: Callable[[Nested], Nested] | None = None,
     rebuild: Callable[[Nested, Nested], Nested] | None = None,
 ) -> Nested:
-    """Return nested data of the same structure, its leaves replaced.
+    """Copy the structure of nested data, and replace its leaves.
 
     Args:
-        on_tensor: Gives what stands for a tensor.
-        data: The nested data; it stays as it is.
-        on_other: Gives what stands for a leaf that is not a tensor; None keeps the leaf.
-        rebuild: Makes a container from the old one and from the dict or list of its new items; None makes one of the
-            old one's type.
+        on_tensor: Converts a tensor.
+        data: The nested data, which is not changed.
+        on_other: Converts other leaves. None keeps them.
+        rebuild: Makes a container from the old one and the dict or list of its new items. None keeps its type.
     """
     if isinstance(data, torch.Tensor):
         return on_tensor(data)
     if type(data) is dict or isinstance(data, Mapping):
-        # a batch is a mapping of tensors mostly: they are spared a call, at every micro-batch
+        # most batches are mappings of tensors, and a call for each costs time at every micro-batch
         named = {
             key: on_tensor(value)
             if isinstance(value, torch.Tensor)
@@ -49,12 +48,12 @@ def join_nested(
     batches: Sequence[Nested],
     is_leaf: Callable[[Nested], bool] | None = None,
 ) -> Nested:
-    """Return the structure that several pieces of nested data share, with one joined leaf for each of theirs.
+    """Join several pieces of nested data of one structure.
 
     Args:
-        join: Gives what stands for the leaves at one place of the structure, in the order of the pieces.
-        batches: The pieces, one at least; the first decides the structure.
-        is_leaf: Whether a container is joined as it is.
+        join: Joins the leaves at one place of the structure, in the order of the pieces.
+        batches: The pieces, at least one. The first decides the structure.
+        is_leaf: Whether a container is a leaf.
     """
     first = batches[0]
     if not isinstance(first, (Mapping, list, tuple)) or (is_leaf is not None and is_leaf(first)):
@@ -77,22 +76,22 @@ def leaves(data: Nested) -> Iterator[Nested]:
 
 
 def is_namedtuple(data: Nested) -> bool:
-    """Return whether a value is a tuple whose fields have names; such types take their fields one by one."""
+    """Whether a value is a named tuple, whose type takes its fields one by one."""
     return isinstance(data, tuple) and hasattr(data, "_fields")
 
 
 def of_same_type(data: Nested, items: Nested) -> Nested:
-    """Return a container of a type like another's.
+    """Make a container of a container's type.
 
     Args:
         data: A mapping, list or tuple. `BatchEncoding`, `ModelOutput` and `UserDict` are made from a dict.
-        items: A dict for a mapping, else a list.
+        items: A dict for a mapping, otherwise a list.
     """
-    if isinstance(data, tuple) and hasattr(data, "_fields"):  # written out: this runs at every micro-batch
+    if is_namedtuple(data):
         return type(data)(*items)
     return type(data)(data.default_factory, items) if isinstance(data, defaultdict) else type(data)(items)
 
 
 def as_plain_type(data: Nested, items: Nested) -> Nested:
-    """Return a dict or list in a container's place."""
+    """Keep the dict or list of a container's items."""
     return items

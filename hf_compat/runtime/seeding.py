@@ -29,17 +29,17 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
 
 def seed_of_lightning() -> int | None:
-    """Return the seed that `lightning.seed_everything` was last given in this process, or its parent; else None."""
+    """The seed of the last `lightning.seed_everything` in this process or its parent, or None."""
     seed = os.environ.get("PL_GLOBAL_SEED")  # noqa: TID251 - where Lightning keeps it
     return None if seed is None else int(seed)
 
 
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
-    """Seed everything and switch on every deterministic mode that torch and its backends have.
+    """Seed everything and switch on every deterministic mode of torch and its backends.
 
     Args:
         seed: The seed.
-        warn_only: Warn instead of raising where an operation has no deterministic form.
+        warn_only: Warn about operations without a deterministic form instead of raising.
 
     Mirrors:
         `transformers.enable_full_determinism`, 5.23.
@@ -59,7 +59,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seed a data-loading worker as HF does: the same for all workers of a rank but for torch's own offset.
+    """Seed a data-loading worker, by its rank and torch's own seed of the worker.
 
     Mirrors:
         `transformers.trainer_utils.seed_worker`, 5.23.
@@ -67,13 +67,13 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     set_seed(num_workers * rank + torch.initial_seed() % 2**32)
 
 
-# By generator (`python`, `numpy`, `cpu`, `cuda`, `mps`): its state, in a form that only it knows.
+# Generator (`python`, `numpy`, `cpu`, `cuda`, `mps`) → its state, in a form of its own.
 RandomStates: TypeAlias = dict[str, Any]
 _OF_TORCH = ("cpu", "cuda", "mps")
 
 
 def read_rng() -> RandomStates:
-    """Return the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
+    """Read the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
     states: RandomStates = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
@@ -87,7 +87,7 @@ def read_rng() -> RandomStates:
 
 
 def write_rng(states: RandomStates) -> None:
-    """Set all generators to states that `read_rng` returned."""
+    """Set all generators to states of `read_rng`."""
     legacy = unpack_rng(states)
     random.setstate(legacy["python"])
     np.random.set_state(legacy["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
@@ -99,7 +99,7 @@ def write_rng(states: RandomStates) -> None:
 
 
 def unpack_rng(states: RandomStates) -> RandomStates:
-    """Return states in the form that `transformers` keeps in `rng_state.pth`."""
+    """Convert states to the form of `rng_state.pth` in `transformers`."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
     legacy = {"python": (version, tuple(numbers), gauss), "numpy": (name, keys.numpy().astype(np.uint32), *rest)}
@@ -107,7 +107,7 @@ def unpack_rng(states: RandomStates) -> RandomStates:
 
 
 def pack_legacy_rng(states: RandomStates) -> RandomStates:
-    """Return states that `transformers` kept in `rng_state.pth` as plain values."""
+    """Convert states of `rng_state.pth` in `transformers` to plain values."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
     plain = {
@@ -118,8 +118,8 @@ def pack_legacy_rng(states: RandomStates) -> RandomStates:
 
 
 def legacy_globals() -> list[object]:
-    """List what NumPy's random state consists of, for torch's allow-list."""
-    # both names of NumPy's rebuild function: files written under NumPy 1 use the older one
+    """List the types and functions of NumPy's random state, for torch's allow-list."""
+    # NumPy's rebuild function has both names, because files written under NumPy 1 use the older one
     rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
     return [
         rebuild,

@@ -1,7 +1,7 @@
 """Note SIGTERM, Ctrl-C and SLURM's signal while training, and act at the next update's end.
 
-`requeue` queues a SLURM job again, and the next run in its folder resumes by itself. Signals about child processes
-wait while a child is started.
+`requeue` queues a SLURM job again, and the next run in its folder resumes. Signals about child processes wait while a
+child is started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: int | None = None
         self._agreement: CPUAgreement | None = None
-        self._handlers: dict[int, Handler] = {}  # those that were there before
+        self._handlers: dict[int, Handler] = {}  # the previous ones
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -47,17 +47,15 @@ class StopSignals:
 
     @contextlib.contextmanager
     def watched(self, stop: bool, requeue: bool = False, timeout_seconds: float = 1800.0) -> Iterator[None]:
-        """Note signals within this context, and put back what handled them before.
-
-        Python has signals in its main thread only; in another one they do what they did.
+        """Note signals within this context, and restore their handlers. Python allows it in the main thread only.
 
         Args:
             stop: Note SIGTERM and SIGINT.
-            requeue: Note SIGUSR1, by which SLURM announces the job's end (`#SBATCH --signal=SIGUSR1@90`).
+            requeue: Note SIGUSR1, with which SLURM announces the job's end (`#SBATCH --signal=SIGUSR1@90`).
             timeout_seconds: How long a process waits for the others to agree on a signal.
         """
         self.received = None
-        # all processes make it, whichever handlers each of them has
+        # all processes make it, whatever their handlers
         self._agreement = CPUAgreement(timeout_seconds) if stop or requeue else None
         self._handlers = {number: signal.getsignal(number) for number in _watchable(stop, requeue)}
         for number in self._handlers:
@@ -67,17 +65,17 @@ class StopSignals:
         finally:
             self._agreement = None
             for number, handler in self._handlers.items():
-                if signal.getsignal(number) == self.note:  # else the user has installed one of their own meanwhile
+                if signal.getsignal(number) == self.note:  # else the user has installed another
                     signal.signal(number, handler)
-        # The training has ended before an update could obey: the signal does what it does without a training
+        # The training has ended before an update could obey, so the signal acts as without a training
         late, self.received = self.received, None
         if late is not None:
             signal.raise_signal(late)
 
     def agree(self) -> bool:
-        """Ask whether a process of the run has received a signal: all write the checkpoint together.
+        """Whether a process of the run has received a signal, as all write the checkpoint together.
 
-        A signal that arrives during the exchange is kept for the next one. The other processes do not know of it yet.
+        A signal that arrives during the exchange is kept for the next one, because the other processes cannot know it.
         """
         if self._agreement is None:
             return self.received is not None
@@ -92,9 +90,9 @@ class StopSignals:
         return self.received is not None and self.received == getattr(signal, "SIGUSR1", None)
 
     def obey(self) -> None:
-        """End this process as the noted signal would have: by the user's handler, else with its usual exit status.
+        """End this process as the noted signal would, by the user's handler or with its usual exit status.
 
-        It returns where the user's handler does.
+        It returns if the user's handler does.
         """
         number, self.received = self.received, None
         if number is None:
@@ -109,7 +107,7 @@ class StopSignals:
 
 
 def _watchable(stop: bool, requeue: bool) -> list[int]:
-    """Return the signals that can be noted here."""
+    """List the signals that can be noted here."""
     if threading.current_thread() is not threading.main_thread():
         if stop:
             warn_user(
@@ -118,23 +116,23 @@ def _watchable(stop: bool, requeue: bool) -> list[int]:
             )
         return []
     wanted = [signal.SIGTERM] if stop else []
-    if stop and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is under `nohup`, and in the background
+    if stop and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it is under `nohup`
         wanted.append(signal.SIGINT)
-    # Windows lacks this signal; a handler that is there already is the user's or the launcher's own
+    # Windows lacks this signal. A handler that exists is the user's or the launcher's
     if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         wanted.append(signal.SIGUSR1)
-    # Python cannot put back a handler that C code has installed
+    # Python cannot restore a handler of C code
     return [number for number in wanted if signal.getsignal(number) is not None]
 
 
-# Beside the checkpoints: the job that resumes from the newest of them.
+# The file beside the checkpoints that names the job which resumes from the newest of them.
 REQUEUED_NAME = "requeued.json"
 
 
 def requeue(folder: str) -> None:
     """Ask SLURM to queue this job again, and note in the output folder that it resumes then.
 
-    A refusal is logged, not raised: the checkpoint is written, and the job may be queued by hand.
+    A refusal is logged, not raised, because the checkpoint exists and the job may be queued by hand.
     """
     job = slurm_job_id()
     if job is None:
@@ -153,7 +151,7 @@ def requeue(folder: str) -> None:
 
 
 def is_requeued(folder: str) -> bool:
-    """Return whether this job was queued again while it trained into that folder."""
+    """Whether this job was queued again while it trained into that folder."""
     path = os.path.join(folder, REQUEUED_NAME)
     if slurm_job_id() is None or not os.path.isfile(path):
         return False
@@ -166,22 +164,20 @@ def is_requeued(folder: str) -> bool:
 
 
 def forget_requeue(folder: str) -> None:
-    """Remove the note of this job: its training has ended, and nothing is to be resumed."""
+    """Remove the note of this job, whose training has ended."""
     if is_requeued(folder):
         os.unlink(os.path.join(folder, REQUEUED_NAME))
 
 
 SIGCHLD: int | None = getattr(signal, "SIGCHLD", None)  # Windows has none
-_DEATH_SECONDS = 5.0  # how long the end of a process takes at most, once its connections are closed
+_DEATH_SECONDS = 5.0  # at most, between the end of its connections and of a process
 
 
 class HeldChildSignals:
-    """Within this context the handler of SIGCHLD waits: torch's raises an error where a loader worker has died.
+    """Make the handler of SIGCHLD wait within this context, in the main thread.
 
-    A handler runs between any two instructions, also in the hooks around a fork. There Python drops its error, and what
-    such a hook was about to release stays taken: `logging`'s lock, for which every other thread then waits for ever.
-
-    Python has signals in its main thread only; in another one nothing is done.
+    torch's handler raises an error when a loader worker has died. It may run in the hooks around a fork. Python drops
+    the error there, and the hook does not release `logging`'s lock, so that other threads wait for it forever.
     """
 
     def __init__(self) -> None:
@@ -191,23 +187,23 @@ class HeldChildSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._is_holding:
             self._has_come = True
-        elif callable(self._before):  # torch has put its own handler before this one, which calls it
+        elif callable(self._before):  # torch's new handler calls this one
             self._before(number, frame)
 
     def __enter__(self) -> HeldChildSignals:
         if SIGCHLD is not None and threading.current_thread() is threading.main_thread():
             self._is_holding = True
-            self._before = signal.signal(SIGCHLD, self._note) or signal.SIG_DFL  # None: not of Python's
+            self._before = signal.signal(SIGCHLD, self._note) or signal.SIG_DFL  # None is a handler of C code
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._is_holding and SIGCHLD is not None:
             self._is_holding = False
-            if signal.getsignal(SIGCHLD) == self._note:  # else torch has put its own there meanwhile
+            if signal.getsignal(SIGCHLD) == self._note:  # else torch has installed another
                 signal.signal(SIGCHLD, self._before)
 
     def deliver(self) -> None:
-        """Call the handler where a signal has come meanwhile."""
+        """Call the handler if a signal has arrived."""
         has_come, self._has_come = self._has_come, False
         if SIGCHLD is None or not has_come:
             return
@@ -217,9 +213,9 @@ class HeldChildSignals:
 
 
 def dead_among(processes: Iterable[BaseProcess]) -> list[BaseProcess]:
-    """Return the processes that have died; where all seem to live, the end of one is waited for, a few seconds."""
+    """List the processes that have died, after waiting a few seconds for the first."""
     waiting = {process.sentinel: process for process in processes}
     ended = [waiting[sentinel] for sentinel in connection.wait(list(waiting), timeout=_DEATH_SECONDS)]  # type: ignore[index]  # of those
     for process in ended:
-        process.join(_DEATH_SECONDS)  # its files are closed a moment before it has ended
+        process.join(_DEATH_SECONDS)  # its files are closed a moment earlier
     return ended

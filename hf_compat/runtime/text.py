@@ -1,4 +1,4 @@
-"""Read and write text for people: truth values, secrets, hints for names, missing packages and absent names."""
+"""Truth values, secrets and unknown names in texts for people, and errors about missing packages and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_compat.errors import AbsentName, ArgumentError, MissingPackage
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
 
-# Of tokenizers: no secrets.
+# Of tokenizers, and not secret.
 _SPECIAL_TOKENS = frozenset(
     f"{kind}_token" for kind in ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
 )
@@ -26,64 +26,39 @@ _LIKE_TOKEN = re.compile(r"tok(?!ens|eniz)")
 
 
 def bool_or_none(text: str | bool) -> bool | None:
-    """Return the truth value that a text spells; None where it spells none."""
+    """Convert a word such as `true`, `no` or `1` to its truth value, and any other text to None."""
     if isinstance(text, bool):
         return text
     word = text.strip().lower()
     return True if word in _TRUE else False if word in _FALSE else None
 
 
-def parse_bool(text: str | bool, name: str) -> bool:
-    """Return the truth value that a text spells.
-
-    Args:
-        text: A word such as `true`, `no`, `1`; a bool is returned as it is.
-        name: The argument or variable that has this value; the error names it.
+def parse_switch(variables: Mapping[str, str], name: str) -> bool:
+    """Whether an environment variable is on. An unset or empty one is off.
 
     Raises:
-        ArgumentError: The text is not a truth value.
+        ArgumentError: Its text is not a truth value.
     """
+    text = variables.get(name) or "false"
     value = bool_or_none(text)
     if value is None:
         raise ArgumentError(f"`{name}={text!r}` is not a truth value.\n\nHint: write true or false.")
     return value
 
 
-def parse_switch(variables: Mapping[str, str], name: str) -> bool:
-    """Return whether a variable of the environment is on; one that is unset or empty is off.
-
-    Raises:
-        ArgumentError: Its text is not a truth value.
-    """
-    return parse_bool(variables.get(name) or "false", name)
-
-
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is spelled most like this one; None where none is close.
-
-    Args:
-        name: What somebody wrote.
-        known: The names there are.
-        cutoff: How alike they have to be, from 0 to 1.
-    """
+    """The known name with the most similar spelling, or None if none is as similar as `cutoff`, from 0 to 1."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """Return the hint for an unknown name: the nearest known one, or another sentence where none is close.
-
-    Args:
-        name: What somebody wrote.
-        known: The names there are.
-        otherwise: The hint where no known name is close.
-        cutoff: How alike they have to be, from 0 to 1.
-    """
+    """Make the hint for an unknown name, which is the nearest known one, or `otherwise` if there is none."""
     near = nearest(name, known, cutoff)
     return otherwise if near is None else f"did you mean `{near}`?"
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a value of that name is nobody else's business: `hub_token`, `--args.hub-token`, `api_key`."""
+    """Whether values of that name are secret, as those of `hub_token`, `--args.hub-token` and `api_key`."""
     plain = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
     if plain in _SPECIAL_TOKENS:
         return False
@@ -91,7 +66,7 @@ def is_secret(name: str) -> bool:
 
 
 def shown(name: str, value: object) -> str:
-    """Return `name=value` for a message; a secret's value is left out, a nested one's too."""
+    """Format `name=value` for a message, without secret values."""
     return f"{name}=<{name.upper()}>" if is_secret(name) else f"{name}={brief(value)}"
 
 
@@ -107,7 +82,7 @@ def check_callables(**functions: object) -> None:
 
 
 def brief(value: object, longest: int = 400) -> str:
-    """Show the beginning of any value in a message, without secrets. The text of the rest is never built."""
+    """Format the beginning of any value for a message, without secrets. The text of the rest is never built."""
     text = ""
     try:
         for piece in _pieces(value.value if isinstance(value, Enum) else value, longest):
@@ -143,7 +118,7 @@ def _pieces(value: object, longest: int, depth: int = 0) -> Iterator[str]:
 
 
 def hide_secrets(value: object) -> object:
-    """Return a value with secrets in nested dicts and lists replaced."""
+    """Replace secrets in nested dicts and lists."""
     if isinstance(value, Mapping):
         return {key: f"<{key.upper()}>" if _is_set(key, item) else hide_secrets(item) for key, item in value.items()}
     return [hide_secrets(item) for item in value] if isinstance(value, list) else value
@@ -154,9 +129,9 @@ def _is_set(key: object, value: object) -> bool:
 
 
 def without_secrets(text: str, words: Sequence[str]) -> str:
-    """Return a message about a command line without the values of its secrets.
+    """Remove the values of secret options from a message about a command line.
 
-    A misspelt option counts as well: what has `tok` in its name is taken for a token.
+    Every option with `tok` in its name counts as a token, as it may be misspelt.
     """
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
@@ -168,34 +143,29 @@ def without_secrets(text: str, words: Sequence[str]) -> str:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module can be found, without importing it."""
+    """Whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a parent that is missing; a module without a spec
+    except (ImportError, ValueError):  # a missing parent, or a module without a spec
         return False
 
 
 def missing_package(module: str, install: str, for_what: str) -> MissingPackage:
-    """Return the error that says which package is missing, for what, and how to get it.
+    """Make the error about a missing package.
 
     Args:
         module: The module that could not be imported.
-        install: What `pip install` takes: a package, or an extra such as `'hf-compat[plot]'`.
-        for_what: What needs it; the message begins with it.
+        install: The argument of `pip install`, such as `'hf-compat[plot]'`.
+        for_what: The feature that needs it. The message begins with it.
     """
     return MissingPackage(f"{for_what} needs the package {module}.\n\nHint: pip install {install}", name=module)
 
 
 def need(module: str, install: str, for_what: str) -> ModuleType:
-    """Import an optional package's module.
-
-    Args:
-        module: The module, such as `matplotlib.figure`.
-        install: What `pip install` takes: a package, or an extra such as `'hf-compat[plot]'`.
-        for_what: What needs it; the message begins with it.
+    """Import an optional package's module, with the arguments of `missing_package`.
 
     Raises:
-        MissingPackage: It cannot be imported; the message says how to get it.
+        MissingPackage: It cannot be imported. The message says how to get it.
     """
     try:
         return importlib.import_module(module)
@@ -204,14 +174,14 @@ def need(module: str, install: str, for_what: str) -> ModuleType:
 
 
 class Absent:
-    """A name of upstream's class that stands for nothing here.
+    """A name of upstream's class that ours lacks.
 
-    Reading it, on the class, on an object or through `super()`, raises `AbsentName`. So `hasattr` says False, and
-    `getattr` gives its default. A subclass or an object may have something of that name.
+    Reading it on the class, an object or `super()` raises `AbsentName`, so `hasattr` is False. A subclass or an object
+    may define the name.
 
     Args:
         name: The name.
-        way_out: What to do instead.
+        way_out: The replacement, for the message.
     """
 
     def __init__(self, name: str, way_out: str) -> None:

@@ -40,7 +40,7 @@ from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, StateCopies, frozen_copy
+from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_rng, unpack_rng
 from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints, writer_of_run
@@ -138,7 +138,7 @@ class Saver:
         self._host, self._overrides = host, overrides
         self.folder = OutputFolder()
         self.background = BackgroundWriter()
-        self.copy_memory, self._state_copies = CopyMemory(), StateCopies()
+        self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
         self._is_by_flag = False
         self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then

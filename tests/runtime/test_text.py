@@ -5,27 +5,27 @@ from accelerate.utils import str_to_bool
 from transformers.utils.generic import strtobool
 
 from hf_compat.errors import ArgumentError, MissingPackage
-from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_bool, parse_switch
+from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_switch
 
 WORDS = ("y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0")
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_the_words_are_those_of_transformers_and_accelerate(word):
-    assert parse_bool(word, "bf16") is bool(strtobool(word)) is bool(str_to_bool(word))
+    assert parse_switch({"BF16": word}, "BF16") is bool(strtobool(word)) is bool(str_to_bool(word))
 
 
-@pytest.mark.parametrize("word", ["", "2", "none", "truthy"])
+@pytest.mark.parametrize("word", ["2", "none", "truthy"])
 def test_what_upstream_refuses_is_refused_by_name(word):
     with pytest.raises(ValueError):
         strtobool(word)
     assert bool_or_none(word) is None
-    with pytest.raises(ArgumentError, match=rf"`bf16='{word}'` is not a truth value"):
-        parse_bool(word, "bf16")
+    with pytest.raises(ArgumentError, match=rf"`BF16='{word}'` is not a truth value"):
+        parse_switch({"BF16": word}, "BF16")
 
 
 def test_a_bool_is_itself():
-    assert parse_bool(True, "bf16") is True and parse_bool(False, "bf16") is False
+    assert bool_or_none(True) is True and bool_or_none(False) is False and bool_or_none("") is None
 
 
 def test_a_switch_is_off_where_it_is_unset_or_empty():
