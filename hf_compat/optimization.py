@@ -8,8 +8,6 @@ __getattr__, __dir__ = mirror(
     __name__,
     "transformers.optimization",
     {
-        "Adafactor": "optim.adafactor",
-        "GreedyLR": "optim.lr_schedulers",
         "get_scheduler": "optim.lr_schedulers",
     },
 )

@@ -9,7 +9,6 @@ __getattr__, __dir__ = mirror(
     "transformers.trainer_pt_utils",
     {
         "AcceleratorConfig": "hf.argument_values",
-        "BatchRebalanceSampler": "data.samplers",
         "LabelSmoother": "optim.label_smoothing",
         "LayerWiseDummyOptimizer": "optim.optimizers",
         "LayerWiseDummyScheduler": "optim.optimizers",

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable
 from types import ModuleType, SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import PROFILES, Guest
 from hf_compat.interop.mirrors import kin_of
 from hf_compat.runtime.inspection import accepts_keyword
+from hf_compat.runtime.text import need
 
 # The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"
@@ -148,6 +149,23 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
             f"Hint: pip install 'transformers>={OLDEST}'",
             name="transformers",
         )
+
+
+def of_transformers(module: str, name: str, for_what: str) -> type[Any]:
+    """A class of transformers that this package has no other form of.
+
+    Args:
+        module: Its module within transformers.
+        name: The class.
+        for_what: The feature that needs it, with which an error begins.
+
+    Raises:
+        MissingPackage: transformers is not installed, or its release has no such class.
+    """
+    theirs = need(f"transformers.{module}", "'hf-compat[transformers]'", for_what)
+    need_names(dir(theirs), (name,), for_what)
+    found: type[Any] = getattr(theirs, name)
+    return found
 
 
 def validate_strictly(config: HasValidate) -> None:

@@ -109,8 +109,8 @@ class _ReadsFiles(Protocol):
     def from_pretrained(self, path: None, **how: object) -> tuple[nn.Module, Mapping[str, Iterable[str]]]: ...
 
 
-def is_upstream_rebalance_sampler(sampler: object) -> bool:
-    """Whether a sampler is `transformers.trainer_pt_utils.BatchRebalanceSampler`."""
+def knows_its_rank(sampler: object) -> bool:
+    """Whether a sampler yields only this rank's batches, as transformers' `BatchRebalanceSampler` does."""
     return _is_instance(sampler, "transformers.trainer_pt_utils", "BatchRebalanceSampler")
 
 

@@ -1,4 +1,4 @@
-"""The learning-rate schedules of HF, GreedyLR, and DeepSpeed's schedules.
+"""The learning-rate schedules of HF, and DeepSpeed's.
 
 A schedule of HF is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
 factors keep upstream's order of operations, because parity is bit for bit. Scripts read their keywords by upstream's
@@ -10,228 +10,34 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
+from hf_compat.interop.releases import of_transformers
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
-# Numbers, strings and lists of numbers by name.
-ScheduleState: TypeAlias = dict[str, Any]
-# torch's own form of a parameter group.
-Group: TypeAlias = dict[str, Any]
-_COUNTERS = (
-    "factor",
-    "min_lrs",
-    "max_lrs",
-    "patience",
-    "verbose",
-    "cooldown",
-    "warmup",
-    "cooldown_counter",
-    "warmup_counter",
-    "mode",
-    "threshold",
-    "threshold_mode",
-    "best",
-    "num_bad_epochs",
-    "num_good_epochs",
-    "eps",
-    "last_epoch",
-    "smooth",
-    "window_size",
-    "reset_start",
-    "reset_start_original",
-    "_last_lr",
-    "_init_lrs",
-)
+State = dict[str, object]  # a schedule's own
 
 
-class RunningMean:
-    """Mean of the last `window_size` values, kept as a running sum (so its rounding is upstream's)."""
+class Schedule(Protocol):
+    """A schedule that is not torch's own class, as transformers' GreedyLR."""
 
-    def __init__(self, window_size: int) -> None:
-        self.window_size = window_size
-        self.values: deque[float] = deque()
-        self.sum = 0.0
+    def step(self, metrics: float) -> None: ...
 
-    def add(self, value: float) -> float:
-        """Count a value in, and give the new mean."""
-        self.values.append(value)
-        self.sum += value
-        if len(self.values) > self.window_size:
-            self.sum -= self.values.popleft()
-        return self.sum / len(self.values)
+    def get_last_lr(self) -> list[float]: ...
 
-    def state_dict(self) -> ScheduleState:
-        return {"window_size": self.window_size, "values": list(self.values), "sum": self.sum}
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: ScheduleState) -> None:
-        self.window_size, self.sum = state["window_size"], state["sum"]
-        self.values = deque(state["values"])
-
-
-class GreedyLR:
-    """Raise the learning rate while a metric improves, and lower it while the metric gets worse.
-
-    Args:
-        optimizer: The optimizer whose learning rates it sets.
-        mode: `min` if a lower metric is better, else `max`.
-        factor: Factor of a lowering, and divisor of a raise. Below 1.
-        patience: Steps of one tendency before a change.
-        threshold: Smaller changes of the metric do not count.
-        threshold_mode: `abs` or `rel`, the unit of `threshold`.
-        cooldown: Steps to wait after lowering.
-        warmup: Steps to wait after raising.
-        min_lr: Lowest learning rate, for all parameter groups or for each of them.
-        max_lr: Highest learning rate, for all parameter groups or for each of them.
-        eps: Smaller changes of the learning rate are not made.
-        verbose: Print changes.
-        smooth: Follow the running mean of the metric.
-        window_size: Values in that mean.
-        reset_start: Lowerings at the lowest learning rate before everything starts again.
-
-    Raises:
-        ValueError: A value outside its range.
-
-    Mirrors:
-        `transformers.optimization.GreedyLR`, 5.23, with the same state.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        mode: str = "min",
-        factor: float = 0.95,
-        patience: int = 10,
-        threshold: float = 1e-6,
-        threshold_mode: str = "abs",
-        cooldown: int = 0,
-        warmup: int = 0,
-        min_lr: float | list[float] = 1e-3,
-        max_lr: float | list[float] = 1.0,
-        eps: float = 1e-8,
-        verbose: bool = False,
-        smooth: bool = False,
-        window_size: int = 50,
-        reset_start: int = 500,
-    ) -> None:
-        if factor >= 1.0:
-            raise ValueError(f"Factor should be < 1.0, got {factor}.")
-        for name, given, known in (("mode", mode, ("min", "max")), ("threshold mode", threshold_mode, ("rel", "abs"))):
-            if given not in known:
-                raise ValueError(f"{name} {given} is unknown!")
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
-        self.optimizer = optimizer
-        self.mode, self.factor, self.patience = mode, factor, patience
-        self.threshold, self.threshold_mode = threshold, threshold_mode
-        self.cooldown, self.warmup, self.eps, self.verbose = cooldown, warmup, eps, verbose
-        self.smooth, self.window_size = smooth, window_size
-        self.reset_start = self.reset_start_original = reset_start
-        self.min_lrs = self._per_group(min_lr, "min_lrs")
-        self.max_lrs = self._per_group(max_lr, "max_lrs")
-        self._init_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._last_lr = list(self._init_lrs)
-        self.last_epoch = 0
-        self._forget()
-
-    def _per_group(self, value: float | list[float], name: str) -> list[float]:
-        groups = len(self.optimizer.param_groups)
-        if not isinstance(value, (list, tuple)):
-            return [value] * groups
-        if len(value) != groups:
-            raise ValueError(f"expected {groups} {name}, got {len(value)}")
-        return list(value)
-
-    def _forget(self) -> None:
-        self.best = float("inf") if self.mode == "min" else float("-inf")
-        self.num_bad_epochs = self.num_good_epochs = 0
-        self.cooldown_counter = self.warmup_counter = 0
-        self._mean = RunningMean(self.window_size) if self.smooth else None
-
-    def step(self, metrics: float, epoch: int | None = None) -> None:
-        """Count a value of the metric in, and change the learning rates if it is time."""
-        value = float(metrics)
-        if self._mean is not None:
-            value = self._mean.add(value)
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        if self.cooldown_counter > 0 or self.warmup_counter > 0:
-            waiting = "cooldown_counter" if self.cooldown_counter > 0 else "warmup_counter"
-            setattr(self, waiting, getattr(self, waiting) - 1)
-            self.num_bad_epochs = self.num_good_epochs = 0
-        else:
-            if self.is_better(value, self.best):
-                self.best = value
-                self.num_bad_epochs, self.num_good_epochs = 0, self.num_good_epochs + 1
-            else:
-                self.num_bad_epochs, self.num_good_epochs = self.num_bad_epochs + 1, 0
-            if self.num_good_epochs > self.patience:
-                for index, (group, highest) in enumerate(zip(self.optimizer.param_groups, self.max_lrs, strict=True)):
-                    self._change(index, group, min(float(group["lr"]) / self.factor, highest))
-                self.reset_start = self.reset_start_original
-                self.warmup_counter, self.num_good_epochs = self.warmup, 0
-            elif self.num_bad_epochs > self.patience:
-                self._lower_lrs()
-                self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-
-    def is_better(self, current: float, best: float) -> bool:
-        """Whether a value improves on the best by more than the threshold."""
-        relative = self.threshold_mode == "rel"
-        if self.mode == "min":
-            return current < (best * (1.0 - self.threshold) if relative else best - self.threshold)
-        return current > (best * (1.0 + self.threshold) if relative else best + self.threshold)
-
-    def _lower_lrs(self) -> None:
-        groups = self.optimizer.param_groups
-        for index, (group, lowest) in enumerate(zip(groups, self.min_lrs, strict=True)):
-            self._change(index, group, max(float(group["lr"]) * self.factor, lowest))
-        if all(group["lr"] <= lowest for group, lowest in zip(groups, self.min_lrs, strict=True)):
-            self.reset_start -= 1
-            if self.reset_start <= 0:
-                for group, lr in zip(self.optimizer.param_groups, self._init_lrs, strict=True):
-                    group["lr"] = lr
-                self.reset_start = self.reset_start_original
-                self._forget()
-
-    def _change(self, index: int, group: Group, new: float) -> None:
-        old = float(group["lr"])
-        # A learning rate outside its bounds is not moved against the tendency, hence no abs() here.
-        grows = new > old
-        if (new - old if grows else old - new) > self.eps and (new > old) == (self.num_good_epochs > self.patience):
-            group["lr"] = new
-            if self.verbose:
-                print(f"Epoch {self.last_epoch}: learning rate of group {index} is now {new:.4e}.")  # noqa: T201 - asked for
-
-    def get_last_lr(self) -> list[float]:
-        return self._last_lr
-
-    def state_dict(self) -> ScheduleState:
-        state = {name: getattr(self, name) for name in _COUNTERS}
-        if self._mean is not None:
-            state["_streaming_avg"] = self._mean.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: ScheduleState) -> None:
-        """Restore a state, learning rates included."""
-        for name in _COUNTERS:
-            if name in state_dict:
-                setattr(self, name, state_dict[name])
-        if "_streaming_avg" in state_dict:
-            self._mean = RunningMean(self.window_size)
-            self._mean.load_state_dict(state_dict["_streaming_avg"])
-        if "_last_lr" in state_dict:
-            for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-                group["lr"] = lr
+    def load_state_dict(self, state_dict: State) -> None: ...
 
 
 # A value of `lr_scheduler_kwargs`.
@@ -306,7 +112,7 @@ def cosine_warmup_with_min_lr(
     num_training_steps: int,
     num_cycles: float,
     min_lr_rate: float,
-    warmup_lr_rate: float | None,
+    warmup_lr_rate: float | None = None,
 ) -> float:
     """Rise from `warmup_lr_rate`, one update ahead of the other schedules, then fall along a cosine."""
     if update < num_warmup_steps:
@@ -389,6 +195,7 @@ def options_with_min_lr(
     num_cycles: float = 0.5,
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
+    **further: Option,
 ) -> Options:
     """Turn `min_lr` into a share of the initial learning rate."""
     if (min_lr is None) == (min_lr_rate is None):
@@ -397,21 +204,7 @@ def options_with_min_lr(
             "Hint: this schedule needs exactly one of them."
         )
     rate = min_lr / optimizer.defaults["lr"] if min_lr is not None else min_lr_rate
-    return {"num_cycles": num_cycles, "min_lr_rate": rate}
-
-
-def options_of_cosine_warmup(
-    optimizer: Optimizer,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    num_cycles: float = 0.5,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    warmup_lr_rate: float | None = None,
-) -> Options:
-    """As `options_with_min_lr`, with a rate to begin the warmup with."""
-    shared = options_with_min_lr(optimizer, num_warmup_steps, num_training_steps, num_cycles, min_lr, min_lr_rate)
-    return {**shared, "warmup_lr_rate": warmup_lr_rate}
+    return {"num_cycles": num_cycles, "min_lr_rate": rate, **further}
 
 
 def options_of_warmup_stable_decay(
@@ -452,7 +245,7 @@ FACTORS: dict[SchedulerType, tuple[Callable[..., float], Callable[..., Options] 
     SchedulerType.CONSTANT_WITH_WARMUP: (constant_with_warmup, None),
     SchedulerType.INVERSE_SQRT: (inverse_sqrt, options_of_inverse_sqrt),
     SchedulerType.COSINE_WITH_MIN_LR: (cosine_with_min_lr, options_with_min_lr),
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: (cosine_warmup_with_min_lr, options_of_cosine_warmup),
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: (cosine_warmup_with_min_lr, options_with_min_lr),
     SchedulerType.WARMUP_STABLE_DECAY: (warmup_stable_decay, options_of_warmup_stable_decay),
 }
 NEEDS_TOTAL = frozenset(FACTORS) - {
@@ -468,7 +261,7 @@ def get_scheduler(
     num_warmup_steps: int | None = None,
     num_training_steps: int | None = None,
     scheduler_specific_kwargs: dict[str, Option] | None = None,
-) -> LRScheduler | GreedyLR:
+) -> LRScheduler | Schedule:
     """Build a learning-rate schedule by its name.
 
     Args:
@@ -479,8 +272,8 @@ def get_scheduler(
         scheduler_specific_kwargs: Further options (`num_cycles`, `min_lr` …).
 
     Returns:
-        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`. With a layerwise optimizer, each parameter gets its own
-        schedule, and the result steps all of them.
+        A schedule of torch, or transformers' `GreedyLR`. With a layerwise optimizer, each parameter
+        gets its own schedule, and the result steps all of them.
 
     Raises:
         ArgumentError: A needed count is missing, or an option is unknown or contradictory.
@@ -507,18 +300,21 @@ def make_schedule(
     num_warmup_steps: int | None = None,
     num_training_steps: int | None = None,
     scheduler_specific_kwargs: dict[str, Option] | None = None,
-) -> LRScheduler | GreedyLR:
+) -> LRScheduler | Schedule:
     """Build a schedule of an optimizer's own groups, from the arguments of `get_scheduler`."""
     kind = SchedulerType(getattr(name, "value", name))
     options = scheduler_specific_kwargs or {}
     if kind == SchedulerType.CONSTANT:
         return LambdaLR(optimizer, lambda _: 1)
-    follower = {SchedulerType.REDUCE_ON_PLATEAU: ReduceLROnPlateau, SchedulerType.GREEDY: GreedyLR}.get(kind)
-    if follower is not None:
+    if kind in METRIC_SCHEDULES:
+        follower: type[Any] = ReduceLROnPlateau
+        if kind == SchedulerType.GREEDY:
+            follower = of_transformers("optimization", "GreedyLR", "`lr_scheduler_type='greedy'`")
         try:
-            return follower(optimizer, **options)
+            schedule: LRScheduler | Schedule = follower(optimizer, **options)
+            return schedule
         except TypeError as error:
-            raise _unknown_option(kind, follower, options, error) from error
+            raise _unknown_option(kind, (follower,), options, error) from error
     if num_warmup_steps is None:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
     if num_training_steps is None and kind in NEEDS_TOTAL:
@@ -532,16 +328,19 @@ def make_schedule(
         needed = {name: count for name, count in counts.items() if name in takes.parameters}
         bound = takes.bind(0, **needed, **keywords)
     except TypeError as error:
-        raise _unknown_option(kind, make_options or factor, options, error) from error
+        takers = (factor,) if make_options is None else (make_options, factor)
+        raise _unknown_option(kind, takers, options, error) from error
     bound.apply_defaults()  # scripts read all of them off the schedule
     return LambdaLR(optimizer, partial(factor, **bound.kwargs))
 
 
 def _unknown_option(
-    kind: SchedulerType, taker: Callable[..., object], options: Options, error: TypeError
+    kind: SchedulerType, takers: tuple[Callable[..., object], ...], options: Options, error: TypeError
 ) -> ArgumentError:
-    given = ("update", "optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
-    names = [name for name in inspect.signature(taker).parameters if name not in given]
+    # by the trainer, or without a name
+    given = ("update", "optimizer", "num_warmup_steps", "num_training_steps", "lr_init", "further")
+    taken = dict.fromkeys(name for taker in takers for name in inspect.signature(taker).parameters)
+    names = [name for name in taken if name not in given]
     return ArgumentError(
         f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}.\n\n"
         f"Hint: the options of this schedule are: {', '.join(names) or 'none'}."
@@ -551,9 +350,6 @@ def _unknown_option(
 def follows_metric(scheduler: object) -> bool:
     """Whether a schedule steps with a metric after evaluations, instead of after updates."""
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
-
-
-State = dict[str, object]  # DeepSpeed's own
 
 
 class DeepSpeedSchedule:

@@ -186,7 +186,7 @@ def _torchs(name: str) -> ClassSource:
     return ClassSource(modules=("torch.optim",), name=name, install="torch")
 
 
-# Torch's own, those of its builds for other chips, and Adafactor.
+# Torch's own, those of its builds for other chips, and transformers' Adafactor.
 TORCH_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.ADAMW_TORCH: OptimizerEntry(source=_torchs("AdamW"), keywords=with_adam),
     OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(
@@ -203,9 +203,8 @@ TORCH_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         device="an Ascend NPU",
     ),
     OptimizerNames.ADAFACTOR: OptimizerEntry(
-        # scripts test for transformers' own class with `isinstance`
         source=ClassSource(
-            modules=("transformers.optimization", "hf_compat.optim.adafactor"), name="Adafactor", install="hf-compat"
+            modules=("transformers.optimization",), name="Adafactor", install="'hf-compat[transformers]'"
         ),
         keywords=lambda _: {"scale_parameter": False, "relative_step": False},
     ),

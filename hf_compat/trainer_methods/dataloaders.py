@@ -15,19 +15,14 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.samplers import (
-    BatchRebalanceSampler,
-    IterableDatasetSlice,
-    LengthGroupedSampler,
-    knows_its_rank,
-    measure_lengths,
-)
+from hf_compat.data.samplers import IterableDatasetSlice, LengthGroupedSampler, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.interop.transformers_models import is_datasets_dataset
+from hf_compat.interop.releases import of_transformers
+from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.interop.upstream_log import log_ignored_columns
 from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
 from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, needs_parameter
@@ -210,8 +205,11 @@ class DataloaderMethods(StepsBase):
         args, strategy = self.args, self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
             lengths = self._known_lengths(dataset)
-            return BatchRebalanceSampler(
-                measure_lengths(dataset, self._length_key) if lengths is None else lengths,
+            sampler = of_transformers(
+                "trainer_pt_utils", "BatchRebalanceSampler", f"`train_sampling_strategy={strategy!r}`"
+            )
+            return sampler(
+                measure_lengths(dataset, self._length_key) if lengths is None else [int(one) for one in lengths],
                 # smaller than the arguments' batch after running out of memory
                 effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
                 dp_size=args.world_size,

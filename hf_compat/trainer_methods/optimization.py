@@ -13,7 +13,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.patching import global_of_trainer
 from hf_compat.optim import optimizers
-from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, GreedyLR, follows_metric, get_scheduler, make_schedule
+from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
 from hf_compat.optim.plain_optimizers import ClassAndKeywords, keep_embeddings_in_32_bit
 from hf_compat.optim.stepping import stepping_of, unprepared
@@ -63,7 +63,7 @@ class OptimizationMethods(StepsBase):
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> LRScheduler | GreedyLR | DeepSpeedSchedule:
+    ) -> LRScheduler | Schedule | DeepSpeedSchedule:
         """Set `lr_scheduler` unless it is set. DeepSpeed's configuration may ask for one of its own.
 
         Mirrors:

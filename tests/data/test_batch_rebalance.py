@@ -1,55 +1,17 @@
 """`train_sampling_strategy="batch_rebalance"` gives transformers' batches, on every rank and after a resume."""
 
-import random
+import sys
 
 import pytest
 import toy
-import transformers
 from compare import same
 from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampler
 
 from hf_compat import Trainer, trainer_pt_utils
-from hf_compat.data.samplers import BatchRebalanceSampler, RankSlice
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnmetRequirement
+from hf_compat.data.samplers import RankSlice
+from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 
 REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}
-
-
-def drawn(seed: int) -> dict:
-    """Draw a sampler's settings: few samples and many, similar and heavy-tailed lengths."""
-    draw = random.Random(seed)
-    ranks, turns = draw.choice([1, 1, 2, 3, 6, 10]), draw.choice([1, 2, 3])
-    longest = draw.choice([1, 4, 30, 2000])
-    return {
-        "lengths": [int(draw.paretovariate(0.7)) % longest + draw.choice([0, 1]) for _ in range(draw.randint(1, 80))],
-        "effective_batch_size": ranks * turns * draw.choice([1, 2, 4]) + draw.choice([0, 0, 1]),
-        "dp_size": ranks,
-        "grad_accum": turns,
-        "shuffle": draw.random() < 0.8,
-        "seed": draw.randint(0, 99),
-        "drop_last": draw.random() < 0.4,
-    }
-
-
-@pytest.mark.parametrize("seeds", [range(start, start + 40) for start in range(0, 80, 40)], ids=lambda s: f"{s[0]}…")
-def test_every_ranks_batches_are_transformers(seeds):
-    for seed in seeds:
-        values = drawn(seed)
-        for rank in range(values["dp_size"]):
-            ours, theirs = BatchRebalanceSampler(**values, rank=rank), UpstreamSampler(**values, rank=rank)
-            assert len(ours) == len(theirs), (seed, rank)
-            for sampler in (ours, theirs):
-                sampler.set_epoch(seed % 3)
-            assert list(ours) == list(theirs), (seed, rank)
-
-
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (8, 0, 1), (8, 1, 0), (3, 2, 2)])
-def test_an_update_that_cannot_be_divided_is_refused_as_upstream(sizes):
-    for sampler in (BatchRebalanceSampler, UpstreamSampler):
-        with pytest.raises(AssertionError):
-            sampler([1] * 20, *sizes)
-    with pytest.raises(UnmetRequirement, match="divided"):
-        BatchRebalanceSampler([1] * 20, *sizes)
 
 
 def trainer_of(make_args, folder, cls=Trainer, **values):
@@ -100,6 +62,11 @@ def test_data_without_a_length_come_in_their_own_order_with_a_warning(make_args,
     assert trainer.state.global_step == 2
 
 
-def test_the_mirrored_module_and_transformers_have_one_name():
-    assert trainer_pt_utils.BatchRebalanceSampler is BatchRebalanceSampler
-    assert transformers.trainer_pt_utils.BatchRebalanceSampler is UpstreamSampler
+def test_the_sampler_is_transformers_own_and_without_it_that_is_said(make_args, tmp_path, monkeypatch):
+    trainer = trainer_of(make_args, tmp_path)
+    sampler = trainer._get_train_sampler()
+    assert type(sampler) is UpstreamSampler is trainer_pt_utils.BatchRebalanceSampler
+    assert all(type(length) is int for length in sampler.lengths)
+    monkeypatch.setitem(sys.modules, "transformers.trainer_pt_utils", None)  # as where its import is blocked
+    with pytest.raises(MissingPackage, match=r"batch_rebalance.*transformers"):
+        trainer._get_train_sampler()

@@ -45,7 +45,7 @@ def test_every_name_is_replaced_where_it_lives(found):
         "transformers.training_args_seq2seq": "Seq2SeqTrainingArguments TrainingArguments",
         "transformers.trainer_seq2seq": "Seq2SeqTrainer Trainer",
         "transformers.hf_argparser": "HfArgumentParser",
-        "transformers.optimization": "get_scheduler Adafactor",
+        "transformers.optimization": "get_scheduler",
         "transformers.data.data_collator": "default_data_collator",
         "transformers.integrations.integration_utils": "TensorBoardCallback WandbCallback",
     }

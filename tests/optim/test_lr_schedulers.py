@@ -1,14 +1,12 @@
 """Every schedule, with its options, against transformers' own: equal to the last bit."""
 
-import random
-
 import pytest
 import torch
 import transformers
 from transformers.optimization import GreedyLR as UpstreamGreedyLR
 
-from hf_compat.errors import ArgumentError
-from hf_compat.optim.lr_schedulers import GreedyLR, follows_metric, get_scheduler
+from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
 
 SCHEDULES = [
     ("linear", {}),
@@ -64,30 +62,14 @@ def test_what_a_schedule_was_made_of_is_read_off_it_by_transformers_names(name, 
     assert theirs.keywords.items() <= ours.keywords.items() and ours.args == theirs.args
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"smooth": True, "window_size": 3},
-        {"mode": "max", "patience": 1},
-        {"reset_start": 2, "patience": 1, "cooldown": 1},
-    ],
-)
-def test_greedy_follows_a_metric_and_resumes(options):
-    options = {"patience": 2, "min_lr": 1e-3, "max_lr": 5e-2, "factor": 0.7, **options}
-    ours, theirs = GreedyLR(optimizer(), **options), UpstreamGreedyLR(optimizer(), **options)
-    generator, state = random.Random(5), None
-    for update in range(60):
-        value = generator.uniform(0, 1)
-        ours.step(value)
-        theirs.step(value)
-        assert ours.get_last_lr() == theirs.get_last_lr(), update
-        if update == 30:
-            assert ours.state_dict().keys() == theirs.state_dict().keys()
-            state = theirs.state_dict()
-            ours = GreedyLR(optimizer(), **options)
-            ours.load_state_dict(state)
-    assert follows_metric(ours) and len({tuple(ours.get_last_lr()), (1e-2, 3e-2)}) == 2
+def test_greedy_is_transformers_class_and_without_it_that_is_said(monkeypatch):
+    made = get_scheduler("greedy", optimizer(), scheduler_specific_kwargs={"patience": 2})
+    assert type(made) is UpstreamGreedyLR and follows_metric(made)
+    with pytest.raises(ArgumentError, match="options of this schedule are: mode, factor, patience"):
+        get_scheduler("greedy", optimizer(), scheduler_specific_kwargs={"patients": 2})
+    monkeypatch.delattr(transformers.optimization, "GreedyLR")  # as before 5.16
+    with pytest.raises(MissingPackage, match=f"greedy.*GreedyLR.*{transformers.__version__}"):
+        get_scheduler("greedy", optimizer())
 
 
 @pytest.mark.parametrize(
@@ -99,6 +81,19 @@ def test_greedy_follows_a_metric_and_resumes(options):
         ("polynomial", (0, 20), {"lr_end": 1.0}, "smaller than the initial"),
         ("warmup_stable_decay", (0, 20), {"num_decay_steps": 2, "decay_type": "step"}, "decay_type"),
         ("cosine", (0, 20), {"cycles": 2}, "cycles"),
+        (
+            "cosine_with_min_lr",
+            (0, 20),
+            {"min_lr": 0.1, "warmup_lr_rate": 1},
+            "schedule are: num_cycles, ",
+        ),
+        (
+            "cosine_warmup_with_min_lr",
+            (0, 20),
+            {"min_lr": 0.1, "x": 1},
+            "min_lr_rate, warmup_lr_rate.",
+        ),
+        ("polynomial", (0, 20), {"lr_init": 1}, "options of this schedule are: lr_end, power"),
     ],
 )
 def test_what_cannot_work_is_named(name, counts, options, text):

@@ -13,7 +13,6 @@ from transformers.training_args import OptimizerNames as UpstreamNames
 from hf_compat import HFModule, Trainer, explain
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request
 from hf_compat.plan.argument_support import check_optimizer
 
@@ -99,10 +98,11 @@ def test_class_and_keywords_with_every_option(make_args, monkeypatch, name):
     check_equal(ours, theirs)
 
 
-def test_adafactor_is_transformers_class_where_it_is_installed(make_args, monkeypatch):
+def test_adafactor_is_transformers_class_and_without_it_that_is_said(make_args, monkeypatch):
     assert isinstance(Trainer(Model(), make_args(optim="adafactor")).create_optimizer(), transformers.Adafactor)
     monkeypatch.setitem(sys.modules, "transformers.optimization", None)  # as where its import is blocked
-    assert OPTIMIZERS[OptimizerNames.ADAFACTOR].source.load("it") is Adafactor
+    with pytest.raises(MissingOptimizer, match=r"hf-compat\[transformers\]"):
+        Trainer(Model(), make_args(optim="adafactor"))
 
 
 def test_every_name_of_transformers_is_in_the_table_and_none_else():
@@ -111,7 +111,7 @@ def test_every_name_of_transformers_is_in_the_table_and_none_else():
 
 
 def needs_package(name):
-    return OPTIMIZERS[name].source.package not in ("torch", "transformers")  # Adafactor is here as well
+    return OPTIMIZERS[name].source.package not in ("torch", "transformers")
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if needs_package(name)])

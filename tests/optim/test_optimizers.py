@@ -1,4 +1,4 @@
-"""Which optimizer the arguments make, which parameters decay, and Adafactor and label smoothing bit for bit."""
+"""Which optimizer the arguments make, which parameters decay, and label smoothing bit for bit."""
 
 import itertools
 
@@ -7,11 +7,9 @@ import torch
 from torch import nn
 from transformers import Trainer as UpstreamTrainer
 from transformers.optimization import Adafactor as UpstreamAdafactor
-from transformers.optimization import AdafactorSchedule
 from transformers.trainer_pt_utils import LabelSmoother as UpstreamLabelSmoother
 
 from hf_compat.errors import ArgumentError
-from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.optim.optimizers import get_decay_parameter_names, get_optimizer_cls_and_kwargs
 
@@ -57,50 +55,6 @@ def test_the_parameters_that_decay_are_transformers():
     names = get_decay_parameter_names(Model())
     assert names == UpstreamTrainer.get_decay_parameter_names(None, Model())
     assert "scale" in names and "norm.weight" not in names and "layers.0.weight" in names
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"lr": 1e-2, "relative_step": False, "scale_parameter": False},
-        {"lr": 1e-2, "relative_step": False, "beta1": 0.9, "weight_decay": 0.1},
-        {"warmup_init": True, "clip_threshold": 0.5},
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adafactor(options, dtype):
-    torch.manual_seed(0)
-    start = [torch.randn(4, 3).to(dtype), torch.randn(5).to(dtype)]
-    gradients = [[torch.randn_like(tensor) for tensor in start] for _ in range(4)]
-    trained = []
-    for optimizer_class in (Adafactor, UpstreamAdafactor):
-        parameters = [nn.Parameter(tensor.clone()) for tensor in start]
-        optimizer = optimizer_class(parameters, **options)
-        for step in gradients:
-            for parameter, gradient in zip(parameters, step, strict=True):
-                parameter.grad = gradient.clone()
-            optimizer.step()
-        trained.append((parameters, optimizer.state_dict()["state"]))
-    (ours, our_state), (theirs, their_state) = trained
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert our_state[0].keys() == their_state[0].keys()
-
-
-def test_transformers_schedule_for_adafactor_reads_its_learning_rates():
-    seen = []
-    for optimizer_class in (Adafactor, UpstreamAdafactor):
-        parameter = nn.Parameter(torch.ones(3))
-        optimizer = optimizer_class([parameter], warmup_init=True)
-        schedule = AdafactorSchedule(optimizer)
-        rates = [schedule.get_lr()]
-        for _ in range(3):
-            parameter.grad = torch.ones(3)
-            optimizer.step()
-            schedule.step()
-            rates.append([float(rate) for rate in schedule.get_last_lr()])
-        seen.append(rates)
-    assert seen[0] == seen[1] and seen[0][0] == [0.0] and seen[0][1][0] > 0
 
 
 @pytest.mark.parametrize("shift, with_ignored", list(itertools.product((False, True), repeat=2)))

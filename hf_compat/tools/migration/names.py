@@ -33,7 +33,7 @@ PUBLIC = TOP_LEVEL | _IN_MODULES
 # Modules of the same name in both packages → the names that are ours; any other name there is transformers' own.
 MIRRORS: dict[str, frozenset[str]] = {
     "debug_utils": frozenset({"DebugOption", "DebugUnderflowOverflow", "detect_overflow"}),
-    "optimization": frozenset({"Adafactor", "GreedyLR", "get_scheduler"}),
+    "optimization": frozenset({"get_scheduler"}),
     "trainer_callback": frozenset(
         {
             "CallbackHandler", "DefaultFlowCallback", "EarlyStoppingCallback", "ExportableState", "PrinterCallback",
@@ -42,7 +42,7 @@ MIRRORS: dict[str, frozenset[str]] = {
     ),
     "trainer_pt_utils": frozenset(
         {
-            "AcceleratorConfig", "BatchRebalanceSampler", "LabelSmoother", "LayerWiseDummyOptimizer",
+            "AcceleratorConfig", "LabelSmoother", "LayerWiseDummyOptimizer",
             "LayerWiseDummyScheduler", "LengthGroupedSampler", "find_batch_size", "metrics_format", "nested_detach",
             "nested_numpify",
         }
