@@ -1,13 +1,5 @@
-"""The names of `transformers.optimization`: ours where there are any, transformers' own otherwise."""
-
-from __future__ import annotations
+"""The names of `transformers.optimization`, from this package where it has them, otherwise from transformers."""
 
 from hf_compat.interop.mirrors import mirror
 
-__getattr__, __dir__ = mirror(
-    __name__,
-    "transformers.optimization",
-    {
-        "get_scheduler": "optim.lr_schedulers",
-    },
-)
+__getattr__, __dir__ = mirror(__name__)

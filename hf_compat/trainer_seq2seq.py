@@ -25,7 +25,7 @@ from hf_compat.trainer_methods.base import (
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.lightning_options import LightningOptions
 
-__getattr__, __dir__ = mirror(__name__, "transformers.trainer_seq2seq", {"Trainer": "trainer"})
+__getattr__, __dir__ = mirror(__name__)
 
 
 class Seq2SeqTrainer(GenerationSteps, Trainer):

@@ -1,15 +1,5 @@
-"""The names of `transformers.training_args`: ours where there are any, transformers' own otherwise."""
-
-from __future__ import annotations
+"""The names of `transformers.training_args`, from this package where it has them, otherwise from transformers."""
 
 from hf_compat.interop.mirrors import mirror
 
-__getattr__, __dir__ = mirror(
-    __name__,
-    "transformers.training_args",
-    {
-        "OptimizerNames": "hf.enums",
-        "ParallelMode": "hf.enums",
-        "TrainingArguments": "hf.arguments",
-    },
-)
+__getattr__, __dir__ = mirror(__name__)

@@ -1,14 +1,5 @@
 """The names of `transformers.training_args_seq2seq`: ours where there are any, transformers' own otherwise."""
 
-from __future__ import annotations
-
 from hf_compat.interop.mirrors import mirror
 
-__getattr__, __dir__ = mirror(
-    __name__,
-    "transformers.training_args_seq2seq",
-    {
-        "Seq2SeqTrainingArguments": "hf.arguments",
-        "TrainingArguments": "hf.arguments",
-    },
-)
+__getattr__, __dir__ = mirror(__name__)

@@ -5,4 +5,4 @@ Also the names of `transformers.data`, from this package where it has them, othe
 
 from hf_compat.interop.mirrors import mirror
 
-__getattr__, __dir__ = mirror(__name__, "transformers.data", {"default_data_collator": "data.collators"})
+__getattr__, __dir__ = mirror(__name__)

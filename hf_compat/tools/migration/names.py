@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hf_compat.interop import mirrors
 from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED, is_gone
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.report import Target
@@ -32,34 +33,10 @@ PUBLIC = TOP_LEVEL | _IN_MODULES
 
 # Modules of the same name in both packages → the names that are ours; any other name there is transformers' own.
 MIRRORS: dict[str, frozenset[str]] = {
-    "debug_utils": frozenset({"DebugOption", "DebugUnderflowOverflow", "detect_overflow"}),
-    "optimization": frozenset({"get_scheduler"}),
-    "trainer_callback": frozenset(
-        {
-            "CallbackHandler", "DefaultFlowCallback", "EarlyStoppingCallback", "ExportableState", "PrinterCallback",
-            "ProgressCallback", "TrainerCallback", "TrainerControl", "TrainerState",
-        }
-    ),
-    "trainer_pt_utils": frozenset(
-        {
-            "AcceleratorConfig", "LabelSmoother", "LayerWiseDummyOptimizer",
-            "LayerWiseDummyScheduler", "LengthGroupedSampler", "find_batch_size", "metrics_format", "nested_detach",
-            "nested_numpify",
-        }
-    ),
-    "trainer_utils": frozenset(
-        {
-            "BestRun", "EvalLoopOutput", "EvalPrediction", "HPSearchBackend", "HubStrategy", "IntervalStrategy",
-            "PREFIX_CHECKPOINT_DIR", "PredictionOutput", "RemoveColumnsCollator", "SaveStrategy", "SchedulerType",
-            "TrainOutput", "default_compute_objective", "default_hp_space_optuna",
-            "default_hp_space_ray", "default_hp_space_wandb", "denumpify_detensorize", "enable_full_determinism",
-            "get_last_checkpoint", "has_length", "number_of_arguments", "seed_worker", "set_seed", "speed_metrics",
-        }
-    ),
-    "training_args": frozenset({"OptimizerNames", "ParallelMode", "TrainingArguments"}),
-    "training_args_seq2seq": frozenset({"Seq2SeqTrainingArguments", "TrainingArguments"}),
-    "trainer_seq2seq": frozenset({"Seq2SeqTrainer", "Trainer"}),
-}  # fmt: skip
+    module: frozenset(names) - RENAMED.keys()
+    for module, names in mirrors.MIRRORS.items()
+    if module.partition(".")[0] not in ("data", "integrations")  # of which names come from the top level
+} | {"trainer_seq2seq": frozenset({"Seq2SeqTrainer", "Trainer"})}
 
 # Modules whose own names of PUBLIC come from this package's top level.
 _TO_TOP_LEVEL = frozenset(
