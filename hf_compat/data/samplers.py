@@ -1,11 +1,11 @@
 """Order samples, and divide the data between ranks.
 
-The orders are HF's seeded shuffle and grouping by length. `RankSlice` divides the data as Accelerate does.
+The order is HF's seeded shuffle. `RankSlice` divides the data as Accelerate does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Literal
@@ -58,57 +58,6 @@ class SeededRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
-class LengthGroupedSampler(Sampler[int]):
-    """Shuffles, then sorts by length within mega-batches. The longest sample comes first, to run out of memory early.
-
-    Args:
-        batch_size: Number of samples that should have similar length.
-        dataset: Read for lengths if `lengths` is None.
-        lengths: Length of each sample.
-        model_input_name: Key whose length counts. `input_ids` by default.
-        generator: Random generator. None uses torch's global one.
-
-    Raises:
-        DataError: The lengths are not given and cannot be measured.
-
-    Mirrors:
-        `transformers.trainer_pt_utils.LengthGroupedSampler`, 5.23.
-    """
-
-    def __init__(
-        self,
-        batch_size: int,
-        dataset: DataSource = None,
-        lengths: Sequence[int] | torch.Tensor | None = None,
-        model_input_name: str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        if dataset is None and lengths is None:
-            raise DataError("One of dataset and lengths must be provided.")
-        if lengths is None:
-            lengths = measure_lengths(dataset, model_input_name or "input_ids")
-        self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-        self.batch_size = batch_size
-        self.generator = generator
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        order: list[int] = torch.randperm(len(self.lengths), generator=self.generator).tolist()
-        # At most 50 batches are sorted together, fewer if that would leave less than four groups.
-        batches_together = max(min(len(self.lengths) // (self.batch_size * 4), 50), 1)
-        size = batches_together * self.batch_size
-        groups = [
-            sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
-            for start in range(0, len(order), size)
-        ]
-        if groups:
-            longest = max(range(len(groups)), key=lambda index: self.lengths[groups[index][0]])
-            groups[0][0], groups[longest][0] = groups[longest][0], groups[0][0]
-        return (index for group in groups for index in group)
-
-
 def measure_lengths(dataset: DataSource, name: str) -> list[int]:
     """Return the length of each sample's value under a key.
 
@@ -123,16 +72,6 @@ def measure_lengths(dataset: DataSource, name: str) -> list[int]:
             "Hint: add a column of lengths and name it by `length_column_name`."
         )
     return [len(sample[name]) for sample in dataset]
-
-
-class _Rest:
-    """The rest of a pass over a sampler."""
-
-    def __init__(self, indices: Iterator[int]) -> None:
-        self.indices = indices
-
-    def __iter__(self) -> Iterator[int]:
-        return self.indices
 
 
 def _started_late(sampler: Iterable[int], skip: int) -> Iterator[int]:
@@ -184,7 +123,7 @@ class SkipFirstBatches(Sampler[list[int]]):
             indices = iter(range(skip, len(sampler)))
         else:
             indices = _started_late(sampler, skip)
-        return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
+        return iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length

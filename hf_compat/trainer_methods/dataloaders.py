@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.samplers import IterableDatasetSlice, LengthGroupedSampler, measure_lengths
+from hf_compat.data.samplers import IterableDatasetSlice, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
@@ -204,12 +204,9 @@ class DataloaderMethods(StepsBase):
             return None
         args, strategy = self.args, self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
-            lengths = self._known_lengths(dataset)
-            sampler = of_transformers(
-                "trainer_pt_utils", "BatchRebalanceSampler", f"`train_sampling_strategy={strategy!r}`"
-            )
-            return sampler(
-                measure_lengths(dataset, self._length_key) if lengths is None else [int(one) for one in lengths],
+            for_what = "`train_sampling_strategy='batch_rebalance'`"
+            sampler: Order = of_transformers("trainer_pt_utils", "BatchRebalanceSampler", for_what)(
+                self._lengths(dataset),
                 # smaller than the arguments' batch after running out of memory
                 effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
                 dp_size=args.world_size,
@@ -217,6 +214,7 @@ class DataloaderMethods(StepsBase):
                 rank=args.process_index,
                 drop_last=args.dataloader_drop_last,
             )
+            return sampler
         if strategy == "group_by_length":
             return self._length_sampler(dataset, args.train_batch_size * args.gradient_accumulation_steps)
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
@@ -244,18 +242,19 @@ class DataloaderMethods(StepsBase):
     def _length_sampler(
         self, dataset: DataSource, batch_size: int, generator: torch.Generator | None = None
     ) -> Sampler[int]:
-        return LengthGroupedSampler(
-            batch_size,
-            dataset=dataset,
-            lengths=self._known_lengths(dataset),
-            model_input_name=self._length_key,
-            generator=generator,
-        )
+        for_what = "`train_sampling_strategy='group_by_length'`"
+        grouped = of_transformers("trainer_pt_utils", "LengthGroupedSampler", for_what)
+        sampler: Sampler[int] = grouped(batch_size, lengths=self._lengths(dataset), generator=generator)
+        return sampler
 
-    def _known_lengths(self, dataset: DataSource) -> Sequence[int] | None:
-        """Read the column of lengths. None if there is none."""
-        column = self.args.length_column_name
-        return dataset[column] if is_datasets_dataset(dataset) and column in dataset.column_names else None
+    def _lengths(self, dataset: DataSource) -> list[int]:
+        if self._has_lengths(dataset):
+            return [int(length) for length in dataset[self.args.length_column_name]]
+        return measure_lengths(dataset, self._length_key)
+
+    def _has_lengths(self, dataset: DataSource) -> bool:
+        """Whether the data set has the column of lengths."""
+        return is_datasets_dataset(dataset) and self.args.length_column_name in dataset.column_names
 
     @property
     def _length_key(self) -> str:

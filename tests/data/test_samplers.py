@@ -4,9 +4,8 @@ import pytest
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
-from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamLengthGroupedSampler
 
-from hf_compat.data.samplers import LengthGroupedSampler, SeededRandomSampler, SkipFirstBatches
+from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches, measure_lengths
 from hf_compat.errors import DataError
 
 
@@ -19,16 +18,9 @@ def test_the_seeded_order_is_accelerates_in_every_epoch():
         assert list(ours) == list(theirs)
 
 
-@pytest.mark.parametrize("lengths", [[3, 1, 2] * 9, [5], list(range(70))])
-def test_groups_of_similar_length_are_transformers(lengths):
-    ours = LengthGroupedSampler(4, lengths=lengths, generator=torch.Generator().manual_seed(3))
-    theirs = UpstreamLengthGroupedSampler(4, lengths=lengths, generator=torch.Generator().manual_seed(3))
-    assert list(ours) == list(theirs)
-
-
 def test_lengths_that_cannot_be_found_are_refused():
     with pytest.raises(DataError, match="input_ids"):
-        LengthGroupedSampler(4, dataset=[(1, 2)])
+        measure_lengths([(1, 2)], "input_ids")
 
 
 SAMPLERS = {

@@ -40,7 +40,7 @@ def test_every_name_is_replaced_where_it_lives(found):
         "transformers.trainer": "Trainer TrainingArguments TrainerCallback TrainerState TrainerControl EvalPrediction",
         "transformers.trainer_callback": "CallbackHandler EarlyStoppingCallback PrinterCallback ProgressCallback",
         "transformers.trainer_utils": "IntervalStrategy SchedulerType get_last_checkpoint set_seed PredictionOutput",
-        "transformers.trainer_pt_utils": "LabelSmoother LengthGroupedSampler AcceleratorConfig",
+        "transformers.trainer_pt_utils": "LabelSmoother AcceleratorConfig",
         "transformers.training_args": "TrainingArguments OptimizerNames ParallelMode",
         "transformers.training_args_seq2seq": "Seq2SeqTrainingArguments TrainingArguments",
         "transformers.trainer_seq2seq": "Seq2SeqTrainer Trainer",

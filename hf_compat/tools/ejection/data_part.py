@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from hf_compat.data.collators import PaddingCollator, RemoveColumnsCollator
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.samplers import LengthGroupedSampler, SeededRandomSampler
+from hf_compat.data.samplers import SeededRandomSampler
 from hf_compat.data.types import DataSource
 from hf_compat.interop.transformers_models import is_datasets_dataset, is_datasets_stream
 from hf_compat.runtime.nested import Nested
@@ -85,10 +85,10 @@ def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions,
         return
     if type(sampler) is SeededRandomSampler and not sampler.replacement and sampler.num_samples == len(samples):
         part.shuffles, part.data_seed = True, sampler.initial_seed
-    elif type(sampler) is LengthGroupedSampler:
-        part.groups = sampler.batch_size
+    elif type(sampler).__name__ == "LengthGroupedSampler":  # transformers'
+        part.groups = sampler.batch_size  # type: ignore[union-attr]  # as above
         column = trainer.args.length_column_name
-        has_column = trainer._known_lengths(loader.dataset) is not None
+        has_column = trainer._has_lengths(loader.dataset)
         part.length_key = column if has_column else trainer._length_key
         measured = f'[len(row["{part.length_key}"]) for row in samples]'
         part.lengths = f'list(samples["{column}"])' if has_column else measured
