@@ -114,11 +114,7 @@ def _at(event: yaml.Event) -> str:
 
 
 def check_bounds(text: str) -> None:
-    """Refuse a YAML text that expands to too many values, before any of it is built.
-
-    Raises:
-        YAMLError: It is not valid YAML, or exceeds a limit.
-    """
+    """Refuse a YAML text that expands to too many values, before any of it is built."""
     measure = _Measure()
     try:
         for event in yaml.parse(text, Loader=Loader):
@@ -131,11 +127,7 @@ def check_bounds(text: str) -> None:
 
 
 def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
-    """Read a YAML text within the limits, by default as jsonargparse reads it.
-
-    Raises:
-        YAMLError: It is not valid YAML, or exceeds a limit.
-    """
+    """Read a YAML text within the limits, by default as jsonargparse reads it."""
     check_bounds(text)
     try:
         return (build or get_loader("yaml"))(text)
@@ -174,11 +166,7 @@ def _read(path: str) -> str:
 
 
 def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
-    """Read a YAML text within the limits.
-
-    Raises:
-        ArgumentError: It is not valid YAML, or exceeds a limit. The message quotes none of it, as it may hold a token.
-    """
+    """Read a YAML text within the limits."""
     try:
         return load(text, build)
     except yaml.MarkedYAMLError as error:
@@ -190,11 +178,7 @@ def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = Non
 
 
 def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[str]) -> None:
-    """Refuse keys that no section has.
-
-    Raises:
-        ArgumentError: There is one. The message suggests the nearest key.
-    """
+    """Refuse keys that no section has."""
     for section, values in loaded.items():
         if section not in {key.partition(".")[0] for key in known} | set(known):
             raise _unknown(name, str(section), known)

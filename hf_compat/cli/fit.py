@@ -228,9 +228,6 @@ def as_sections(words: Sequence[str]) -> list[str]:
     """Turn the options of an HF command line into those of the `args` section. Other words stay.
 
     `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
-
-    Raises:
-        ArgumentError: An old name and its successor have different values.
     """
     turned: list[str] = []
     said: dict[str, str] = {}
@@ -284,15 +281,7 @@ def _way_out(command: str, error: Exception) -> str:
 
 
 class Run:
-    """The Trainer and the test data that a configuration describes.
-
-    Args:
-        command: `fit`, `validate`, `test` or `predict`.
-        words: The command line after it.
-
-    Raises:
-        ArgumentError: The configuration cannot work. The message names the place and the way out.
-    """
+    """The Trainer and the test data that a configuration describes."""
 
     def __init__(self, command: str, words: Sequence[str]) -> None:
         self.command = command
@@ -430,16 +419,7 @@ class Run:
 
 
 def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:
-    """Make the training arguments of a configuration.
-
-    Args:
-        config: The whole configuration.
-        given: Names of arguments that the user gave. An old name replaces a default.
-        kind: Their class.
-
-    Raises:
-        ArgumentError: An argument for generation is set, and the trainer does not generate.
-    """
+    """Make the training arguments of a configuration."""
     values = config["args"]
     if len(given & set(FIELDS)) > len(FIELDS) / 2:  # a printed configuration, which has the defaults as well
         given = {name for name in given & set(FIELDS) if values[name] != default_of(FIELDS[name])}

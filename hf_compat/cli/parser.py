@@ -45,11 +45,7 @@ class MissingFile(ArgumentError, FileNotFoundError):
 
 
 def read_json_arguments(path: str | os.PathLike[str]) -> Named:
-    """Read names and values from a JSON file of at most 4 MiB.
-
-    Raises:
-        ArgumentError: The file cannot be read, is not valid JSON, or does not hold arguments.
-    """
+    """Read names and values from a JSON file of at most 4 MiB."""
     _check_is_there(path)
     try:
         return _named(path, read_json(path, MOST_BYTES))
@@ -58,11 +54,7 @@ def read_json_arguments(path: str | os.PathLike[str]) -> Named:
 
 
 def read_yaml_arguments(path: str | os.PathLike[str]) -> Named:
-    """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`.
-
-    Raises:
-        ArgumentError: The file cannot be read, is not valid YAML, exceeds a limit, or does not hold arguments.
-    """
+    """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`."""
     _check_is_there(path)
     try:
         text = read_text(path, MOST_BYTES)
@@ -107,11 +99,7 @@ def HfArg(  # noqa: N802 - HF's name
 
 
 def read_bool(text: str | bool) -> bool:
-    """Read a truth value, which is one of yes, true, t, y, on, 1 or their opposites.
-
-    Raises:
-        ArgumentTypeError: It is not one of them.
-    """
+    """Read a truth value, which is one of yes, true, t, y, on, 1 or their opposites."""
     value = bool_or_none(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a truth value. Write true or false")
@@ -266,19 +254,11 @@ class HfArgumentParser(argparse.ArgumentParser):
         return tuple(outputs)
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
-        """Make the instances from a JSON file of at most 4 MiB.
-
-        Raises:
-            ValueError: The file cannot be read, holds no names and values, or has a key that is not a field.
-        """
+        """Make the instances from a JSON file of at most 4 MiB."""
         return self.parse_dict(read_json_arguments(json_file), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
-        """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`.
-
-        Raises:
-            ValueError: As for a JSON file, or its aliases expand to too many values.
-        """
+        """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`."""
         return self.parse_dict(read_yaml_arguments(yaml_file), allow_extra_keys)
 
 

@@ -103,11 +103,7 @@ class Machines(NamedTuple):
 
 
 def machines_of(text: str) -> tuple[int, int]:
-    """Read `--nodes`, which is a number, or the fewest and the most as in `1:4`.
-
-    Raises:
-        ArgumentTypeError: It is neither.
-    """
+    """Read `--nodes`, which is a number, or the fewest and the most as in `1:4`."""
     least, _, most = text.partition(":")
     if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of machines, such as 2 or 1:4")
@@ -115,11 +111,7 @@ def machines_of(text: str) -> tuple[int, int]:
 
 
 def _machines(chosen: argparse.Namespace) -> Machines:
-    """Find the machines from the options, or from a launcher that starts one process per machine.
-
-    Raises:
-        ArgumentError: The launcher and the options contradict each other, or an address is missing.
-    """
+    """Find the machines from the options, or from a launcher that starts one process per machine."""
     place = launched_place()
     if place is not None and not place.is_machine:
         launched, asked = place.world_size or 1, chosen.nodes is not None and chosen.nodes[1] > 1
@@ -157,11 +149,7 @@ def _machines(chosen: argparse.Namespace) -> Machines:
 
 
 def address_of(text: str) -> tuple[str, int | None]:
-    """Read `--main-address`, which is a host or host:port. An IPv6 address with a port has brackets.
-
-    Raises:
-        ArgumentError: The port is not a port number.
-    """
+    """Read `--main-address`, which is a host or host:port. An IPv6 address with a port has brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or (text.count(":") > 1 and not host.endswith("]")):
         return text.strip("[]"), None
@@ -171,11 +159,7 @@ def address_of(text: str) -> tuple[str, int | None]:
 
 
 def processes_of(chosen: argparse.Namespace, machines: Machines) -> int:
-    """Count the processes to start, from `--devices`. By default a process without a launcher starts one on each GPU.
-
-    Raises:
-        ArgumentError: `--devices` is not a number.
-    """
+    """Count the processes to start. By default a process without a launcher starts one on each GPU."""
     if chosen.devices is not None:
         return number_of(chosen.devices)
     if (is_launched() and machines.most == 1) or wants_cpu() or _ON_CPU.intersection(chosen.arguments):
@@ -203,11 +187,7 @@ def tell_defaults() -> None:
 
 
 def number_of(devices: str) -> int:
-    """Read `--devices`.
-
-    Raises:
-        ArgumentError: It is not a number.
-    """
+    """Read `--devices`."""
     if devices == "auto":
         return max(torch.cuda.device_count(), 1)
     if not devices.isdigit() or int(devices) < 1:

@@ -125,11 +125,7 @@ def pretrained_source(spec: Spec) -> str | None:
 
 
 def find_checkpoint(trainer: Trainer, wanted: str) -> str:
-    """Resolve `best`, `last` or a path to a path.
-
-    Raises:
-        CheckpointError: The output folder has no such checkpoint, or the checkpoint is not complete.
-    """
+    """Resolve `best`, `last` or a path to a path."""
     if wanted not in (BEST, LAST):
         return wanted
     folder = str(trainer.args.output_dir)
@@ -169,9 +165,6 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
         trainer: The trainer.
         path: A folder or a `.ckpt`.
         is_named: Whether the user named this folder. If its files were edited, it is read with a warning.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or does not hold all weights of the model.
     """
     if os.path.isdir(path):
         is_listed = has_manifest(Path(path))
@@ -226,9 +219,6 @@ def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) 
 
     Returns:
         The path of the file with the content.
-
-    Raises:
-        OutputFolderError: It cannot be written.
     """
     stem, suffix = os.path.splitext(name)
     number, path = 1, os.path.join(folder, name)
@@ -259,9 +249,6 @@ def keep_metrics(folder: str, split: str, metrics: Mapping[str, object]) -> str:
         folder: The output folder.
         split: `eval`, `test` or `predict`.
         metrics: Names and numbers.
-
-    Returns:
-        The path of the file.
     """
     text, name = _as_text(metrics), f"{split}_results.json"
     is_first = not os.path.lexists(os.path.join(folder, name))

@@ -32,15 +32,7 @@ def shown_value(value: object) -> str:
 
 
 def check_dataset(name: str, dataset: DataSource) -> None:
-    """Refuse an object that no loader can read.
-
-    Args:
-        name: The argument's name.
-        dataset: The data set, not None.
-
-    Raises:
-        DataError: It is not a data set.
-    """
+    """Refuse an object that no loader can read."""
     kind = type(dataset).__name__
     if isinstance(dataset, type):
         wrong, way = f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
@@ -67,11 +59,7 @@ def check_dataset(name: str, dataset: DataSource) -> None:
 
 
 def check_length(name: str, dataset: DataSource) -> None:
-    """Refuse a data set whose `__len__` returns an invalid length. One without a length is accepted.
-
-    Raises:
-        DataError: The length is not a whole number, or is negative.
-    """
+    """Refuse a data set whose `__len__` returns an invalid length. One without a length is accepted."""
     count = getattr(type(dataset), "__len__", None)
     if count is None:
         return
@@ -87,16 +75,7 @@ def check_length(name: str, dataset: DataSource) -> None:
 
 
 def check_iterable(method: str, returned: object, wanted: str) -> None:
-    """Refuse the result of an overridden method if it is not iterable.
-
-    Args:
-        method: The method's name.
-        returned: Its result.
-        wanted: The expected result, for the message.
-
-    Raises:
-        OverrideError: It is not iterable.
-    """
+    """Refuse the result of an overridden method if it is not iterable."""
     if not hasattr(returned, "__iter__") and not hasattr(returned, "__getitem__"):
         raise OverrideError(
             f"`{method}` returned {shown_value(returned)}.\n\nHint: return {wanted}, or any other iterable."
@@ -104,15 +83,7 @@ def check_iterable(method: str, returned: object, wanted: str) -> None:
 
 
 def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
-    """Explain why samples could not be joined. Return if no cause is found.
-
-    Args:
-        samples: The samples of a batch.
-        error: The error raised by the join.
-
-    Raises:
-        DataError: A sample has no named values, lacks one, or has one that does not fit the others.
-    """
+    """Explain why samples could not be joined. Return if no cause is found."""
     raise_for_unnamed_samples(samples, error)
     rows = [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
     names = {name: None for row in rows for name in row}
@@ -130,15 +101,7 @@ def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
 
 
 def raise_for_unnamed_samples(samples: Sequence[Sample], error: Exception) -> None:
-    """Explain the error if a sample has no named values. Return if all have them.
-
-    Args:
-        samples: The samples of a batch.
-        error: The error raised by the join.
-
-    Raises:
-        DataError: A sample is neither a mapping nor an object with attributes.
-    """
+    """Explain the error if a sample has no named values. Return if all have them."""
     for place, sample in enumerate(samples, start=1):
         has_names = isinstance(sample, Mapping) or (
             hasattr(sample, "__dict__") and not (isinstance(sample, (torch.Tensor, type)) or callable(sample))
@@ -169,15 +132,7 @@ def _shape_of(value: Sample) -> str:
 
 
 def raise_for_bad_batch(batch: Batch, taker: str) -> None:
-    """Raise an error if a batch is not a mapping of names to values. Return otherwise.
-
-    Args:
-        batch: The collator's result.
-        taker: Who needs the names, for the message.
-
-    Raises:
-        DataError: It is not a mapping, or has keys that are not strings.
-    """
+    """Raise an error if a batch is not a mapping of names to values. Return otherwise."""
     if isinstance(batch, Mapping):
         odd = [key for key in batch if not isinstance(key, str)]
         if not odd:

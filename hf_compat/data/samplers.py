@@ -59,11 +59,7 @@ class SeededRandomSampler(RandomSampler):
 
 
 def measure_lengths(dataset: DataSource, name: str) -> list[int]:
-    """Return the length of each sample's value under a key.
-
-    Raises:
-        DataError: Samples are not mappings, or lack the key.
-    """
+    """Return the length of each sample's value under a key."""
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
@@ -80,12 +76,7 @@ def _started_late(sampler: Iterable[int], skip: int) -> Iterator[int]:
 
 
 class SkipFirstBatches(Sampler[list[int]]):
-    """A batch sampler without its first batches, whose samples are never read.
-
-    Args:
-        batches: The batch sampler to wrap.
-        skip: Number of batches to skip.
-    """
+    """A batch sampler without its first batches, whose samples are never read."""
 
     def __init__(self, batches: Sampler[list[int]] | Iterable[list[int]], skip: int) -> None:
         self.batches = batches
@@ -162,13 +153,6 @@ def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
 class BatchSamplerSlice(Sampler[Indices]):
     """One rank's share of a batch sampler: every `world_size`-th batch, or a part of every batch.
 
-    Args:
-        batches: The batch sampler for all ranks.
-        ranks: The options that choose this rank's share.
-
-    Raises:
-        ArgumentError: A batch cannot be cut into equal parts.
-
     Mirrors:
         `accelerate.data_loader.BatchSamplerShard`, 1.15.
     """
@@ -238,12 +222,6 @@ class BatchSamplerSlice(Sampler[Indices]):
 
 class IterableDatasetSlice(IterableDataset[Sample]):
     """One rank's samples of an iterable data set: one of every `world_size` consecutive batches.
-
-    Args:
-        dataset: The data set that all ranks read.
-        batch_size: Samples in one rank's batch.
-        ranks: The options that choose this rank's samples.
-        drop_last: Leave out an incomplete last round. Otherwise it is filled with the first samples.
 
     Mirrors:
         `accelerate.data_loader.IterableDatasetShard`, 1.15.

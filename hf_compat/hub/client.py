@@ -62,14 +62,7 @@ class Commit:
 
 
 class HubClient:
-    """The Hub, and the commits on their way there.
-
-    Args:
-        for_what: The feature that needs huggingface_hub. The error about its absence begins with it.
-
-    Raises:
-        MissingPackage: huggingface_hub is not installed.
-    """
+    """The Hub, and the commits on their way there."""
 
     def __init__(self, for_what: str) -> None:
         self._hub = need("huggingface_hub", "'hf-compat[hub]'", for_what)
@@ -82,11 +75,7 @@ class HubClient:
         _OPEN.add(self)
 
     def create_repo(self, name: str, token: Token, private: bool | None) -> str:
-        """Create a repository if it is missing. Give its full name.
-
-        Raises:
-            HubError: The user may not create it, or the Hub cannot be reached.
-        """
+        """Create a repository if it is missing. Give its full name."""
         try:
             made = self._api.create_repo(name, token=token, private=private, exist_ok=True)
             return str(made.repo_id)
@@ -166,11 +155,7 @@ class HubClient:
             self.note_failure(commit, why)
 
     def warn_of_missing(self, how: str) -> None:
-        """Warn once, after training, of commits that have failed.
-
-        Args:
-            how: How to push later.
-        """
+        """Warn once, after training, of commits that have failed."""
         missing, self.missing = self.missing, {}
         if missing:
             messages = ", ".join(map(repr, missing.values()))
@@ -204,9 +189,6 @@ def _wait_at_exit(process: int) -> None:
 
 class PushInProgress:
     """Pushes that began together.
-
-    Args:
-        jobs: Their futures.
 
     Mirrors:
         `transformers.utils.PushInProgress`, 5.23.
@@ -288,14 +270,7 @@ def _size_of(folder: str) -> int:
 
 
 def hub_error(fact: str, error: Exception, token: Token, way_out: str | None = None) -> HubError:
-    """Make a `HubError` that an `except` for huggingface_hub's own error catches, too.
-
-    Args:
-        fact: The failed action.
-        error: huggingface_hub's error.
-        token: Left out of the message.
-        way_out: The hint. By default it depends on the kind of error.
-    """
+    """Make a `HubError` that an `except` for huggingface_hub's own error catches, too."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if way_out is None and type(error).__name__ == "OfflineModeIsEnabled":
         way_out = "unset HF_HUB_OFFLINE. Or leave `push_to_hub` out, and push the folder later"

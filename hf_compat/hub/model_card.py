@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
 
-import torch
 from torch import nn
 
 from hf_compat.data.types import DataSource
@@ -30,11 +28,7 @@ _KEPT_NAME = "_README.before"  # a push leaves out what begins with an underscor
 
 
 class CardArguments:
-    """Training arguments with transformers' own enums, for its card.
-
-    Args:
-        args: The training arguments.
-    """
+    """Training arguments with transformers' own enums, for its card."""
 
     def __init__(self, args: TrainingArguments) -> None:
         self._args = args
@@ -57,17 +51,9 @@ def card_of(
     datasets: tuple[DataSource, DataSource],
     facts: Facts,
 ) -> str:
-    """Write the text of a card. Without transformers it is shorter.
-
-    Args:
-        model: The model.
-        args: The training arguments.
-        log_history: The logged values.
-        datasets: The training data and the evaluation data.
-        facts: The arguments of `Trainer.create_model_card`.
-    """
+    """Write the text of a card. Without transformers it has little more than its front matter."""
     if not is_installed("transformers"):
-        return _short_card(args, log_history, facts)
+        return _short_card(args, facts)
     trainer = SimpleNamespace(
         # transformers' card reads the configuration of every model
         model=model if hasattr(model, "config") else type(type(model).__name__, (), {"config": None})(),
@@ -87,11 +73,7 @@ def card_of(
 
 
 def keep_written_card(path: str) -> None:
-    """Rename a card that a user has written, so that a new one can take its place.
-
-    Args:
-        path: The card, if there is one.
-    """
+    """Rename a card that a user has written, so that a new one can take its place."""
     if not os.path.isfile(path):
         return
     with open(path, encoding="utf-8") as file:
@@ -125,7 +107,7 @@ def listed(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
 
 
-def _short_card(args: TrainingArguments, log_history: Logs, facts: Facts) -> str:
+def _short_card(args: TrainingArguments, facts: Facts) -> str:
     front = {
         "language": facts["language"],
         "license": facts["license"],
@@ -135,29 +117,5 @@ def _short_card(args: TrainingArguments, log_history: Logs, facts: Facts) -> str
         "datasets": listed(facts["dataset_tags"]) or listed(facts["dataset"]),
     }
     name = facts["model_name"] or os.path.basename(os.path.abspath(str(args.output_dir)))
-    lines = [
-        "---",
-        *(f"{key}: {value}" for key, value in front.items() if value),
-        "---",
-        "",
-        _OWN_MARK,
-        "",
-        f"# {name}",
-    ]
-    about_data = listed(facts["dataset_args"])
-    if about_data:
-        lines += ["", f"Data: {', '.join(about_data)}."]
-    shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
-    values: dict[str, object] = {name: getattr(args, name) for name in shown}
-    kinds = {"optimizer": OptimizerNames(args.optim).value, "schedule": SchedulerType(args.lr_scheduler_type).value}
-    lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in (values | kinds).items())]
-    evaluations = [log for log in log_history if any(key.startswith("eval_") for key in log)]
-    if evaluations:
-        kept = [key for key in evaluations[-1] if not key.endswith(("_runtime", "_per_second", "_time"))]
-        lines += ["", "## Evaluations", "", f"| {' | '.join(kept)} |", "|---" * len(kept) + "|"]
-        for log in evaluations:
-            row = [log.get(key, "") for key in kept]
-            lines.append(f"| {' | '.join(f'{one:.4g}' if isinstance(one, float) else str(one) for one in row)} |")
-    versions = {"PyTorch": torch.__version__, "Python": platform.python_version()}
-    lines += ["", "## Framework versions", "", *(f"- {key} {value}" for key, value in versions.items())]
-    return "\n".join(lines) + "\n"
+    lines = [f"{key}: {value}" for key, value in front.items() if value]
+    return "\n".join(["---", *lines, "---", "", _OWN_MARK, "", f"# {name}", ""])

@@ -43,11 +43,7 @@ _LINK_FROM_BYTES = 10_000_000
 
 
 class Pushes:
-    """Push a Trainer's model and checkpoints.
-
-    Args:
-        host: The Trainer.
-    """
+    """Push a Trainer's model and checkpoints."""
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
@@ -55,21 +51,11 @@ class Pushes:
 
     @cached_property
     def client(self) -> HubClient:
-        """The Hub, and the commits on their way there.
-
-        Raises:
-            MissingPackage: huggingface_hub is not installed.
-        """
+        """The Hub, and the commits on their way there."""
         return HubClient("Pushing to the Hub")
 
     def prepare(self) -> None:
-        """Create the repository if the arguments ask for pushes. All ranks take part.
-
-        Raises:
-            HubError: The user cannot push to it.
-            MissingPackage: huggingface_hub is not installed.
-            ProcessError: Another rank raised one of these.
-        """
+        """Create the repository if the arguments ask for pushes. All ranks take part."""
         if not self._host.args.push_to_hub:
             return
         failed: Exception | None = None
@@ -140,11 +126,7 @@ class Pushes:
             self.push_checkpoint(folder)
 
     def submit_checkpoint(self, checkpoint: str) -> list[Future[object]]:
-        """Send a checkpoint's model, and the checkpoint itself if `hub_strategy` asks for it, beside the training.
-
-        Raises:
-            OSError: The disk is full, or a file cannot be read.
-        """
+        """Send a checkpoint's model, and the checkpoint itself if `hub_strategy` asks for it, beside the training."""
         host, output_dir = self._host, str(self._host.args.output_dir)
         found = list(_MODEL_FILES)
         for index in (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME):

@@ -46,15 +46,7 @@ _HOMES = ("hf_compat", "lightning.pytorch.callbacks", "lightning.pytorch.loggers
 
 
 def import_path(path: str, where: str) -> Made:
-    """Import `package.module.Class.method`. A bare name is looked up here, in Lightning and in transformers.
-
-    Args:
-        path: The path.
-        where: Its place in the configuration, for errors.
-
-    Raises:
-        ArgumentError: The path does not exist.
-    """
+    """Import `package.module.Class.method`. A bare name is looked up here, in Lightning and in transformers."""
     parts = path.split(".")
     if len(parts) == 1:
         return _by_name(path, where)
@@ -138,11 +130,7 @@ def build_data(spec: Spec, where: str) -> Made:
 
 
 def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
-    """Refuse arguments that a class or function does not take.
-
-    Raises:
-        ArgumentError: There is one. The message suggests the nearest name.
-    """
+    """Refuse arguments that a class or function does not take."""
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # builtins without a signature raise by themselves
@@ -208,11 +196,7 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
 
 
 def put_in(config: Namespace, words: Sequence[Word]) -> None:
-    """Put the values of words into a configuration.
-
-    Raises:
-        ArgumentError: A constructor does not take an argument, or its value.
-    """
+    """Put the values of words into a configuration."""
     for word in words:
         config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
 

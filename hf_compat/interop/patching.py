@@ -56,14 +56,7 @@ def _getsource_for_readers(object: Callable[..., object]) -> str:
 
 
 def refuse_edited_methods(kind: type) -> None:
-    """Refuse a Trainer of which compiled text has replaced one of this package's methods.
-
-    Args:
-        kind: The class of a Trainer that is being made.
-
-    Raises:
-        OverrideError: A method was replaced. The message names it and the module that did so.
-    """
+    """Refuse a Trainer of which compiled text has replaced one of this package's methods."""
     for base in kind.__mro__:
         if not base.__module__.startswith("hf_compat."):
             continue

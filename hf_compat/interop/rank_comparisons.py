@@ -30,9 +30,6 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
 
     Args:
         source: Python source.
-
-    Raises:
-        SyntaxError: The source is not valid Python.
     """
     tree = ast.parse(source)
     if any(_declares_rank(node) for node in ast.walk(tree)):

@@ -59,13 +59,6 @@ def guest_of(theirs: type) -> Guest:
 def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
     """Refuse a quantized model that cannot be trained.
 
-    Args:
-        model: The model.
-        has_adapters: Whether PEFT has wrapped it.
-
-    Raises:
-        ValueError: It has no adapters, it is compiled, or its quantization cannot be trained.
-
     Mirrors:
         `transformers.trainer_utils.validate_quantization_for_training`, 5.23. Up to 5.2, the Trainer's constructor.
     """
@@ -130,16 +123,7 @@ def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
 
 
 def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> None:
-    """Refuse a release that lacks needed names.
-
-    Args:
-        there: The names that the release has.
-        names: The needed names.
-        for_what: The feature that needs them, with which the message begins.
-
-    Raises:
-        MissingPackage: It lacks one. The message names the releases that have it.
-    """
+    """Refuse a release that lacks needed names."""
     lacking = [name for name in names if name not in there]
     if lacking:
         version = getattr(importlib.import_module("transformers"), "__version__", "without a version")
@@ -169,11 +153,7 @@ def of_transformers(module: str, name: str, for_what: str) -> type[Any]:
 
 
 def validate_strictly(config: HasValidate) -> None:
-    """Check a generation config as strictly as saving does.
-
-    Raises:
-        ValueError: Its options contradict each other. Older releases only warn.
-    """
+    """Check a generation config as strictly as saving does."""
     if accepts_keyword(config.validate, "strict"):
         config.validate(strict=True)
         return

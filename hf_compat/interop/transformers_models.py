@@ -147,13 +147,7 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def check_trainable(model: object) -> None:
-    """Refuse models that cannot be trained.
-
-    Raises:
-        ArgumentError: The model is not a module.
-        UnsupportedArgument: Its parameters are spread over processes already.
-        ValueError: It is quantized and has no adapters.
-    """
+    """Refuse models that cannot be trained."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"`model` is a {type(model).__name__}, not a torch.nn.Module.\n\n"
@@ -274,10 +268,6 @@ def make_generation_config(source: object) -> GenerationConfig:
 
     Args:
         source: A config, which is copied, its options as a dict, a JSON file, a folder, or a model's name.
-
-    Raises:
-        ArgumentError: The config cannot be read, or its options contradict each other.
-        MissingPackage: transformers is not installed.
     """
     need("transformers", "'hf-compat[transformers]'", "`generation_config`")
     config = _read(source)
@@ -347,10 +337,6 @@ def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
 def check_placement(model: nn.Module, device: torch.device, world_size: int) -> None:
     """Refuse a placement with which no run can train.
 
-    Raises:
-        UnsupportedArgument: The model is spread out and there are several processes. Or it is quantized and on another
-            device than the run.
-
     Mirrors:
         `accelerate.Accelerator.prepare_model`, 1.13.
     """
@@ -398,16 +384,7 @@ class _Liger(Protocol):
 
 
 def check_liger(model: nn.Module | None, config: object) -> None:
-    """Refuse options that Liger cannot apply, before training.
-
-    Args:
-        model: The model, or None before it is made.
-        config: The kernels to use, as `liger_kernel_config`.
-
-    Raises:
-        ArgumentError: The configuration names a kernel that the model's architecture lacks, or is contradictory.
-        MissingPackage: liger-kernel is not installed, or does not load here.
-    """
+    """Refuse options that Liger cannot apply, before training."""
     _package()
     chosen = _as_config(config)
     known = None if model is None else _kernels_of(unwrap_peft(model))
@@ -421,10 +398,6 @@ def check_liger(model: nn.Module | None, config: object) -> None:
 
 def apply_liger(model: nn.Module, config: object) -> None:
     """Put Liger's kernels into a model, in place.
-
-    Args:
-        model: A model of transformers, also within a wrapper of PEFT. Other models stay unchanged, with a warning.
-        config: The kernels to use.
 
     Mirrors:
         `transformers.integrations.liger.apply_liger_kernel`, 5.23.
@@ -451,11 +424,7 @@ def _package() -> _Liger:
 
 
 def _as_config(config: object) -> Config:
-    """Read the configuration.
-
-    Raises:
-        ArgumentError: A value is not a boolean, or two kernels for the same layer are chosen.
-    """
+    """Read the configuration."""
     chosen: dict[str, bool] = dict(config) if isinstance(config, Mapping) else {}
     name = next((name for name, value in chosen.items() if not isinstance(value, bool)), None)
     if name is not None:
@@ -483,15 +452,7 @@ def _kernels_of(model: nn.Module) -> list[str] | None:
 
 
 def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.Module:
-    """Compile the repeated blocks of a model one by one. The result shares the model's parameters.
-
-    Args:
-        model: The model.
-        keywords: Keywords of `torch.compile`.
-
-    Raises:
-        MissingPackage: Accelerate is not installed.
-    """
+    """Compile the repeated blocks of a model one by one. The result shares the model's parameters."""
     if not is_installed("accelerate"):
         raise missing_package("accelerate", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
     from accelerate.utils import compile_regions

@@ -23,15 +23,7 @@ _OF_ARGUMENTS = (".json", ".yaml", ".yml", ".toml", ".args", ".txt")
 
 
 def require_script(path: str, usage: str) -> None:
-    """Check a path before anything is run.
-
-    Args:
-        path: What the user named.
-        usage: How the command is called.
-
-    Raises:
-        ArgumentError: There is nothing, or it is a notebook or a file of arguments.
-    """
+    """Check a path before anything is run."""
     if not os.path.exists(path):
         where = "" if os.path.isabs(path) else f" in {os.getcwd()}"
         raise ArgumentError(f"There is no script {path}{where}.\n\nHint: `{usage}`.")
@@ -52,9 +44,6 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run a script, or a folder or archive that holds a `__main__.py`, as this process's `__main__`.
 
     Its errors are raised. The traceback that Python then shows begins in the script.
-
-    Raises:
-        SystemExit: The folder has no `__main__.py`.
     """
     importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:  # a folder, or an archive
@@ -72,11 +61,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Run a module, or the `__main__` of a package, as this process's `__main__`.
-
-    Raises:
-        SystemExit: The module does not exist.
-    """
+    """Run a module, or the `__main__` of a package, as this process's `__main__`."""
     _begin(os.getcwd(), ["-m", *arguments])
     spec = _find(name)
     if spec is not None and spec.submodule_search_locations is not None:

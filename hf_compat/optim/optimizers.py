@@ -156,11 +156,7 @@ APOLLO_OPTIONS = {
 
 
 def check_targets(request: OptimizerRequest) -> None:
-    """Refuse an `optim_target_modules` that is missing, is not a regular expression, or matches nothing in the model.
-
-    Raises:
-        ArgumentError: One of these.
-    """
+    """Refuse `optim_target_modules` if it is missing, not a regular expression, or matches nothing in the model."""
     targets = _targets(request)
     for pattern in [targets] if isinstance(targets, str) else targets:
         try:
@@ -186,16 +182,8 @@ def _targets(request: OptimizerRequest) -> str | list[str]:
 def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = True) -> list[ParameterGroup]:
     """Divide the model's parameters into the weights of the target layers, which get the options, and the others.
 
-    Args:
-        request: Its arguments name the layers, its model has them.
-        options: Options of the projected parameters' group.
-        warn: Warn of named modules that are not linear layers.
-
     Returns:
         Two groups. The second one holds the weights of the target layers.
-
-    Raises:
-        ArgumentError: The model is missing, or has no such layer.
     """
     targets = _targets(request)
     if request.model is None:
@@ -267,12 +255,7 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
 
 
 def refuse_in_backward(request: OptimizerRequest) -> None:
-    """Refuse arguments that need gradients after the backward pass.
-
-    Raises:
-        ArgumentError: A layerwise optimizer is to accumulate gradients, as upstream.
-        UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
-    """
+    """Refuse arguments that need gradients after the backward pass."""
     args, name = request.args, request.name
     why = f"`optim={name!r}` updates each parameter in the backward pass"
     whole = name.removesuffix("_layerwise")

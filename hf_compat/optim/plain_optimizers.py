@@ -59,11 +59,7 @@ class ClassSource:
         return self.modules[0].partition(".")[0]
 
     def load(self, for_what: str) -> OptimizerClass:
-        """Import the class for a feature, which the error names first.
-
-        Raises:
-            MissingOptimizer: The package is missing, or is a release without this class.
-        """
+        """Import the class for a feature, which the error names first."""
         reasons = []
         for module in self.modules:
             try:
@@ -143,12 +139,7 @@ class OptimizerEntry:
 
 
 def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
-    """Read `optim_args`, written `key=value,key=value`, as the options of an entry.
-
-    Raises:
-        ArgumentError: A part is not a `key=value`, a key appears twice, the optimizer does not take the option, or the
-            value has another type.
-    """
+    """Read `optim_args`, written `key=value,key=value`, as the options of an entry."""
     given: dict[str, str] = {}
     for part in (args.optim_args or "").replace(" ", "").split(","):
         key, equals, value = part.partition("=")

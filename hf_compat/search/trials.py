@@ -31,11 +31,7 @@ from hf_compat.training_run.run import RunHost
 
 
 def run_trial(trainer: RunHost, trial: Trial) -> Objective:
-    """Train a trial. Evaluate it if the training has not done so.
-
-    Returns:
-        The objective of the last evaluation.
-    """
+    """Train a trial. Evaluate it if the training has not done so."""
     trainer.objective = None
     trainer.train(resume_from_checkpoint=None, trial=trial)
     if getattr(trainer, "objective", None) is None:
@@ -44,11 +40,7 @@ def run_trial(trainer: RunHost, trial: Trial) -> Objective:
 
 
 def checked_objective(trainer: RunHost, metrics: Metrics) -> Objective:
-    """Compute the objective of an evaluation.
-
-    Raises:
-        OverrideError: `compute_objective` returns neither a number nor a list of numbers.
-    """
+    """Compute the objective of an evaluation."""
     objective = trainer.compute_objective(metrics.copy())
     values = objective if isinstance(objective, Sequence) and not isinstance(objective, str) else [objective]
     if values and all(
@@ -142,12 +134,7 @@ PACKAGES = {
 
 
 def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
-    """Choose the backend of a search, by default the first one that is installed.
-
-    Raises:
-        ArgumentError: There is no backend of this name.
-        MissingSearchBackend: Its package is not installed, or none is.
-    """
+    """Choose the backend of a search, by default the first one that is installed."""
     if wanted is None:
         found = [backend for backend, package in PACKAGES.items() if package.missing() is None]
         if not found:
@@ -169,11 +156,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
 
 
 def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[..., str] | None) -> str:
-    """Name a trial's folder, with `hp_name` or by the trial's id.
-
-    Raises:
-        ArgumentError: `hp_name` does not return a text.
-    """
+    """Name a trial's folder, with `hp_name` or by the trial's id."""
     if hp_name is not None:
         name = hp_name(trial)
         if not isinstance(name, str) or not name:
@@ -192,12 +175,7 @@ _READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor",
 
 
 def check_search(model_init: object, n_trials: int | None, direction: Directions, **functions: object) -> None:
-    """Refuse a search that cannot be run.
-
-    Raises:
-        SearchError: There is no `model_init`.
-        ArgumentError: A setting is not valid.
-    """
+    """Refuse a search that cannot be run."""
     if model_init is None:
         raise SearchError(
             "A search needs a new model for each trial, and this Trainer has no `model_init`.\n\n"
@@ -217,11 +195,7 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
 
 
 def space_of(trainer: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
-    """Choose the names and values that a trial sets.
-
-    Raises:
-        OverrideError: `hp_space` does not return a dict.
-    """
+    """Choose the names and values that a trial sets."""
     if backend == HPSearchBackend.OPTUNA:
         space = trainer.hp_space(trial)
         if not isinstance(space, dict):
@@ -235,11 +209,7 @@ def space_of(trainer: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
 
 
 def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
-    """Set an argument to a trial's value.
-
-    Raises:
-        ArgumentError: It cannot have this value.
-    """
+    """Set an argument to a trial's value."""
     if not hasattr(args, name):
         close = did_you_mean(name, vars(args), "`model_init(trial)` may read it.")
         logger.warning(f"The trial sets {shown(name, value)}, which is not a field of the training arguments. {close}")

@@ -96,12 +96,7 @@ def search(
 
 
 class _Trials:
-    """Runs one trial after the other on a Trainer.
-
-    Args:
-        trainer: The Trainer.
-        catch: An error after which the search continues, or several.
-    """
+    """Runs one trial after the other on a Trainer."""
 
     def __init__(self, trainer: RunHost, catch: object) -> None:
         self.trainer = trainer
@@ -150,11 +145,7 @@ def _check_options(options: Options, world_size: int) -> None:
 
 
 def report(trainer: RunHost, trial: Trial, update: int) -> None:
-    """Report an evaluation to optuna, and end the trial on all ranks if optuna prunes it.
-
-    Raises:
-        TrialPruned: optuna prunes it.
-    """
+    """Report an evaluation to optuna, and end the trial on all ranks if optuna prunes it."""
     is_pruned = False
     if hasattr(trial, "study") and len(trial.study.directions) == 1:  # a `FixedTrial` has none
         trial.report(trainer.objective, update)

@@ -62,7 +62,8 @@ class HubMethods(TrainerBase):
             `transformers.Trainer.create_model_card`, 5.23.
 
         Differs:
-            A user's own card is kept as `_README.before.md`. Without transformers the card is shorter.
+            A user's own card is kept as `_README.before.md`. Without transformers the card has its front matter
+            only.
         """
         if not self.is_world_process_zero():
             return

@@ -257,15 +257,11 @@ def test_a_push_that_nobody_waits_for(tmp_path, hub):
 
 def test_a_card_where_transformers_is_not_installed(make_args, tmp_path, monkeypatch):
     monkeypatch.setattr(model_card, "is_installed", lambda module: False)
-    args = make_args(max_steps=2, eval_strategy="steps", eval_steps=1)
-    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), eval_dataset=toy.rows(6))
-    trainer.train()
+    trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8))
     trainer.create_model_card(language="en", tags="toy", tasks=["text-classification"], dataset_args="part: all")
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlanguage: en\ntags: ['toy', 'generated_from_trainer']\npipeline_tag: text-class")
-    for line in ("# out", "Data: part: all.", "- learning_rate: 0.01", "- optimizer: adamw_torch_fused"):
-        assert f"\n{line}\n" in card
-    assert card.split("## Evaluations\n\n")[1].splitlines()[0] == "| eval_loss | epoch | step |"
+    assert card.endswith("\n\n# out\n")
     trainer.create_model_card()
     assert list((tmp_path / "out").glob("_README*")) == [], "its own card is written anew"
 
