@@ -121,7 +121,7 @@ class ConfigParser(ArgumentParser):
         Tokens are left out. Arguments have today's names. An argument that the `trainer` section decides appears only
         there.
         """
-        text = _hide(cfg.clone())
+        text: Namespace = _without_secrets(cfg)
         # each value appears once, by today's name, in the section where the user gave it
         args, trainer = text.get("args"), text.get("trainer")
         if not (args is None or trainer is None):
@@ -148,20 +148,15 @@ def _drop_unset(section: Namespace) -> None:
             _drop_unset(value)
 
 
-def _hide(section: Namespace) -> Namespace:
-    """Remove the values of secrets from a configuration."""
-    for name, value in vars(section).items():
-        if isinstance(value, Namespace):
-            _hide(value)
-        else:
-            setattr(section, name, None if is_secret(name) else _without_tokens(value))
-    return section
-
-
-def _without_tokens(value: Value) -> Value:
-    if isinstance(value, dict):
-        return {key: None if is_secret(str(key)) else _without_tokens(item) for key, item in value.items()}
-    return [_without_tokens(item) for item in value] if isinstance(value, list) else value
+def _without_secrets(value: Value) -> Value:
+    """Copy a part of a configuration, with None in place of secrets."""
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    if not isinstance(value, (dict, Namespace)):
+        return value
+    parts = value.items() if isinstance(value, dict) else vars(value).items()
+    kept = {key: None if is_secret(str(key)) else _without_secrets(item) for key, item in parts}
+    return kept if isinstance(value, dict) else Namespace(**kept)  # type: ignore[no-untyped-call]  # theirs
 
 
 def make_parser(command: str) -> ArgumentParser:

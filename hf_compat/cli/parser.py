@@ -14,14 +14,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jsonargparse
-
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import parts_of, plain
-from hf_compat.interop.object_parser import Hint, read_plain
+from hf_compat.interop.object_parser import Hint, read_plain, reader_of
 from hf_compat.runtime.text import bool_or_none, brief, without_secrets
 
 if TYPE_CHECKING:
@@ -288,7 +286,7 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     if choices is not None:
         keywords |= {"choices": list(choices), "type": _choose(choices, check)}
     elif check is not None and field.name in _SEVERAL_WORDS:
-        keywords |= {"nargs": "+", "type": str, "action": _OneWordOrMany}
+        keywords |= {"nargs": "+", "type": str, "action": _SeveralWords, "takes_text": True}
     try:
         group.add_argument(*options, **keywords)
     except argparse.ArgumentError as error:
@@ -323,15 +321,15 @@ def _reading(hint: Hint, field: DataclassField) -> dict[str, Any]:
         return {"type": _text_or_list if list in origins else str}
     if len(kinds) == 1 and list in (kinds[0], origins[0]):
         element = (*typing.get_args(kinds[0]), str)[0]
-        return {"nargs": "+", "type": str if element is str else _checked(element), "action": _OneListOrMany}
-    return {"type": _checked(hint)}
+        return {"nargs": "+", "type": str if element is str else reader_of(element), "action": _SeveralWords}
+    return {"type": reader_of(hint)}
 
 
-class _OneListOrMany(argparse.Action):
-    """A list as several words, or as one word that is a JSON list."""
+class _SeveralWords(argparse.Action):
+    """A list as several words, or as one word that is a JSON list. With `takes_text` any other single word is text."""
 
-    def __init__(self, *args: Any, type: Callable[[str], Value], **kwargs: Any) -> None:  # of argparse
-        self.element = type
+    def __init__(self, *args: Any, type: Callable[[str], Value], takes_text: bool = False, **kwargs: Any) -> None:
+        self.element, self.takes_text = type, takes_text
         super().__init__(*args, **{**kwargs, "type": str})
 
     def __call__(
@@ -344,39 +342,13 @@ class _OneListOrMany(argparse.Action):
         words = list(values or ())
         if len(words) == 1 and words[0].lstrip().startswith("["):
             words = [v if isinstance(v, str) else json.dumps(v) for v in json.loads(words[0])]
+        elif len(words) == 1 and self.takes_text:
+            setattr(namespace, self.dest, words[0])
+            return
         try:
             setattr(namespace, self.dest, [self.element(word) for word in words])
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise argparse.ArgumentError(self, str(error)) from error
-
-
-class _OneWordOrMany(argparse.Action):
-    """Text or a JSON list as one word, or a list as several."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        words = list(values or ())
-        setattr(namespace, self.dest, _text_or_list(words[0]) if len(words) == 1 else words)
-
-
-def _checked(hint: Hint) -> Callable[[str], Value]:
-    """Make a function that reads one word by a type hint, through jsonargparse."""
-    reader = jsonargparse.ArgumentParser(exit_on_error=False)
-    reader.add_argument("--value", type=hint)
-
-    def read(word: str) -> Value:
-        try:
-            return reader.parse_args([f"--value={word}"]).value
-        except Exception as error:  # jsonargparse has several kinds
-            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            raise argparse.ArgumentTypeError(f"{word!r} is not of the type {name}") from error
-
-    return read
 
 
 def _choose(choices: Iterable[Value], check: ArgumentCheck | None = None) -> Callable[[str], Value]:

@@ -20,14 +20,12 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-import jsonargparse
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
@@ -195,12 +193,6 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
     return rest, taken
 
 
-def put_in(config: Namespace, words: Sequence[Word]) -> None:
-    """Put the values of words into a configuration."""
-    for word in words:
-        config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
-
-
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     """Copy a part of a configuration with a value put into it. Its kind stays."""
     if not path:
@@ -250,20 +242,30 @@ def _hint(target: Callable[..., object], name: str) -> Hint:
 
 def _read(text: str, hint: Hint, where: str) -> Spec:
     """Read a value by its type, or as YAML if the parser does not know the type."""
-    reader = jsonargparse.ArgumentParser(exit_on_error=False)
     try:
-        reader.add_argument("--value", type=hint)
+        read = reader_of(hint)
     except ValueError:
-        reader = jsonargparse.ArgumentParser(exit_on_error=False)
-        reader.add_argument("--value", type=ANYTHING)
+        read = reader_of(ANYTHING)
     try:
-        value = reader.parse_args([f"--value={text}"]).value
-    except jsonargparse.ArgumentError as error:
-        kind = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
-        raise ArgumentError(
-            f"`{where}`: {text!r} is not of the type {kind}.\n\nHint: see the class's signature."
-        ) from error
+        value = read(text)
+    except argparse.ArgumentTypeError as error:
+        raise ArgumentError(f"`{where}`: {error}.\n\nHint: see the class's signature.") from error
     return value.as_dict() if isinstance(value, Namespace) else value
+
+
+def reader_of(hint: Hint) -> Callable[[str], Spec]:
+    """Make a function that reads one word by a type hint, through jsonargparse."""
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_argument("--value", type=hint)
+
+    def read(word: str) -> Spec:
+        try:
+            return reader.parse_args([f"--value={word}"]).value
+        except Exception as error:  # jsonargparse has several kinds
+            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise argparse.ArgumentTypeError(f"{word!r} is not of the type {name}") from error
+
+    return read
 
 
 def read_plain(word: str | bool) -> bool | int | float | str:
@@ -322,10 +324,18 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
     sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
     try:
         line, of_objects = take_words(words, sections)
+        # these options give required objects, too
         given = {word.section for word in of_objects if word.path in ((), ("class_path",))}
-        with _not_required(self, given):
+        required = [action for action in self._actions if action.dest in given and action.required]
+        try:
+            for action in required:
+                action.required = False
             config: Namespace = ArgumentParser.parse_args(self, line, *further, **options)
-        put_in(config, of_objects)
+        finally:
+            for action in required:
+                action.required = True
+        for word in of_objects:
+            config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
     except ArgumentError as wrong:
         self.error(str(wrong), wrong)
     return config
@@ -369,19 +379,6 @@ def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> No
         near = _near_name(self, unknown[1].replace("-", "_"))
         message += f"\n\nHint: did you mean `{near}`?" if near else ""
     ArgumentParser.error(self, message, ex)
-
-
-@contextmanager
-def _not_required(parser: ArgumentParser, given: Collection[str]) -> Iterator[None]:
-    """Parse a line without required objects that other options give."""
-    actions = [action for action in parser._actions if action.dest in given and action.required]
-    for action in actions:
-        action.required = False
-    try:
-        yield
-    finally:
-        for action in actions:
-            action.required = True
 
 
 def _near_name(parser: ArgumentParser, name: str) -> str | None:
