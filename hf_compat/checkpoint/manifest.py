@@ -153,8 +153,9 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
     kept = {name: facts for name, facts in listed.items() if name in now}
     if any(changes.values()):
         anew = {name: _facts(root / name) for name in (*changed, *added)}
+        _flush_folders(root, anew)  # older checkpoints may be gone already, so what it lists has to be on the disk
         _replace_manifest(root, kept | anew, read_writer(root))
-        _flush_folders(root, kept)
+        flush(root)
     return [f"{name} is {how}" for how, files in changes.items() for name in files]
 
 
@@ -253,11 +254,21 @@ def flush(path: Path) -> None:
             os.close(descriptor)
 
 
-def _flush_folders(root: Path, listed: Iterable[str]) -> None:
-    above = {folder for name in listed if is_inside(root, name) for folder in Path(name).parents}
+def _flush_folders(root: Path, files: Iterable[str]) -> None:
+    """Force the entries of files, and of the folders that they are in, to the disk."""
+    above = {folder for name in files for folder in Path(name).parents if is_inside(root, folder.as_posix())}
     for folder in sorted(root / folder for folder in above | {Path()}):
         with contextlib.suppress(FileNotFoundError):
             flush(folder)
+
+
+def flush_above(folder: str) -> None:
+    """Force the entries of a folder, and of those above it on the same disk, to the disk: they may be new."""
+    place = Path(folder).resolve()
+    with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
+        while not os.path.ismount(place):
+            place = place.parent
+            flush(place)
 
 
 def _replace_manifest(
@@ -317,7 +328,9 @@ class SavingPlace:
     def prepare(self) -> None:
         """Make the hidden folder anew, and the checkpoint's where it is written in place."""
         self.discard()  # a save that failed may have left one
-        os.makedirs(self.run_dir, exist_ok=True)
+        if not os.path.isdir(self.run_dir):
+            os.makedirs(self.run_dir)
+            flush_above(self.run_dir)
         make_hidden(self.run_dir, SAVING, self._owner)
         self._began = os.stat(self.path).st_ctime_ns  # by the clock of the disk
         if self._in_place:
@@ -412,6 +425,7 @@ def _carry_over(old: Path, new: Path) -> set[str]:
             if not path.is_symlink():
                 flush(new / name)
             carried.add(name)
+    _flush_folders(new, carried)
     return carried
 
 

@@ -52,6 +52,7 @@ class OutputFolder:
             try:
                 error = lock.try_to_acquire()
                 if error is None:
+                    manifest.flush_above(folder)
                     manifest.tidy(folder)
             except (HfCompatError, OSError) as failed:
                 error = failed
