@@ -125,7 +125,7 @@ _SCALAR = Kind("a number", (*_REALS, bool, torch.Tensor))
 _RATE = Kind(
     "a number",
     (*_REALS, bool, torch.Tensor),
-    (-sys.float_info.max, math.inf),
+    (-sys.float_info.max, sys.float_info.max),
     fits=lambda value: not isinstance(value, torch.Tensor) or value.numel() == 1,
 )
 _RATE_OR_RATES = Kind(
@@ -156,7 +156,7 @@ _SCHEDULE = {
     **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _RATE)),
     "lr_lambdas": list_of("states", Kind("a state", (Mapping, NoneType))),
 }
-LOSSES = {
+_LOSSES = {
     **dict.fromkeys(("tr_loss", "total_loss"), dataclasses.replace(_RATE, within=None)),
     **dict.fromkeys(
         ("last_logged", "first_update", "nonfinite_steps"),
@@ -236,6 +236,13 @@ def schedule_problem(content: object) -> str | None:
     return wrong_field(content, _SCHEDULE)
 
 
+def losses_problem(losses: Mapping[str, object]) -> str | None:
+    """Say why sums and counts are not those of a loss log. The first versions lack two, and some runs have none."""
+    missing = ["tr_loss", "total_loss", "last_logged", "first_update"] if losses else []
+    missing = [name for name in missing if name not in losses]
+    return f"`losses.{missing[0]}` is missing" if missing else wrong_field(losses, _LOSSES, "losses.")
+
+
 def random_states_problem(states: object) -> str | None:
     """Say why generators do not take random states. The generators in use stay as they are.
 
@@ -308,6 +315,13 @@ def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]
     optimizer = make([parameter], lr=1.0, **options)
     optimizer.step()
     return set(map(str, optimizer.state[parameter]))
+
+
+def check_schedule_can_continue(path: str, schedule: Any, state: Mapping[str, object]) -> None:
+    """Refuse a state that lacks what a schedule continues from. Torch would begin it anew, or raise a KeyError."""
+    needed = schedule.state_dict().keys() & {"last_epoch", "lr_lambdas"}
+    missing = sorted(needed - state.keys())
+    refuse(path, f"`{missing[0]}` is missing" if missing else None)
 
 
 def check_schedule_took_over(path: str, schedule: object) -> None:

@@ -29,13 +29,13 @@ from hf_compat.checkpoint.files import check_bounds, first_line
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
-    LOSSES,
     MAPPING,
     NUMBER,
     SEED,
     TEXT,
     Kind,
     list_of,
+    losses_problem,
     random_states_problem,
     wrong_field,
 )
@@ -360,7 +360,7 @@ class RunState:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
         wrong = wrong_field(_fields(state), _RUN_KINDS) or _position_problem(state.data)
-        wrong = wrong or wrong_field(state.losses, LOSSES, "losses.")
+        wrong = wrong or losses_problem(state.losses)
         if wrong is not None:
             raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
         return state

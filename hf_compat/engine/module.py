@@ -19,7 +19,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.forms import check_optimizer_took_over, check_schedule_took_over, check_weights
+from hf_compat.checkpoint.forms import (
+    check_optimizer_took_over,
+    check_schedule_can_continue,
+    check_schedule_took_over,
+    check_weights,
+)
 from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
 from hf_compat.checkpoint.run_state import DataPosition
@@ -87,6 +92,7 @@ class WindowModule(HooksOfPlainBatches):
     take_step: Callable[[], None] | None = None
     # parameters that an update trains although they are not part of the model
     names_beside: Sequence[str] = ()
+    _loaded_schedules: Sequence[Mapping[str, object]] = ()  # of the checkpoint that this fit continues
     _held: HeldOptimizer | None = None  # the steps' optimizer, in a fit that accumulates gradients
 
     def __init__(
@@ -179,6 +185,7 @@ class WindowModule(HooksOfPlainBatches):
         self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
+        self._loaded_schedules = checkpoint.get("lr_schedulers", ())
         weights = plain_names(checkpoint["state_dict"])
         if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
             held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
@@ -259,6 +266,9 @@ class WindowModule(HooksOfPlainBatches):
 
     def on_fit_start(self) -> None:
         """Connect the steps' forward and backward passes to Lightning's strategy."""
+        schedules, self._loaded_schedules = self._loaded_schedules, ()
+        for config, state in zip(self.trainer.lr_scheduler_configs, schedules, strict=False):
+            check_schedule_can_continue(str(self.trainer.ckpt_path), config.scheduler, state)
         steps = self.steps
         steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model

@@ -20,7 +20,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
-from hf_compat.checkpoint.forms import check_schedule_took_over, refuse, schedule_problem
+from hf_compat.checkpoint.forms import check_schedule_can_continue, check_schedule_took_over, refuse, schedule_problem
 from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
@@ -286,8 +286,10 @@ class CheckpointMethods(TrainerBase):
         # plain functions have no state, and a file may lack the list of them
         own = getattr(self.lr_scheduler, "lr_lambdas", None)
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
+        content = {**functions, **content}
+        check_schedule_can_continue(schedule, self.lr_scheduler, content)
         with fitting(schedule):
-            self.lr_scheduler.load_state_dict({**functions, **content})
+            self.lr_scheduler.load_state_dict(content)
         check_schedule_took_over(schedule, self.lr_scheduler)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

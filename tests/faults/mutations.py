@@ -4,9 +4,10 @@
 
 Each checkpoint is resumed from by name and by `True`, converted or plotted. Right is: the run that was not damaged, or
 an error of ours that names the file, or a warning of what is missing; by `True` the run goes on from the older, whole
-checkpoint. What has the form of what might have been written, and no manifest to say otherwise, is accepted. The table
-counts for each form how the uses ended; the status is 1 if one hung, raised anything else, stopped an automatic resume,
-named no file, left something behind, or went on silently and came to another result.
+checkpoint. What has the form of what might have been written, and no manifest to say otherwise, is accepted. Whole
+weights that do not fit the model are those of another model: `True` refuses them by name, and takes no older ones. The
+table counts for each form how the uses ended; the status is 1 if one hung, raised anything else, stopped an automatic
+resume, named no file, left something behind, or went on silently and came to another result.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ from tqdm import tqdm
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import read_weights
-from hf_compat.errors import HfCompatError
+from hf_compat.errors import CheckpointMismatch, HfCompatError
 from hf_compat.tools.commands.plot import plot
 
 LIMIT_SECONDS = 30
-GOOD = ("right", "refused", "warned", "accepted")
+GOOD = ("right", "refused", "warned", "accepted", "misfit")
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 # what is told of a state that another program might have left out
 WARNED = (
     "missing keys",
@@ -309,9 +311,10 @@ def outcome(name: str, use: Callable[[], object], expected: object, damaged: Pat
         return "HUNG", ""
     except HfCompatError as error:
         told = str(error)
-        if name == "by True":
-            return "STOPPED", told
         is_named = any(place.name in told for place in (damaged, *list(damaged.parents)[:2]))
+        if name == "by True":
+            is_misfit = isinstance(error, CheckpointMismatch) and damaged.name in WEIGHTS and damaged.name in told
+            return ("misfit" if is_misfit else "STOPPED"), told
         return ("refused" if is_named else "unnamed"), told
     except Exception:
         return "FOREIGN", traceback.format_exc(limit=-6)

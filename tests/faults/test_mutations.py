@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import damage
@@ -88,6 +89,53 @@ def test_an_optimizers_state_of_a_wrong_form_is_named(place, new, message):
     with pytest.raises(CheckpointError) as caught:
         refuse("it", optimizer_problem(damage.changed(state_of(torch.optim.AdamW), place, new)))
     assert message in str(caught.value)
+
+
+def kept(path: tuple[str, ...], new: object, file: str):
+    """Return a damage of one value in a file of torch."""
+
+    def apply(place):
+        damage.write_torch(damage.changed(torch.load(place, weights_only=False), path, new), place)
+
+    return damage.Damage(file, f"{path} is {new!r}", apply, is_value=True)
+
+
+DAMAGES = {
+    "a sum of the loss log is gone": ("sealed again", kept(("losses", "first_update"), damage.REMOVED, "run_state.pt")),
+    "the loss log holds something else": ("sealed again", kept(("losses",), {"x": 1}, "run_state.pt")),
+    "a rate that no float holds": ("sealed again", kept(("_last_lr", 0), 10**400, "scheduler.pt")),
+    "a schedule without its updates": ("sealed again", kept(("last_epoch",), damage.REMOVED, "scheduler.pt")),
+    "a schedule of a .ckpt": (".ckpt of Lightning", kept(("lr_schedulers", 0), {"x": 1}, "it.ckpt")),
+    "a schedule of a .ckpt without its functions": (
+        ".ckpt of Lightning",
+        kept(("lr_schedulers", 0, "lr_lambdas"), damage.REMOVED, "it.ckpt"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good_of(tmp_path_factory):
+    """Prepare each form once."""
+    return functools.cache(
+        lambda name: mutations.prepare(mutations.FORMS[name], tmp_path_factory.mktemp("forms") / name.replace(" ", "_"))
+    )
+
+
+@pytest.mark.parametrize(("form", "one"), DAMAGES.values(), ids=DAMAGES)
+def test_a_part_that_is_missing_is_found_before_it_is_used(tmp_path, good_of, form, one):
+    good = good_of(form)
+    ends = {use: end for use, (end, _) in mutations.try_one(mutations.FORMS[form], good, one, tmp_path / "try").items()}
+    assert ends.pop("by True", "right") == "right"
+    by_name = ends.pop("by name", None) or ends.pop("fit")
+    assert by_name == "refused" and not set(ends.values()) & set(mutations.BAD)
+
+
+def test_whole_weights_of_another_model_are_refused_by_name(tmp_path, good_of):
+    form, good = mutations.FORMS["transformers"], good_of("transformers")
+    shapes = [one for one in form.damages(good.folder, random.Random(0)) if "norm.weight is a tensor of" in one.what]
+    ends = mutations.try_one(form, good, shapes[0], tmp_path / "try")
+    assert ends["by True"][0] == "misfit" and ends["by name"][0] == "refused"
+    assert "norm.weight" in ends["by True"][1] and "checkpoint-4" in ends["by True"][1]
 
 
 def test_schedules_and_random_states():
