@@ -36,6 +36,7 @@ from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpee
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
+from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.deepspeed import zero_stage
@@ -338,13 +339,10 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         return torch.device("cpu", self.local_rank) if device.type == "cpu" else device  # DeepSpeed needs an index
 
     def setup_environment(self) -> None:
-        import deepspeed
-
         assert self.accelerator is not None
         self.accelerator.setup_device(super().root_device)
         self.set_world_ranks()
-        backend = "nccl" if super().root_device.type == "cuda" else "gloo"
-        deepspeed.init_distributed(backend, auto_mpi_discovery=False)  # reuses an existing group
+        start_deepspeed(super().root_device)
 
     def setup(self, trainer: pl.Trainer) -> None:
         assert self.accelerator is not None and self.lightning_module is not None

@@ -57,7 +57,7 @@ from hf_compat.hf.old_attributes import (
     source_of_replace,
     without_outdated,
 )
-from hf_compat.hf.process_state import has_state, may_be_asked
+from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
 from hf_compat.runtime.launch import read_launch
 from hf_compat.runtime.text import shown
@@ -575,6 +575,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
                 )
         elif may_be_asked():
             _ = self.distributed_state
+        shared = share_deepspeed(self)
+        if shared is not None:
+            vars(self)["hf_deepspeed_config"] = shared  # not by `setattr`, which accepts fields only
 
     def _validate_args(self) -> None:
         """Check the arguments together. Subclasses may extend this method.

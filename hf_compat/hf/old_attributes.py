@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 
 # Attributes of one process, which are not copied from another process.
-PROCESS_ATTRIBUTES = frozenset({"_launch", "deepspeed_plugin", "device", "distributed_state", "fsdp_plugin_args"})
+PROCESS_ATTRIBUTES = frozenset(
+    {"_launch", "deepspeed_plugin", "device", "distributed_state", "fsdp_plugin_args", "hf_deepspeed_config"}
+)
 
 
 class OldAttributes:

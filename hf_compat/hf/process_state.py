@@ -11,13 +11,18 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
 
+from hf_compat.hf.value_types import read_options_file
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
-from hf_compat.runtime.text import need
+from hf_compat.runtime.console import saying_what_is_awaited
+from hf_compat.runtime.launch import is_launched, launcher_variables, read_launch, set_for_children, variable
+from hf_compat.runtime.text import need, parse_switch
 
 
 class ProcessArguments(GroupArguments, Protocol):
@@ -53,6 +58,20 @@ def as_distributed_type(name: str) -> str:
     return kind(name)
 
 
+@dataclass(slots=True)
+class _Group:
+    """What makes a process group. Accelerate's state keeps it, and would keep arguments from being collected."""
+
+    world_size: int
+    process_index: int
+    device: torch.device
+    ddp_backend: str | None
+    ddp_timeout: int
+
+
+_GROUP = tuple(field.name for field in fields(_Group))
+
+
 def share_processes(args: ProcessArguments, distributed_type: str) -> object:
     """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed.
 
@@ -72,7 +91,7 @@ def share_processes(args: ProcessArguments, distributed_type: str) -> object:
         "process_index": args.process_index,
         "local_process_index": max(args.local_process_index, 0),
         # defined before the method, so that the first wait joins Lightning's process group
-        "wait_for_everyone": partial(wait_for_everyone, args),
+        "wait_for_everyone": partial(wait_for_everyone, _Group(**{name: getattr(args, name) for name in _GROUP})),
     }
     was_initialised = state.is_initialized()
     state.PartialState._shared_state.update(found)
@@ -105,6 +124,66 @@ def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = No
         parallelism_config=None,
         device_mesh=None,
     )
+
+
+class DeepSpeedArguments(ProcessArguments, Protocol):
+    """The members of `TrainingArguments` that say whether and how DeepSpeed trains."""
+
+    deepspeed: dict[str, object] | str | None
+    mixed_precision: str
+
+
+def share_deepspeed(args: DeepSpeedArguments) -> object | None:
+    """Tell transformers of DeepSpeed's configuration. For ZeRO 3 `from_pretrained` then makes models in parts.
+
+    The processes find each other first, because models in parts take all of them.
+
+    Returns:
+        What transformers holds weakly, so the arguments have to keep it. None without DeepSpeed or a launcher.
+
+    Mirrors:
+        `transformers.TrainingArguments.__post_init__`, 5.23, its last part.
+    """
+    by_launcher = parse_switch(launcher_variables(), "ACCELERATE_USE_DEEPSPEED")
+    packages = ("transformers", "accelerate", "deepspeed")
+    is_asked = (args.deepspeed or by_launcher) and is_launched()
+    if not is_asked or not all(map(importlib.util.find_spec, packages)):
+        return None
+    if args.deepspeed:
+        try:
+            given = read_options_file(args.deepspeed) if isinstance(args.deepspeed, str) else args.deepspeed
+            shared = importlib.import_module("transformers.integrations").HfTrainerDeepSpeedConfig(given)
+            shared.trainer_config_process(args)
+        except (AttributeError, TypeError):  # a section is no mapping: the Trainer says so
+            return None
+    else:
+        plugin = importlib.import_module("accelerate.utils").DeepSpeedPlugin()
+        plugin.set_mixed_precision(args.mixed_precision)
+        plugin.set_deepspeed_weakref()
+        shared = plugin.dschf
+    if shared.is_zero3():
+        start_processes(args)
+        start_deepspeed(args.device)
+    return shared
+
+
+def start_deepspeed(device: torch.device) -> None:
+    """Let DeepSpeed use the process group. It makes one if there is none."""
+    import deepspeed
+    from torch.utils import cpp_extension
+
+    if variable("LOCAL_RANK") is None:  # DeepSpeed reads it, and Slurm and MPI have other names
+        launch = read_launch()
+        set_for_children("LOCAL_RANK", str(launch.local_process_index))
+        set_for_children("LOCAL_WORLD_SIZE", str(launch.local_world_size))
+    # DeepSpeed compiles code on its first start. A build that was killed leaves a file, and torch waits for it forever
+    root = Path(variable("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    told = (
+        f"DeepSpeed waits for a build of its code in {root}. If no other process compiles there, a build was killed: "
+        "remove the files named `lock` below this folder"
+    )
+    with saying_what_is_awaited(told, until=lambda: not any(root.glob("**/lock"))):
+        deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False)
 
 
 class _OfAccelerate:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeGuard
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -42,7 +44,7 @@ class DeepSpeedEngine(Protocol):
 
     def zero_optimization_partition_weights(self) -> bool: ...
 
-    def _zero3_consolidated_16bit_state_dict(self) -> dict[str, torch.Tensor] | None: ...
+    def destroy(self) -> None: ...
 
 
 def is_deepspeed_engine(model: object) -> TypeGuard[DeepSpeedEngine]:
@@ -61,6 +63,23 @@ def is_partitioned(model: nn.Module) -> bool:
     """Return whether ZeRO-3 has spread a model's parameters over the processes."""
     parameter = next(model.parameters(), None)
     return hasattr(parameter, "ds_id")
+
+
+@contextlib.contextmanager
+def gathering(model: nn.Module, config: dict[str, Any]) -> Iterator[None]:
+    """Let each module of a model in parts gather its parameters while it runs, as in a fit.
+
+    Args:
+        model: The model.
+        config: DeepSpeed's configuration.
+    """
+    import deepspeed
+
+    engine: DeepSpeedEngine = deepspeed.initialize(model=model, config=config)[0]
+    try:
+        yield
+    finally:
+        engine.destroy()
 
 
 def whole_size(parameter: nn.Parameter) -> int:

@@ -186,6 +186,11 @@ def deepspeed_config(
     table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
     table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
     table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
+    if "gradient_clipping" not in config and args.max_grad_norm and _is_set(args, "max_grad_norm"):
+        _warn(
+            f"`max_grad_norm={args.max_grad_norm}` has no effect: DeepSpeed clips, and its configuration has no "
+            '`gradient_clipping`.\n\nHint: add "gradient_clipping": "auto" to it.'
+        )
     table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
     table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
     section = table.config.get("optimizer")
@@ -219,7 +224,6 @@ def deepspeed_config(
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     config.setdefault("train_micro_batch_size_per_gpu", args.per_device_train_batch_size)
     config.setdefault("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    config.setdefault("gradient_clipping", args.max_grad_norm)
     return config
 
 

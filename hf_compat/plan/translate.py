@@ -19,9 +19,10 @@ from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArg
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
+from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import is_sharded_when_loaded
 from hf_compat.plan.argument_support import check_supported, lightning_precision
-from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
+from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_plan import ENDLESS_EPOCHS, LightningPlan, RunCounts, StrategyName
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
@@ -143,13 +144,19 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     if is_sharded_when_loaded(model):
         return "fsdp2", {"plan": _plan_of_loaded(args, variables, model)}
     sizes, model_config = parallel_sizes(args, variables), getattr(model, "config", None)
+    in_parts = model is not None and is_partitioned(model)
     if uses_deepspeed(args, variables):
         if args.world_size == 1 and not has_rendezvous():
             raise ArgumentError(
                 "`deepspeed` needs a launcher, and this process was started without one.\n\n"
                 "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
             )
-        return "deepspeed", {"config": deepspeed_config(args, variables, model_config)}
+        resolved = deepspeed_config(args, variables, model_config)
+        if in_parts and (stage := zero_stage(resolved)) != 3:
+            raise ArgumentError(_IN_PARTS.format(f"the configuration asks for stage {stage}"))
+        return "deepspeed", {"config": resolved}
+    if in_parts:
+        raise ArgumentError(_IN_PARTS.format("`deepspeed` is not set"))
     if uses_fsdp(args, variables):
         return "fsdp2", {"plan": _plan_of_fsdp(args, variables, sizes)}
     config = args.fsdp_config
@@ -165,6 +172,12 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
         "static_graph": args.ddp_static_graph,
     }
     return "ddp", {name: value for name, value in given.items() if value is not None}  # the model decides about others
+
+
+_IN_PARTS = (
+    "The model was made in parts (`deepspeed.zero.Init`, or `from_pretrained` under a configuration of ZeRO 3), and {}."
+    "\n\nHint: set `deepspeed` to a configuration of ZeRO 3. Or make the model before it and without one, whole."
+)
 
 
 def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: ParallelSizes | None) -> FsdpPlan:

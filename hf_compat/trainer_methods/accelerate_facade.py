@@ -52,7 +52,6 @@ class DeepSpeedPlugin:
     """
 
     selected = True  # Accelerate looks for the active one
-    zero3_init_flag = False
 
     def __init__(self, args: TrainingArguments) -> None:
         self._args = args
@@ -69,6 +68,15 @@ class DeepSpeedPlugin:
     def zero_stage(self) -> int:
         """ZeRO's stage."""
         return zero_stage(self.deepspeed_config)
+
+    @property
+    def zero3_init_flag(self) -> bool:
+        """Whether `from_pretrained` makes models in parts."""
+        return self.zero_stage == 3
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Whether `from_pretrained` makes models in parts."""
+        return self.zero3_init_flag
 
 
 class AcceleratorState(ProcessState):

@@ -206,7 +206,8 @@ class Evaluator:
         plan = host._plan.of(args, host.model)
         host._call_wrap_model(training=False)
         started = time.time()
-        if plan.strategy != "deepspeed":
+        host.is_deepspeed_enabled = plan.strategy == "deepspeed"
+        if not host.is_deepspeed_enabled:
             wrap_forward(host.model, plan.precision, args.device.type)
         model = host.model
         if not self.is_prepared:  # as upstream, a first evaluation before any training is timed and runs compiled
@@ -302,7 +303,8 @@ class Evaluator:
             host.lightning_trainer = trainer
         kept.bridge.find_requested_kwargs()
         try:
-            with naming_absent_ranks(), module.evaluating(run), trainer.as_part(part):
+            in_parts = host._model_state.running(plan.strategy_options.get("config"))
+            with naming_absent_ranks(), in_parts, module.evaluating(run), trainer.as_part(part):
                 command = trainer.test if run.is_prediction else trainer.validate
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:

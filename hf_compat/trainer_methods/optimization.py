@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.interop.deepspeed import whole_size
 from hf_compat.interop.patching import global_of_trainer
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
@@ -128,7 +129,7 @@ class OptimizationMethods(StepsBase):
 
     def get_num_trainable_parameters(self) -> int:
         """Count the trainable parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        return sum(whole_size(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
 
     def get_learning_rates(self) -> list[float]:
         """List the learning rate of each parameter group.

@@ -24,6 +24,7 @@ def train(api, folder: Path, section: dict | None, stage: int, options: dict, re
     options = dict(options)
     for name, value in options.pop("config", {}).items():
         config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
+    config = {name: value for name, value in config.items() if value is not None}
     api.set_seed(1)
     base = {"per_device_train_batch_size": 2, "max_steps": 6, "logging_steps": 1, "save_strategy": "no"}
     quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": []}

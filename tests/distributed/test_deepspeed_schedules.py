@@ -19,6 +19,8 @@ ROWS = [
      {"warmup_steps": 3}),
     ({"type": "OneCycle", "params": ONE_CYCLE}, 2, {"gradient_accumulation_steps": 2}),
     ({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 1e-3, "lr_range_test_step_size": 2}}, 2, {}),
+    # DeepSpeed does not clip then, whatever `max_grad_norm` is
+    (None, 2, {"config": {"gradient_clipping": None}, "max_grad_norm": 0.05, "optim": "sgd", "learning_rate": 1e-2}),
 ]  # fmt: skip
 
 
@@ -36,6 +38,7 @@ KEYS = [
                                "reduce_bucket_size": 500, "allgather_bucket_size": 500, "sub_group_size": 100}},
         {"zero_optimization": {"round_robin_gradients": True, "stage3_param_persistence_threshold": 0}},
         {"csv_monitor": {"enabled": False}, "flops_profiler": {"enabled": False}, "comms_logger": {"enabled": False}},
+        {"gradient_clipping": None},
         {"bf16": {"enabled": True}, "zero_optimization": {"reduce_bucket_size": 500}},
     )
     for stage in (1, 2, 3)

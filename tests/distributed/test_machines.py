@@ -19,15 +19,15 @@ SRUN = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "
 MATRIX = pytest.mark.matrix
 
 
-def start_machines(folder, words, variables):
-    """Run `hf-compat run` on both machines, and return what became of it; `RANK` and `PORT` stand for numbers."""
+def start_machines(folder, launcher, variables, words=WORDS):
+    """Run the job on both machines, and return what became of it; `RANK` and `PORT` stand for numbers."""
     port = str(free_port())
 
     def start(rank):
         def told(text):
             return text.replace("RANK", str(rank)).replace("PORT", port)
 
-        command = [sys.executable, "-m", "hf_compat", "run", *map(told, words), str(JOB), str(folder), *WORDS]
+        command = [sys.executable, *map(told, launcher), str(JOB), str(folder), *words]
         own = {name: told(value) for name, value in variables.items()}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
         return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
@@ -53,10 +53,27 @@ def start_machines(folder, words, variables):
     ids=["srun with all options", "srun", "PyTorchJob", "TrainJob", "SageMaker", "indexed Job"],
 )  # fmt: skip
 def test_machines_of_one_process_each_train_as_two_processes_of_one(tmp_path, words, variables):
-    done = start_machines(tmp_path / "ours", words, variables)
+    done = start_machines(tmp_path / "ours", ["-m", "hf_compat", "run", *words], variables)
     assert [one.returncode for one in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
     ours = json.loads((tmp_path / "ours" / "result.json").read_text())
     assert ours == result(tmp_path / "torchrun", *WORDS, launcher=TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**SRUN, "SLURM_TASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_LOCALID": "RANK", "SLURM_NODEID": "0"},
+        pytest.param({"RANK": "RANK", "WORLD_SIZE": "2"}, marks=MATRIX),
+    ],
+    ids=["srun", "PyTorchJob"],
+)
+def test_deepspeed_trains_below_launchers_that_do_not_set_its_local_rank(tmp_path, variables):
+    words = [*WORDS, "deepspeed={'zero_optimization': {'stage': 3}}"]
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": "PORT"}
+    done = start_machines(tmp_path / "ours", [], {**variables, **place}, words)
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
+    ours = json.loads((tmp_path / "ours" / "result.json").read_text())
+    assert ours == result(tmp_path / "torchrun", *words, launcher=TORCHRUN)
 
 
 def test_what_each_rank_prints_is_in_a_file_and_shown_with_its_rank(tmp_path):

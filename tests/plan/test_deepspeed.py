@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_disagreements_are_a_table_of_three_columns(args_of):
     )
     assert any("train_micro_batch_size_per_gpu = 4" in x and "per_device_train_batch_size = 8" in x for x in lines)
     assert any("gradient_clipping = 0.5" in x and "max_grad_norm = 1.0" in x for x in lines)
+
+
+def test_max_grad_norm_without_a_key_in_the_configuration(args_of):
+    """transformers leaves the key out, so DeepSpeed does not clip."""
+    with pytest.warns(InertArgumentWarning, match=r"`max_grad_norm=0\.5` has no effect"):
+        assert "gradient_clipping" not in deepspeed_config(args_of(deepspeed=ZERO, max_grad_norm=0.5), {})
+    with warnings.catch_warnings(action="error"):
+        deepspeed_config(args_of(deepspeed=ZERO), {})
+        deepspeed_config(args_of(deepspeed={**ZERO, "gradient_clipping": "auto"}, max_grad_norm=0.5), {})
 
 
 def test_an_auto_without_a_value_is_told(args_of):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import sys
+import time
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from accelerate.state import AcceleratorState, PartialState
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.hf.process_state import may_be_asked
+from hf_compat.hf.process_state import may_be_asked, start_deepspeed
+from hf_compat.runtime import console
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 
@@ -115,3 +118,44 @@ def test_a_library_prepares_its_reference_model_by_deepspeeds_configuration(tmp_
     other = make(hf_compat, tmp_path)
     assert AcceleratorFacade(other).state.deepspeed_plugin is None and other.deepspeed_plugin is None
     assert AcceleratorState().deepspeed_plugin is None
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """As if torchrun had started this process alone."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_transformers_knows_the_configuration_as_long_as_the_arguments_live(tmp_path, launched):
+    config = {"zero_optimization": {"stage": 2}, "train_batch_size": "auto", "optimizer": {"params": {"lr": "auto"}}}
+    args = make(hf_compat, tmp_path, deepspeed=config, per_device_train_batch_size=3, gradient_accumulation_steps=2)
+    told = transformers.integrations.deepspeed.deepspeed_config()
+    assert (told["train_batch_size"], told["optimizer"]["params"]["lr"]) == (6, args.learning_rate)
+    assert not transformers.integrations.is_deepspeed_zero3_enabled()
+    copied = pickle.loads(pickle.dumps(args))
+    assert "hf_deepspeed_config" not in {**copied.to_dict(), **vars(copied)}
+    del args
+    gc.collect()
+    assert transformers.integrations.deepspeed.deepspeed_config() is None
+
+
+@pytest.mark.parametrize("config", [{"zero_optimization": "2"}, {"optimizer": [1]}])
+def test_a_configuration_that_cannot_be_is_left_to_the_trainer(tmp_path, launched, config):
+    make(hf_compat, tmp_path, deepspeed=config)
+    assert transformers.integrations.deepspeed.deepspeed_config() is None
+
+
+def test_a_build_that_was_killed_is_named(monkeypatch, caplog, tmp_path):
+    """torch waits for the file without end, and says nothing."""
+    monkeypatch.setattr(console, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr("deepspeed.init_distributed", lambda *_, **__: time.sleep(0.5))
+    start_deepspeed(torch.device("cpu"))
+    assert caplog.records == []
+    (tmp_path / "deepspeed_shm_comm").mkdir()
+    (tmp_path / "deepspeed_shm_comm" / "lock").touch()
+    start_deepspeed(torch.device("cpu"))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"DeepSpeed waits for a build of its code in {tmp_path}.") and "a build was killed" in said

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.checkpoint.model_state.base import FSDP2State, ModelState, PlainState
 from hf_compat.checkpoint.model_state.deepspeed import DeepSpeedState
-from hf_compat.interop.deepspeed import is_deepspeed_engine
+from hf_compat.interop.deepspeed import is_deepspeed_engine, is_partitioned
 
 __all__ = [
     "DeepSpeedState",
@@ -26,8 +26,8 @@ def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bo
         wrapped: The object of its forward passes in a fit. DeepSpeed's engine has the weights.
         writes_shards: Whether checkpoints of FSDP 2 hold shards. Otherwise whole states are gathered.
     """
-    if is_deepspeed_engine(wrapped):
-        return DeepSpeedState(model, wrapped)
+    if is_deepspeed_engine(wrapped) or is_partitioned(model):
+        return DeepSpeedState(model, wrapped if is_deepspeed_engine(wrapped) else None)
     if isinstance(model, FSDPModule):
         return FSDP2State(model, writes_shards)
     return PlainState(model)

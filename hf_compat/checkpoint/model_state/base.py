@@ -250,6 +250,14 @@ class ModelState(abc.ABC):
         """Let `load_state_dict` of the model and of its parts take whole tensors, which every process has."""
         return contextlib.nullcontext()
 
+    def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
+        """Let the model run outside a fit.
+
+        Args:
+            config: DeepSpeed's configuration, if it trains.
+        """
+        return contextlib.nullcontext()
+
     @abc.abstractmethod
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         """Write the optimizer's state.

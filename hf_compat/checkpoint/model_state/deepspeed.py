@@ -33,7 +33,7 @@ from hf_compat.checkpoint.zero_reader import (
     zero_states,
 )
 from hf_compat.errors import CheckpointError, CheckpointMismatch
-from hf_compat.interop.deepspeed import DeepSpeedEngine
+from hf_compat.interop.deepspeed import DeepSpeedEngine, gathering, is_partitioned
 from hf_compat.runtime.collectives import barrier
 
 
@@ -205,27 +205,44 @@ class _Compared(NamedTuple):
 
 
 class DeepSpeedState(ModelState):
-    """The engine has the weights and the optimizer's state, in parts from ZeRO 1 on.
+    """DeepSpeed has the optimizer's state in parts from ZeRO 1 on, and the weights from ZeRO 3 on.
 
     Args:
         model: The model itself.
-        engine: The engine around it.
+        engine: The engine around it, which has the optimizer. None before a fit, if `from_pretrained` has made the
+            model in parts.
     """
 
-    def __init__(self, model: nn.Module, engine: DeepSpeedEngine) -> None:
+    def __init__(self, model: nn.Module, engine: DeepSpeedEngine | None) -> None:
         super().__init__(model)
-        self.engine = engine
+        self._engine = engine
+
+    @property
+    def engine(self) -> DeepSpeedEngine:
+        """The engine of a fit."""
+        assert self._engine is not None  # only a fit has an optimizer
+        return self._engine
 
     def whole_weights(self) -> Weights:
-        engine = self.engine
-        if engine.zero_optimization_partition_weights():
-            return engine._zero3_consolidated_16bit_state_dict() or {}
-        return engine.module.state_dict()
+        if not is_partitioned(self.model):
+            return self.model.state_dict()
+        is_first = distributed.get_rank() == 0
+        gathered = {parameter: whole for parameter, whole in _copied_whole(self.model) if is_first}
+        with giving(self.model, gathered):
+            return self.model.state_dict() if is_first else {}
 
     def giving_whole(self) -> AbstractContextManager[None]:
-        if not self.engine.zero_optimization_partition_weights():
+        if not is_partitioned(self.model):
             return contextlib.nullcontext()
         return giving(self.model, dict(_copied_whole(self.model)))
+
+    def taking_whole(self) -> AbstractContextManager[None]:
+        return _gathered(self.model, recurse=True) if is_partitioned(self.model) else contextlib.nullcontext()
+
+    def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
+        if self._engine is not None or config is None:  # the engine's hooks stay on the model after a fit
+            return contextlib.nullcontext()
+        return gathering(self.model, config)
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
@@ -275,7 +292,7 @@ class DeepSpeedState(ModelState):
 
     def set_weights(self, weights: Weights) -> LoadResult:
         named = names_of(self.model, weights)
-        if not self.engine.zero_optimization_partition_weights():
+        if not is_partitioned(self.model):
             return self.model.load_state_dict(named, strict=False)
         for module, own in self._by_module(named):
             with _gathered(module):
@@ -340,10 +357,15 @@ def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor
                 yield parameter, parameter.detach().to("cpu", copy=True)
 
 
-def _gathered(module: nn.Module) -> AbstractContextManager[None]:
-    """Let a module's own parameters be whole for a while; what the first process has made of them is kept."""
+def _gathered(module: nn.Module, recurse: bool = False) -> AbstractContextManager[None]:
+    """Let a module's parameters be whole for a while; what the first process has made of them is kept.
+
+    Args:
+        module: The module.
+        recurse: Whether those of its parts are as well.
+    """
     import deepspeed
 
-    parameters = list(module.parameters(recurse=False))
+    parameters = list(module.parameters(recurse=recurse))
     context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
     return context

@@ -1,0 +1,71 @@
+"""Models that are made in parts for ZeRO 3 train, are saved and resume as under transformers, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from launching import TORCHRUN, result, start
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+JOB = Path(__file__).with_name("made_in_parts_job.py")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        pytest.param("loaded", [], id="loaded after the arguments"),
+        pytest.param("made", [], id="made of a configuration", marks=pytest.mark.matrix),
+        pytest.param("by_hand", [], id="under a script's own configuration", marks=pytest.mark.matrix),
+        pytest.param("loaded", ["tied=True"], id="tied", marks=pytest.mark.matrix),
+        pytest.param("loaded", ["bf16=True"], id="bf16", marks=pytest.mark.matrix),
+    ],
+)
+def test_it_trains_and_resumes_as_under_transformers(tmp_path, way, words):
+    theirs = result(tmp_path, "transformers", way, *words, launcher=TORCHRUN, script=JOB)
+    ours = result(tmp_path, "hf_compat", way, *words, launcher=TORCHRUN, script=JOB)
+    trained, resumed = ours["runs"]
+    assert trained["logs"] == theirs["runs"][0]["logs"] and trained["eval_loss"] == theirs["runs"][0]["eval_loss"]
+    assert ours["seen"] == theirs["seen"] * 2 and ours["seen"][0][::2] == [True, [[0]]]
+    assert same(weights(tmp_path / "hf_compat" / "final"), weights(tmp_path / "transformers" / "final"))
+    # the second run has evaluated and saved before, and began with other weights than those of its checkpoint
+    assert resumed["logs"] == trained["logs"] and resumed["eval_loss"] == trained["eval_loss"]
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base0")
+    assert trained["parameters"] == sum(parameter.numel() for parameter in base.parameters())
+    if way != "made":
+        rows = torch.stack([torch.arange(i, i + 8) % 32 for i in range(16)])
+        exact = 1e-2 if "bf16=True" in words else 1e-5
+        assert resumed["before"] == pytest.approx(base(input_ids=rows, labels=rows).loss.item(), rel=exact)
+        first = {name: tensor.float() for name, tensor in weights(tmp_path / "first").items()}
+        expected = weights(tmp_path / "base0")
+        if "bf16=True" in words:  # the evaluation before has put the model into half precision
+            expected = {name: tensor.bfloat16().float() for name, tensor in expected.items()}
+        assert same(first, expected)
+
+
+@pytest.mark.matrix
+def test_a_checkpoint_of_transformers_resumes(tmp_path):
+    theirs = result(tmp_path, "transformers", "loaded", launcher=TORCHRUN, script=JOB)
+    resume = f"resume={str(tmp_path / 'transformers' / 'checkpoint-3')!r}"
+    ours = result(tmp_path, "hf_compat", "loaded", resume, launcher=TORCHRUN, script=JOB)
+    assert ours["runs"][0]["logs"] == theirs["runs"][0]["logs"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("word", "told"), [("deepspeed=None", "`deepspeed` is not set"), ("stage=2", "the configuration asks for stage 2")]
+)
+def test_parts_need_zero_3(tmp_path, word, told):
+    done = start(tmp_path, "hf_compat", "by_hand", word, launcher=TORCHRUN, script=JOB)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert told in done.stderr and "make the model before it" in done.stderr, done.stderr[-3000:]
