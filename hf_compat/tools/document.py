@@ -15,8 +15,8 @@ from hf_compat.plan.argument_support import default_of
 _HEAD = """# Arguments
 
 This page lists every argument: its default, the values that it takes, whether it is supported, and where it goes.
-`python -m hf_compat.tools.document docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`,
-`hf_compat/hf/arguments.py` and `hf_compat/hf/legacy.py`.
+`python -m hf_compat.tools.document docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`
+and `hf_compat/hf/legacy.py`.
 
 - **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
   `"false"`) or scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument, and the
