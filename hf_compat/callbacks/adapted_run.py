@@ -7,6 +7,7 @@ code (`hf_compat.training_run`).
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
@@ -410,25 +411,36 @@ _NO_END = 10**6
 
 
 def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
-    """Make HF arguments that describe a Lightning trainer's settings."""
+    """Make HF arguments that describe a Lightning trainer's settings. The rest is that of an HFModule's arguments."""
     epochs = trainer.max_epochs or -1
     by_epoch = trainer.check_val_every_n_epoch is not None
     interval = trainer.val_check_interval
     steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None
     evaluates = IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS
-    return TrainingArguments(
-        output_dir=trainer.default_root_dir,
-        max_steps=trainer.max_steps,
-        num_train_epochs=epochs if epochs > 0 else _NO_END,
-        gradient_accumulation_steps=trainer.accumulate_grad_batches,
-        logging_steps=max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
-        eval_strategy=evaluates if trainer.enable_validation else IntervalStrategy.NO,
-        eval_steps=steps,
-        save_strategy="no",
-        metric_for_best_model="loss",
-        max_grad_norm=trainer.gradient_clip_val or 0.0,
-        use_cpu=trainer.strategy.root_device.type == "cpu",
-    )
+    settings: dict[str, object] = {
+        "output_dir": trainer.default_root_dir,
+        "max_steps": trainer.max_steps,
+        "num_train_epochs": epochs if epochs > 0 else _NO_END,
+        "logging_steps": max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
+        "eval_strategy": evaluates if trainer.enable_validation else IntervalStrategy.NO,
+        "eval_steps": steps,
+        "save_strategy": "no",
+    }
+    of_module = getattr(trainer.lightning_module, "args", None)
+    if isinstance(of_module, TrainingArguments):
+        args = copy.copy(of_module)
+        settings["metric_for_best_model"] = of_module.metric_for_best_model or "loss"
+    else:
+        args = TrainingArguments(
+            trainer.default_root_dir,
+            gradient_accumulation_steps=trainer.accumulate_grad_batches,
+            metric_for_best_model="loss",
+            max_grad_norm=trainer.gradient_clip_val or 0.0,
+            use_cpu=trainer.strategy.root_device.type == "cpu",
+        )
+    for name, value in settings.items():
+        setattr(args, name, value)
+    return args
 
 
 def _samples(loaders: object, batches: int, world_size: int) -> float | None:

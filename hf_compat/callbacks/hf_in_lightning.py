@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,11 +10,11 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 
-from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of
+from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, hf_metric_name
 from hf_compat.callbacks.loggers import is_of_other_distribution
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import ProgressCallback
+from hf_compat.hf.builtin_callbacks import ProgressCallback, eval_metric_name
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
@@ -21,6 +22,16 @@ from hf_compat.training_run.run import FlagAgreement, flag_sources
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any
+
+
+def _with_hf_metric(args: TrainingArguments) -> TrainingArguments:
+    """Give `metric_for_best_model` the name under which HF callbacks find a module's metric."""
+    name = args.metric_for_best_model
+    if name is None or hf_metric_name(name) == eval_metric_name(name):
+        return args
+    args = copy.copy(args)
+    args.metric_for_best_model = hf_metric_name(name)
+    return args
 
 
 class HFCallbackAdapter(pl.Callback):
@@ -39,6 +50,7 @@ class HFCallbackAdapter(pl.Callback):
             or any object with their methods.
         more: Further callbacks.
         args: Arguments that the callbacks see. By default they are made from the Lightning trainer's settings.
+            `metric_for_best_model` may have the module's own name, `val_loss`.
         processing_class: Passed to callbacks as `processing_class`.
 
     Raises:
@@ -70,7 +82,7 @@ class HFCallbackAdapter(pl.Callback):
                 f"{type(wrong[0]).__name__} is a Lightning callback, and HFCallbackAdapter calls HF callbacks.\n\n"
                 "Hint: give it to lightning.Trainer itself, beside the adapter."
             )
-        self._given_args = None if args is None else adopt_arguments(args)
+        self._given_args = None if args is None else _with_hf_metric(adopt_arguments(args))
         self.handler = CallbackHandler([], None, processing_class, None, None)
         for callback in given:
             self.handler.add_callback(callback)
@@ -157,6 +169,25 @@ class HFCallbackAdapter(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state until training starts."""
         self._restored = cast(AdapterState, state_dict)
+
+
+def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
+    """Wrap the HF callbacks in a Lightning trainer's list in adapters.
+
+    Raises:
+        CallbackError: An object in the list is neither an HF nor a Lightning callback.
+    """
+    given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    wrapped: list[pl.Callback] = []
+    refusal: CallbackError | None = None
+    for callback in given:
+        try:
+            wrapped.append(callback if isinstance(callback, pl.Callback) else HFCallbackAdapter(callback))
+        except CallbackError as error:  # left out of the list, as Lightning reports an error to each callback in it
+            refusal = error
+    trainer.callbacks = wrapped  # type: ignore[attr-defined]
+    if refusal is not None:
+        raise refusal
 
 
 def _adapters(trainer: pl.Trainer) -> list[HFCallbackAdapter]:

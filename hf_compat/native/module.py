@@ -18,6 +18,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
+from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.callbacks.loggers import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
@@ -275,6 +276,7 @@ class HFModule(OverridePoints, LoadableModule):
         self._is_set_up = False
         self._leave_author()  # of a fit that has failed
         adopt_callbacks_of(self.trainer)
+        wrap_hf_callbacks(self.trainer)
         adopt_data_of(self.trainer, self)
         leave_out_expected()
         forget_updates(self.trainer)

@@ -205,3 +205,43 @@ def test_an_adapter_in_a_trainer_of_ours_hears_the_metrics(make_args):
     for metrics, expected in zip(heard, [*logged[:2], *told], strict=True):
         numbers = {n: v for n, v in expected.items() if n.endswith(("_loss", "_labels"))}
         assert len(numbers) == 2 and {name: metrics[name] for name in numbers} == numbers
+
+
+def fit_natively(callbacks, folder, **values):
+    args = hf_compat.TrainingArguments(str(folder), per_device_train_batch_size=8, use_cpu=True, **values)
+    train, evaluation = data()
+    trainer = bare_trainer(callbacks, folder, max_epochs=3, accumulate_grad_batches=1, gradient_clip_val=None)
+    torch.manual_seed(0)
+    trainer.fit(hf_compat.HFModule(Classifier(), args), hf_compat.HFDataModule(None, train, evaluation))
+    return trainer
+
+
+@pytest.mark.parametrize("api", [hf_compat, transformers])
+def test_hf_callbacks_beside_an_hf_module_need_no_adapter(tmp_path, api):
+    bare, adapted, seen = [], [], []
+
+    class Look(api.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            seen.append((args.learning_rate, args.num_train_epochs, args.metric_for_best_model))
+
+    fit_natively([tracer(api, bare, []), Look, plc.Timer()], tmp_path / "a", learning_rate=0.25)
+    fit_natively([HFCallbackAdapter(tracer(api, adapted, []))], tmp_path / "b", learning_rate=0.25)
+    assert bare == adapted and ("on_evaluate" in {event for event, *_ in bare})
+    assert seen == [(0.25, 3, "loss")]
+    stopped = fit_natively([api.EarlyStoppingCallback(1, 10.0)], tmp_path / "c", learning_rate=0.25)
+    assert stopped.current_epoch == 2
+
+
+def test_what_is_no_callback_at_all_is_named_beside_an_hf_module(tmp_path):
+    with pytest.raises(CallbackError, match="3 is not a callback"):
+        fit_natively([3], tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_a_metric_may_have_the_modules_own_name(tmp_path):
+    args = hf_compat.TrainingArguments(str(tmp_path), metric_for_best_model="val_loss", eval_strategy="epoch")
+    trainer = bare_trainer(
+        [HFCallbackAdapter(hf_compat.EarlyStoppingCallback(1, 10.0), args=args)], tmp_path, max_epochs=5
+    )
+    trainer.fit(HandWritten(Classifier(), 15), *loaders())
+    assert trainer.current_epoch == 2
