@@ -34,20 +34,10 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
     With `predict_with_generate`, evaluations and predictions return the tokens of `model.generate`.
 
     Args:
-        model: A model with a method `generate`.
-        args: The training arguments, `Seq2SeqTrainingArguments`.
-        data_collator: As for a Trainer.
-        train_dataset: Samples to train on.
-        eval_dataset: Samples to evaluate on, or a dict of such sets.
+        args: `Seq2SeqTrainingArguments`. The other arguments are a Trainer's, without `optimizer_cls_and_kwargs`.
         processing_class: Tokenizer or processor. Its padding token pads generated tokens.
-        model_init: Makes the model, instead of `model`.
-        compute_loss_func: Computes the loss from outputs, labels and `num_items_in_batch`.
         compute_metrics: Computes a dict of metrics from an `EvalPrediction`, whose predictions are tokens.
-        callbacks: HF callbacks and Lightning callbacks, in any mix.
-        optimizers: An optimizer and a schedule to use.
         preprocess_logits_for_metrics: Applied to the generated tokens before they are kept.
-        lightning_options: Options of `lightning.Trainer` without a training argument.
-        old_names: `tokenizer`, the name of `processing_class` before 4.46.
 
     Raises:
         ArgumentError: The arguments lack generation's fields, the model does not generate, or `generation_config`
@@ -102,11 +92,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
     ) -> Metrics:
         """Evaluate and return the metrics.
 
-        Args:
-            eval_dataset: A data set, or a dict of them. By default the Trainer's.
-            ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added if missing.
-            gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
+        `gen_kwargs` are keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
 
         Mirrors:
             `transformers.Seq2SeqTrainer.evaluate`, 5.23. A short last batch counts as a full one in the loss, and
@@ -130,11 +116,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
     ) -> PredictionOutput:
         """Predict a data set, and compute metrics if it has labels.
 
-        Args:
-            test_dataset: The data set.
-            ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added if missing.
-            gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
+        `gen_kwargs` are keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
 
         Returns:
             Tokens and labels (padded with the padding token), and the metrics.

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-import safetensors.torch
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from hf_compat.checkpoint.model_state import make_model_state
-from hf_compat.data.loader import OpenPasses
+from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
 from hf_compat.data.samplers import RankSlice
 from hf_compat.data.tree import truncate_to
-from hf_compat.data.types import Batch
-from hf_compat.engine.precision import unwrap_forward
+from hf_compat.data.types import Batch, DataSource
+from hf_compat.engine.precision import wrap_forward
 from hf_compat.errors import UnsupportedArgument, warn_once
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import (
     ProcessState,
@@ -32,13 +30,13 @@ from hf_compat.hf.process_state import (
     share_accelerator,
     share_processes,
 )
-from hf_compat.optim.stepping import Prepared, unprepared
+from hf_compat.optim.stepping import Prepared, PreparedOptimizer, PreparedScheduler, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import Delegated, is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.nested import Nested, leaves
-from hf_compat.trainer_methods.accelerate_states import PreparingMembers, Unused
+from hf_compat.trainer_methods.accelerate_states import StateMembers, Unused
 
 
 class DeepSpeedPlugin:
@@ -117,6 +115,8 @@ class GradientState:
 
     initialized = True
     is_xla_gradients_synced = False
+    sync_gradients = Delegated[bool]("_accelerator.sync_gradients")  # whether this micro-batch is the update's last
+    active_dataloader = Delegated["Iterable[Batch] | None"]("_accelerator.loader")
 
     def __init__(self, accelerator: AcceleratorFacade) -> None:
         self._accelerator = accelerator
@@ -125,8 +125,7 @@ class GradientState:
     @property
     def num_steps(self) -> int:
         """Micro-batches of which `accelerator.accumulate` makes an update."""
-        steps: int = self.plugin_kwargs.get("num_steps", 1)
-        return steps
+        return self.plugin_kwargs.get("num_steps", 1)
 
     @property
     def adjust_scheduler(self) -> bool:
@@ -138,37 +137,23 @@ class GradientState:
         """Whether `accelerator.accumulate` ends an update with the data."""
         return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-batch is the update's last."""
-        return self._accelerator.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, is_last: bool) -> None:
-        self._accelerator.sync_gradients = is_last
-
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        self._accelerator.sync_gradients = sync_gradients
-
-    @property
-    def active_dataloader(self) -> Iterable[Batch] | None:
-        """The loader whose batches are gathered now."""
-        return self._accelerator.loader
+        self.sync_gradients = sync_gradients
 
     @property
     def in_dataloader(self) -> bool:
         """Whether a loader is being read."""
-        return self._accelerator.loader is not None
+        return self.active_dataloader is not None
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether that loader has given its last batch."""
-        return bool(getattr(self._accelerator.loader, "end_of_dataloader", False))
+        return bool(getattr(self.active_dataloader, "end_of_dataloader", False))
 
     @property
     def remainder(self) -> int:
         """Samples of the last round that are not repetitions. -1 if unknown."""
-        return int(getattr(self._accelerator.loader, "remainder", -1))
+        return int(getattr(self.active_dataloader, "remainder", -1))
 
 
 Backward: TypeAlias = Callable[..., None]  # takes a loss, and options of torch's
@@ -187,7 +172,11 @@ INSTEAD = {
 }
 
 
-class AcceleratorFacade(PreparingMembers):
+def _is_never(_: nn.Module) -> bool:
+    return False  # no lambda: native modules hold this object, and pickle finds a function by its name
+
+
+class AcceleratorFacade(StateMembers):
     """The part of an `Accelerator` that subclasses of `transformers.Trainer` use. It also makes loaders.
 
     Args:
@@ -198,6 +187,7 @@ class AcceleratorFacade(PreparingMembers):
         `accelerate.Accelerator`, 1.15, with these members and no others.
     """
 
+    _args: TrainingArguments
     device_placement = step_scheduler_with_optimizer = True
     is_composable_parallelism_enabled = has_lomo_optimizer = fp8_enabled = False
     project_dir = logging_dir = None
@@ -209,6 +199,7 @@ class AcceleratorFacade(PreparingMembers):
         super().__init__()
         self._args = args
         self.run_backward = run_backward
+        self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
         config = self.dataloader_config
         self.even_batches = config.even_batches
         self.mixed_precision = args.mixed_precision
@@ -239,11 +230,7 @@ class AcceleratorFacade(PreparingMembers):
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Name the alternative to a missing member.
-
-        Raises:
-            AttributeError: Always.
-        """
+        """Name the alternative to a missing member."""
         way_out = INSTEAD.get(name, "use the Trainer, or Lightning's, which is `trainer.lightning_trainer`")
         raise AttributeError(f"The Accelerator here has no `{name}`: the engine is Lightning's.\n\nHint: {way_out}.")
 
@@ -257,12 +244,18 @@ class AcceleratorFacade(PreparingMembers):
         """Whether the forward runs under autocast."""
         return self._half_precision() is not None
 
+    @property
+    def dataloader_config(self) -> AcceleratorConfig:
+        """How data is loaded across ranks, by the argument `accelerator_config`."""
+        return AcceleratorConfig.from_any(self._args.accelerator_config)
+
     distributed_type = Delegated[str]("state.distributed_type")
     deepspeed_plugin = Delegated[object]("state.deepspeed_plugin")
     fsdp_plugin = Delegated[object]("state.fsdp_plugin")
     is_fsdp2 = Delegated[bool]("state.is_fsdp2")
     multi_device = Delegated[bool]("use_distributed")
     dispatch_batches = Delegated["bool | None"]("dataloader_config.dispatch_batches")
+    split_batches = Delegated[bool]("dataloader_config.split_batches")
     non_blocking = Delegated[bool]("dataloader_config.non_blocking")
     use_seedable_sampler = Delegated[bool]("dataloader_config.use_seedable_sampler")
 
@@ -290,24 +283,6 @@ class AcceleratorFacade(PreparingMembers):
             self.run_backward(loss, **options)
         else:
             loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
-
-    def unwrap_model(
-        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: Unused = None
-    ) -> nn.Module:
-        """Take the wrappers of compilation and parallelism off a model.
-
-        Args:
-            model: The model.
-            keep_fp32_wrapper: False also takes its forward out of autocast.
-            keep_torch_compile: Has no effect. The model is compiled in place, or comes back uncompiled.
-        """
-        model = getattr(model, "_orig_mod", model)
-        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        model = getattr(model, "_orig_mod", model)
-        if not keep_fp32_wrapper:
-            unwrap_forward(model)
-        return model
 
     @property
     def is_alone(self) -> bool:
@@ -445,6 +420,103 @@ class AcceleratorFacade(PreparingMembers):
         self.flag_tensor = torch.tensor(0, device=self.device)
         return bool(processes.reduce(flag).item() >= 1)
 
+    def prepare(self, *objects: Prepared, device_placement: list[bool] | None = None) -> Prepared:
+        """Prepare a script's own loaders, models, optimizers and schedules. The engine prepares its own."""
+
+        def prepared(candidate: Prepared) -> Prepared:
+            if isinstance(candidate, DataLoader):
+                return self.prepare_data_loader(candidate)
+            if isinstance(candidate, nn.Module):
+                return self.prepare_model(candidate)
+            return self.prepare_optimizer(candidate) if isinstance(candidate, torch.optim.Optimizer) else candidate
+
+        made = iter([prepared(one) for one in objects if not hasattr(one, "get_last_lr")])
+        # schedules come last, as they follow the optimizers
+        found = tuple(self.prepare_scheduler(one) if hasattr(one, "get_last_lr") else next(made) for one in objects)
+        return found if len(found) != 1 else found[0]
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Move a further model to the device and set the run's precision. With several ranks, wrap it in DDP.
+
+        Args:
+            model: A reference or reward model, or a discriminator. The engine prepares the Trainer's own.
+            device_placement: False leaves it where it is.
+            evaluation_mode: The model is not trained, so it needs no DDP.
+        """
+        if self.is_trained_by_engine(model):
+            return model if device_placement is False else model.to(self.device)
+        if device_placement is not False and not self.verify_device_map(model):
+            model = model.to(self.device)
+        if self._half_precision() is not None:
+            wrap_forward(model, {"bf16": "bf16-mixed", "fp16": "16-mixed"}[self.mixed_precision], self.device.type)
+        self._note(self._models, model)
+        is_trained = not evaluation_mode and any(one.requires_grad for one in model.parameters())
+        if not (self.use_distributed and is_trained) or isinstance(model, DistributedDataParallel):
+            return model
+        unused = self._args.ddp_find_unused_parameters
+        place = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, place, find_unused_parameters=True if unused is None else unused)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether a model, or a part of it, is on several devices according to its `hf_device_map`."""
+        return any(len(getattr(part, "hf_device_map", None) or ()) > 1 for part in model.modules())
+
+    def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
+        """Let a script's own optimizer step at the end of an update, and not at each micro-batch."""
+        if optimizer is not self._trained_optimizer and not getattr(optimizer, "_is_accelerate_prepared", False):
+            optimizer = PreparedOptimizer(optimizer, self)
+        return self._note(self._optimizers, optimizer)
+
+    def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
+        """Let a script's own schedule step with its optimizer."""
+        if not isinstance(scheduler, PreparedScheduler):
+            followed = [one for one in self._optimizers if isinstance(one, PreparedOptimizer)]
+            own = [one for one in followed if one.optimizer is getattr(scheduler, "optimizer", None)]
+            scheduler = PreparedScheduler(scheduler, own or followed, self)
+        return self._note(self._schedulers, scheduler)
+
+    def leave_fit(self) -> None:
+        """Drop the engine's passes. The trained objects stay listed."""
+        self.run_backward = self.unscale = None
+        self.sync_gradients = True
+
+    @staticmethod
+    def _note(held: list[Prepared], candidate: Prepared) -> Prepared:
+        if not any(candidate is one for one in held):
+            held.append(candidate)
+        return candidate
+
+    def prepare_data_loader(self, loader: DataLoader[Batch], **kwargs: Unused) -> PreparedDataLoader:
+        """Make a loader like the Trainer's own, which reads one batch ahead, shuffles by seed and moves batches."""
+        if isinstance(loader, PreparedDataLoader):
+            return loader
+        chosen: dict[str, Any]
+        if isinstance(loader.dataset, IterableDataset):
+            chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_sampler is None:  # the data set gives a batch at a time
+            chosen = {"batch_size": None, "sampler": loader.sampler}
+        elif loader.batch_size is None:
+            chosen = {"batch_sampler": loader.batch_sampler}
+        else:
+            chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        return self.make_loader(loader.dataset, **options_of(loader), **chosen)
+
+    def make_loader(self, dataset: DataSource, **options: Any) -> PreparedDataLoader:
+        """Make a loader for this rank according to the arguments. The options are those of torch's `DataLoader`."""
+        config = self.dataloader_config
+        return PreparedDataLoader(
+            dataset,
+            device=self.device,
+            non_blocking=config.non_blocking,
+            seed=self._args.data_seed,
+            use_seedable_sampler=config.use_seedable_sampler,
+            rank_slice=self.rank_slice,
+            passes=self.passes,
+            **options,
+        )
+
     def skip_first_batches(self, dataloader: DataLoader[Batch], num_batches: int = 0) -> DataLoader[Batch]:
         """Make a loader that begins after some batches. It does not read them from a map-style set."""
         loader = copy.copy(self.prepare_data_loader(dataloader))
@@ -459,62 +531,8 @@ class AcceleratorFacade(PreparingMembers):
         """Do nothing, as `report_to` chooses the trackers."""
 
     def get_tracker(self, name: str, unwrap: bool = False) -> NoReturn:
-        """Refuse, as there are no trackers.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuse, as there are no trackers."""
         raise ValueError(f"{name} is not a tracker of the Accelerator.\n\nHint: log with `report_to` or a callback.")
-
-    @property
-    def should_save_model(self) -> bool:
-        """Whether this rank writes models."""
-        return self.is_main_process
-
-    def save_model(
-        self,
-        model: nn.Module,
-        save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "10GB",
-        safe_serialization: bool = True,
-    ) -> None:
-        """Write a model's weights to a folder, from the first rank. Large weights are divided into shards.
-
-        Args:
-            model: Wrapped or not.
-            save_directory: The folder. It is created if it is missing.
-            max_shard_size: Largest file, in bytes or as a text such as `5GB`.
-            safe_serialization: Write with safetensors.
-        """
-        weights = self.get_state_dict(model)
-        if self.is_main_process:
-            from huggingface_hub import save_torch_state_dict
-
-            os.makedirs(save_directory, exist_ok=True)
-            save_torch_state_dict(
-                weights, str(save_directory), max_shard_size=max_shard_size, safe_serialization=safe_serialization
-            )
-
-    def save(self, obj: Prepared, f: str, safe_serialization: bool = False) -> None:
-        """Write an object with `torch.save`, or tensors with safetensors, from the first rank."""
-        if self.is_main_process:
-            safetensors.torch.save_file(obj, f) if safe_serialization else torch.save(obj, f)
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Give a model's weights. Sharded weights are gathered to the first rank."""
-        own = self.unwrap_model(model)
-        trained = self._trained_state
-        return (trained if trained is not None and trained.model is own else make_model_state(own)).whole_weights()
-
-    def free_memory(self, *objects: Prepared) -> tuple[Prepared, ...]:
-        """Forget prepared objects."""
-        for held in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            held.clear()
-        self._trained_optimizer = self._trained_schedule = self._trained_state = None
-        self.step = 0
-        return tuple(None for _ in objects)
-
-    clear = free_memory
 
     def end_training(self) -> None:
         """Do nothing, as Lightning owns trackers and process groups."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-import lightning.pytorch as pl
 import torch
 from torch import nn
 
@@ -20,9 +19,8 @@ from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.metrics import EvalLoopOutput
-from hf_compat.hf.search import HPSearchBackend, Metrics, Objective, Space, Trial
+from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
@@ -31,11 +29,8 @@ from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.inspection import Delegated
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import RunHost, TrainingRun
-from hf_compat.training_run.saver import Saver
 
 ModelOutput = Any  # any result of the user's model
 Dataset = DataSource  # for evaluation also a dict of several
@@ -45,6 +40,8 @@ MetricSource = Any  # a function of predictions, torchmetrics, a function that m
 AnyCallback = Any
 
 if TYPE_CHECKING:
+    from hf_compat.callbacks.bridge import HFBridge
+    from hf_compat.engine.window_trainer import WindowTrainer
     from hf_compat.trainer_methods.evaluation import Evaluator
     from hf_compat.trainer_methods.lightning_options import CheckedOptions
     from hf_compat.trainer_methods.upstream_hooks import UnmeasuredMemory
@@ -75,9 +72,9 @@ if TYPE_CHECKING:
             metric_key_prefix: str = "eval",
         ) -> EvalLoopOutput: ...
         def get_num_trainable_parameters(self) -> int: ...
-        def _wrapped_between_runs(self) -> nn.Module: ...
         def _call_wrap_model(self, training: bool) -> None: ...
         def _make_module(self, plan: LightningPlan) -> WindowModule: ...
+        def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer: ...
         def _make_accelerator(self) -> None: ...
         def _enable_activation_checkpointing(self) -> None: ...
         def _remove_neftune_noise(self) -> None: ...
@@ -176,24 +173,16 @@ class StepsBase:
 
 
 class TrainerBase(StepsBase, Declared):
-    """Attributes of a Trainer alone."""
+    """Attributes of a Trainer alone, besides those of `RunHost`."""
 
     # for a hyperparameter search
     model_init: Callable[..., nn.Module] | None
     hp_search_backend: HPSearchBackend | None = None
     hp_name: Callable[..., str] | None = None
-    hp_space: Callable[..., Space]
-    compute_objective: Callable[[Metrics], Objective]
-    objective: Objective
     _trial: Trial = None
 
-    callback_handler: CallbackHandler
-    lightning_trainer: pl.Trainer | None
-    stop_signals: StopSignals
     _lightning_options: CheckedOptions
     _pushes: Pushes
-    _saver: Saver
-    _resumer: Resumer
     _callbacks: CallbackSet
     _evaluator: Evaluator
     _plan: CurrentPlan

@@ -113,11 +113,7 @@ class DataloaderMethods(StepsBase):
         )
 
     def _check_evaluation_data(self) -> None:
-        """Check the evaluation sets before a training that needs them.
-
-        Raises:
-            DataError: A set is not a data set.
-        """
+        """Check the evaluation sets before a training that needs them."""
         evaluates = self.args.eval_strategy != IntervalStrategy.NO or self.args.eval_on_start
         if not evaluates or is_replaced(self, "get_eval_dataloader", DataloaderMethods):
             return
@@ -270,11 +266,7 @@ class DataloaderMethods(StepsBase):
             self._signature_columns = [*parameters, *extra]
 
     def _remove_unused_columns(self, dataset: DataSource, description: str | None = None) -> DataSource:
-        """Drop columns of a `datasets` table that the model does not accept.
-
-        Raises:
-            DataError: No column is left.
-        """
+        """Drop columns of a `datasets` table that the model does not accept."""
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
@@ -301,12 +293,7 @@ class DataloaderMethods(StepsBase):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Loader, total_train_batch_size: int | None = None
     ) -> RunCounts:
-        """Compute the counts of a run.
-
-        Args:
-            args: The arguments.
-            dataloader: The training loader.
-            total_train_batch_size: Samples in an update, which 4.57 and 5.0 pass. Computed by default.
+        """Compute the counts of a run. 4.57 and 5.0 pass the samples in an update.
 
         Mirrors:
             `transformers.Trainer.set_initial_training_values`, 5.23.
@@ -351,14 +338,9 @@ class DataloaderMethods(StepsBase):
         kind: type[Windows] = Windows,
         restore_rng: Callable[[PlainState | None], None] | None = None,
     ) -> Windows:
-        """Cut a loader's micro-batches into updates.
+        """Cut a loader's micro-batches into updates, from a start on.
 
-        Args:
-            loader: The training loader.
-            counts: The run's counts.
-            start: The point at which the run starts.
-            kind: The class of the windows.
-            restore_rng: Sets the random states of the start. With None it sets those of the checkpoint.
+        `restore_rng` sets the random states of the start. With None it sets those of the checkpoint.
         """
         return kind(
             loader,

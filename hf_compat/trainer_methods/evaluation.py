@@ -20,6 +20,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
 from hf_compat.errors import SearchError
+from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
@@ -32,7 +33,7 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
 from hf_compat.training_run.loss_log import StepAverages
-from hf_compat.training_run.run import TrainingRun, check_tracked_value
+from hf_compat.training_run.run import TrainingRun, tracked_value
 
 
 class EvaluationMethods(TrainerBase):
@@ -73,7 +74,9 @@ class EvaluationMethods(TrainerBase):
             metric_key_prefix=metric_key_prefix,
         )
         evaluated = self._evaluator.add_speed(output, metric_key_prefix, start_time)
-        check_tracked_value(evaluated, self.args.metric_for_best_model)
+        tracked = self.args.metric_for_best_model
+        if tracked is not None and eval_metric_name(tracked) in evaluated:
+            tracked_value(evaluated, tracked)  # refuses one that is not a number
         self.log(evaluated)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
         self._memory_tracker.stop_and_update_metrics(evaluated)
@@ -122,7 +125,7 @@ class EvaluationMethods(TrainerBase):
             description: `Evaluation` or `Prediction`.
             prediction_loss_only: Keep the loss only. None uses the arguments' value.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added if missing.
+            metric_key_prefix: Prefix of the metrics.
 
         Mirrors:
             `transformers.Trainer.evaluation_loop`, 5.23.
@@ -135,21 +138,13 @@ class EvaluationMethods(TrainerBase):
 
 
 class Evaluator:
-    """Runs the evaluations of a Trainer, within a fit and outside of one.
-
-    Args:
-        host: The Trainer.
-
-    Attributes:
-        averages: Means of the named values that the steps of an evaluation log.
-        is_prepared: Whether the model was compiled and timed. This happens only in a first evaluation before training.
-    """
+    """Runs the evaluations of a Trainer, within a fit and outside of one."""
 
     def __init__(self, host: TrainerBase) -> None:
         self._host = host
-        self.averages = StepAverages()
-        self.is_prepared = False
-        self._name: str | None = None
+        self.averages = StepAverages()  # of the named values that the steps of an evaluation log
+        self.is_prepared = False  # the model is compiled and timed, only in a first evaluation before training
+        self._name: str | None = None  # of the data set, if there are several
         self._part = WHOLE
         self._outside_fit: _OutsideFit | None = None
 
@@ -160,10 +155,7 @@ class Evaluator:
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
 
-        Args:
-            datasets: Data sets by name. A value may be the name itself, for an overridden `get_eval_dataloader`.
-            ignore_keys: Outputs of the model to leave out.
-            prefix: The prefix before each name.
+        A data set may be given by its name, for an overridden `get_eval_dataloader`.
         """
         metrics: Metrics = {}
         last = len(datasets) - 1
@@ -187,15 +179,7 @@ class Evaluator:
     def run(
         self, loader: Loader, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
-        """Run Lightning's validation over a loader, and collect predictions and metrics.
-
-        Args:
-            loader: The batches.
-            description: `Evaluation` or `Prediction`.
-            loss_only: Keep the loss only.
-            ignore_keys: Outputs of the model to leave out.
-            prefix: Prefix of the metrics.
-        """
+        """Do what `evaluation_loop` says."""
         host, args = self._host, self._host.args
         part, self._part = self._part, WHOLE  # an evaluation within it, by a callback, is a whole one
         if host.model is None:
@@ -253,13 +237,7 @@ class Evaluator:
         return output
 
     def add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> Metrics:
-        """Add an evaluation's duration, and its samples and batches per second, to its metrics.
-
-        Args:
-            output: The loop's result.
-            prefix: Prefix of the metrics.
-            start_time: `time.time()` at the start, in seconds.
-        """
+        """Add an evaluation's duration, and its samples and batches per second, to its metrics."""
         metrics = output.metrics if output.metrics is not None else {}
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
         samples, args = output.num_samples or 0, self._host.args
@@ -270,9 +248,7 @@ class Evaluator:
     def _gather(self) -> tuple[Callable[[Nested], Nested], bool]:
         """Choose whether to gather results as tensors, as objects, or as a subclass defines.
 
-        Returns:
-            The function, and whether the run drops samples that fill up the last batch. A subclass's function drops
-            them itself.
+        A subclass's function drops samples that fill up the last batch itself. Otherwise the run has to.
         """
         host = self._host
         own, chosen = host.accelerator.gather_for_metrics, vars(host).get("gather_function")
@@ -289,14 +265,12 @@ class Evaluator:
     ) -> None:
         """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
-        options = host._lightning_options.of_trainers()
         kept, self._outside_fit = self._outside_fit, None
-        if kept is None or callbacks.lightning or options or not kept.is_for(plan, host):
+        if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
-            arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
-            trainer = WindowTrainer(looked_at, arranged, callbacks.loggers(), host.args._launch, **options)
+            trainer = host._make_lightning_trainer(looked_at, bridge)
             kept = _OutsideFit(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
         trainer, module = kept.trainer, kept.module
         if host._run.module is None:

@@ -67,15 +67,6 @@ class CheckedOptions(UserDict[str, object]):
         self.update(other)  # type: ignore[call-overload]
         return self
 
-    def of_trainers(self) -> dict[str, object]:
-        """Make the keywords for each Lightning trainer, without the time limit, which is only for fits."""
-        return {name: value for name, value in self.items() if name != "max_time" and value is not None}
-
-    def timer(self) -> Timer | None:
-        """Make a callback that ends a fit in time. None without a limit."""
-        limit = self.get("max_time")
-        return None if limit is None else Timer(limit)  # type: ignore[arg-type]  # checked when set
-
 
 # The training arguments to use instead of an option.
 _ARGUMENTS = {

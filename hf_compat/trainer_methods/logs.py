@@ -71,8 +71,11 @@ class LogMethods(TrainerBase):
         def save() -> None:
             # before 4.47 the method also took the metrics, which today's overrides may have as an optional parameter
             old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
-            with self._saver.by_flag():
+            self._saver.is_by_flag = True
+            try:
                 self._save_checkpoint(model, trial, **old)
+            finally:
+                self._saver.is_by_flag = False
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
             self._saver.adopt_changes()
 

@@ -99,11 +99,6 @@ class ModelMethods(StepsBase):
             held = self._compiled_model = compiled(model, compilation_of(self.args))
         return held
 
-    def _wrapped_between_runs(self) -> nn.Module:
-        """Choose `model_wrapped` for the time between runs: the model, compiled if it was."""
-        held = self._compiled_model
-        return held if held is not None and uncompiled(held) is self.model else self.model
-
     def _set_use_cache(self) -> None:
         """Set `use_cache` in the model's configuration, which changes the last bits of gradients.
 

@@ -50,11 +50,13 @@ class OptimizationMethods(StepsBase):
                 optimizer_class, keywords = self.get_optimizer_cls_and_kwargs(self.args, target)
             keywords = dict(keywords)
             decaying = set(self.get_decay_parameter_names(target))
-            trained = [(name, parameter) for name, parameter in target.named_parameters() if parameter.requires_grad]
-            groups = [
-                {"params": [p for name, p in trained if name in decaying], "weight_decay": self.args.weight_decay},
-                {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
+            groups: list[ParameterGroup] = [
+                {"params": [], "weight_decay": self.args.weight_decay},
+                {"params": [], "weight_decay": 0.0},
             ]
+            for name, parameter in target.named_parameters():
+                if parameter.requires_grad:
+                    groups[name not in decaying]["params"].append(parameter)
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)

@@ -171,11 +171,7 @@ class StepMethods(StepsBase):
         return moved
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """Prepare a micro-batch for the model.
-
-        Raises:
-            DataError: The batch is empty.
-        """
+        """Prepare a micro-batch for the model. Refuse an empty one."""
         inputs = self._prepare_input(inputs)
         try:
             is_empty = len(inputs) == 0
@@ -193,11 +189,7 @@ class StepMethods(StepsBase):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Batch], torch.Tensor | int | None]:
-        """Read the micro-batches of one window, and count their items.
-
-        Returns:
-            The micro-batches (fewer at the end of the data), and the number of items that divides the loss.
-        """
+        """Read the micro-batches of one window (fewer at the end of the data), and count the items to divide by."""
         batch_samples = list(islice(epoch_iterator, num_batches))
         return batch_samples, self._get_num_items_in_batch(batch_samples, device or self.args.device)
 
@@ -353,11 +345,7 @@ class StepMethods(StepsBase):
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
-    """Call a model with a batch's values by name.
-
-    Raises:
-        DataError: The batch is not a mapping.
-    """
+    """Call a model with a batch's values by name."""
     try:
         return model(**inputs)
     except TypeError as error:
@@ -367,16 +355,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
 
 
 def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
-    """Explain why a loss has no backward pass, unless the loss is not the cause.
-
-    Args:
-        loss: The loss.
-        error: The error raised by torch.
-        model: The trained model.
-
-    Raises:
-        LossError: The loss is not a scalar, or does not depend on any trainable parameter.
-    """
+    """Explain why a loss has no backward pass, unless the loss is not the cause of torch's error."""
     if loss.numel() != 1:
         found, hint = f"has the shape {tuple(loss.shape)}, and is not a scalar", "take its mean"
     elif loss.device.type == "meta":
@@ -393,11 +372,7 @@ def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -
 
 
 def checked_loss(loss: object) -> torch.Tensor:
-    """Refuse a result of `compute_loss` that is not a loss.
-
-    Raises:
-        LossError: It is not a tensor.
-    """
+    """Refuse a result of `compute_loss` that is not a tensor."""
     if not isinstance(loss, torch.Tensor):
         raise LossError(
             f"`compute_loss` returned {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
@@ -407,11 +382,7 @@ def checked_loss(loss: object) -> torch.Tensor:
 
 
 def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
-    """Find the loss among a model's outputs: under `loss` in a mapping or object, first in a tuple.
-
-    Raises:
-        LossError: There is none.
-    """
+    """Find the loss among a model's outputs: under `loss` in a mapping or object, first in a tuple."""
     if type(outputs) is dict or isinstance(outputs, Mapping):  # the first test avoids the slow abstract class
         loss: torch.Tensor | None = outputs.get("loss")
         if loss is None:

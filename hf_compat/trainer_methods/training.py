@@ -11,12 +11,14 @@ from typing import TypeVar
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
 from hf_compat.engine.internals import start_from
+from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.strategies import HFFSDP2Strategy, model_state_of, wrapped_model
@@ -85,7 +87,6 @@ class TrainingMethods(TrainerBase):
                 ),
                 loader=loader,
                 checkpoint=resume_from_checkpoint,
-                run_id=self._resumer.new_run_id(resume_from_checkpoint),
                 updates_before=self.state.global_step,
                 tokens_before=self.state.num_input_tokens_seen,
                 trial=trial,
@@ -107,8 +108,7 @@ class TrainingMethods(TrainerBase):
     ) -> tuple[int, int]:
         """Set the state of a run, from a checkpoint if there is one.
 
-        Returns:
-            Whole epochs of the checkpoint, and micro-batches of the next. `resume_point` is more exact.
+        The result, as upstream's, is whole epochs of the checkpoint, and micro-batches of the next.
 
         Mirrors:
             `transformers.Trainer._init_training_state`, 5.23.
@@ -156,15 +156,15 @@ class TrainingMethods(TrainerBase):
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(self.model, steps=self)
 
+    def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
+        callbacks = bridge.lightning_callback_list(self._callbacks.lightning, self._callbacks.order)
+        options = {name: value for name, value in self._lightning_options.items() if value is not None}
+        options.pop("max_time", None)  # the limit of fits, by a callback
+        return WindowTrainer(plan, callbacks, self._callbacks.loggers(), self.args._launch, **options)
+
 
 class Fit:
-    """Trains a run with Lightning: arguments → plan → module → `lightning.Trainer.fit`.
-
-    Args:
-        trainer: The Trainer. It keeps the Lightning trainer and the model's state in the strategy's wrapper.
-        run: The run, with its loader and windows.
-        counts: The run's updates, epochs and samples.
-    """
+    """Trains a run with Lightning: arguments → plan → module → `lightning.Trainer.fit`."""
 
     def __init__(self, trainer: TrainerBase, run: TrainingRun, counts: RunCounts) -> None:
         self._trainer, self._run, self._counts = trainer, run, counts
@@ -173,7 +173,8 @@ class Fit:
         """Plan, build and train. Afterwards the Trainer holds no part of the fit."""
         host, run, args = self._trainer, self._run, self._trainer.args
         assert run.windows is not None  # they are made before the fit
-        timer = host._lightning_options.timer()
+        limit = host._lightning_options.get("max_time")
+        timer = None if limit is None else Timer(limit)  # type: ignore[arg-type]  # checked when set
         if timer is not None:
             host.add_callback(timer)
         try:
@@ -192,8 +193,14 @@ class Fit:
             bridge = HFBridge(host, run, writer, self.on_optimizer_made)
             module = host._make_module(plan)
             module.num_training_updates, module.observer = self._counts.max_updates, bridge
-            trainer = host.lightning_trainer = run.lightning_trainer = self._build(plan, bridge)
-            run.module = module
+            trainer = host._make_lightning_trainer(plan, bridge)
+            start_from(trainer, run.start.epoch, host.state.global_step)
+            precision, host.accelerator.scaler = trainer.precision_plugin, None
+            if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+                host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
+            parameters, done = host.get_num_trainable_parameters(), host.state.global_step
+            log_start(plan, self._counts, args, parameters, done, is_resumed=run.checkpoint is not None)
+            host.lightning_trainer, run.lightning_trainer, run.module = trainer, trainer, module
             try:
                 is_requeued = slurm_job_id() is not None
                 with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
@@ -202,7 +209,9 @@ class Fit:
                 module.leave_fit()
                 run.module = run.lightning_trainer = None
                 run.windows.close()
-                host.model_wrapped = host._wrapped_between_runs()
+                held = host._compiled_model
+                is_compiled = held is not None and uncompiled(held) is host.model
+                host.model_wrapped = held if held is not None and is_compiled else host.model
                 host.accelerator.leave_fit()
                 host._callbacks.watch_outputs(False)
         finally:
@@ -224,24 +233,6 @@ class Fit:
         if self._run.start.is_finished:  # Lightning would skip the start if all epochs are done
             plan = dataclasses.replace(plan, max_epochs=-1)
         return plan
-
-    def _build(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
-        """Make Lightning's trainer, and log the lines with which transformers' Trainer starts a training."""
-        host, run, counts, args = self._trainer, self._run, self._counts, self._trainer.args
-        trainer = WindowTrainer(
-            plan,
-            bridge.lightning_callback_list(host._callbacks.lightning, host._callbacks.order),
-            host._callbacks.loggers(),
-            args._launch,
-            **host._lightning_options.of_trainers(),
-        )
-        start_from(trainer, run.start.epoch, host.state.global_step)
-        precision, host.accelerator.scaler = trainer.precision_plugin, None
-        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
-            host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
-        parameters, done = host.get_num_trainable_parameters(), host.state.global_step
-        log_start(plan, counts, args, parameters, done, is_resumed=run.checkpoint is not None)
-        return trainer
 
     def on_optimizer_made(self) -> None:
         """Load optimizer states and update the callbacks' references, once Lightning has made the optimizer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from torch import nn
@@ -87,20 +87,14 @@ class UpstreamHooks(TrainerBase):
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Refuse a class with an override that would silently not be called.
-
-        Raises:
-            OverrideError: The message names the method and an alternative.
-        """
+        """Refuse a class with an override that would silently not be called."""
         super().__init_subclass__(**kwargs)
         _look_for_overrides(cls, cls.__name__, vars(cls))
 
     def _refuse_late_overrides(self) -> None:
         """Refuse a late override, on this Trainer or on an earlier class, that would silently not be called.
 
-        Raises:
-            OverrideError: The message names the method and an alternative.
-            CallbackError: The callback handler is not one of ours.
+        Also refuse a callback handler that is not one of ours.
         """
         handler: object = self.callback_handler
         if not isinstance(handler, CallbackHandler):
@@ -111,13 +105,12 @@ class UpstreamHooks(TrainerBase):
                 "`hf-compat run`."
             )
         handler.requestable_kwargs["trainer"] = self  # a script's own handler may lack it
-        ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
-        found = {name: value for one in (*reversed(ours), self) for name, value in vars(one).items()}
-        put_there = {
-            name
-            for name, value in found.items()
-            if getattr(value, "__module__", None) != __name__ and not isinstance(value, Absent)
-        }
+        put_there: set[str] = set()
+        for one in (*reversed(type(self).__mro__), self):
+            if one is self or one.__module__.partition(".")[0] == "hf_compat":
+                for name, value in vars(one).items():
+                    is_ours = getattr(value, "__module__", None) == __name__ or isinstance(value, Absent)
+                    put_there.discard(name) if is_ours else put_there.add(name)
         _look_for_overrides(self, type(self).__name__, put_there)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -131,11 +124,7 @@ class UpstreamHooks(TrainerBase):
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _make_accelerator(self) -> None:
-        """Make `self.accelerator`. If an override makes Accelerate's own, copy its data options.
-
-        Warns:
-            HfCompatWarning: An override has made one, but Lightning trains.
-        """
+        """Make `self.accelerator`. If an override makes Accelerate's own, copy its data options, with a warning."""
         self.create_accelerator_and_postprocess()
         made: object = self.accelerator
         if isinstance(made, AcceleratorFacade):
@@ -160,11 +149,7 @@ class UpstreamHooks(TrainerBase):
         return model
 
     def _call_wrap_model(self, training: bool) -> None:
-        """Call `_wrap_model` as upstream does.
-
-        Raises:
-            OverrideError: It returned another model, which Lightning's strategy would not train.
-        """
+        """Call `_wrap_model` as upstream does. Refuse another model, which Lightning's strategy would not train."""
         model = self.model_wrapped if training else self.model
         wrapped = self._wrap_model(model) if training else self._wrap_model(model, training=False)
         if wrapped is not model:
@@ -231,14 +216,14 @@ for _name, _way_out in {**ABSENT, **FORMER_METHODS, **REFUSED_OVERRIDES}.items()
         setattr(UpstreamHooks, _name, Absent(_name, _way_out))
 
 
-def _look_for_overrides(holder: object, called: str, own: Collection[str]) -> None:
+def _look_for_overrides(holder: object, called: str, own: Iterable[str]) -> None:
     for name, way_out in REFUSED_OVERRIDES.items():
         method = getattr(holder, name, None)
         if method is not None and home_of(method).partition(".")[0] != "hf_compat":
             raise OverrideError(
                 f"{called} overrides `{name}`, which is never called, as Lightning runs the loop.\n\nHint: {way_out}."
             )
-    for name in (name for name in FORMER_METHODS if name in own):
+    for name in sorted(FORMER_METHODS.keys() & own):
         warn_once(
             f"{called} has a method `{name}`, which an older release of transformers called in each run. "
             "Neither 5.23 nor hf_compat calls it.\n\n"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.errors import LossError
 from hf_compat.runtime.collectives import gather_objects, is_distributed
 
@@ -25,7 +26,6 @@ class ComputedMetric(Protocol):
 
 LoggedValue = float | torch.Tensor | ComputedMetric
 
-_UNREAD = 256  # updates after which unread losses on a device are reduced to a count of non-finite ones
 _EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,11 +49,9 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
     return numbers
 
 
-class AveragesState(TypedDict):
-    """Sums and weights by name, in plain values."""
-
-    sums: dict[str, float]
-    weights: dict[str, float]
+# Sums and counts in plain values, under their names in `run_state.pt`. Those of the first versions lack
+# `nonfinite_steps` and `scalars`, and hold a tensor as `tr_loss`.
+LossLogState: TypeAlias = PlainState
 
 
 class StepAverages:
@@ -99,41 +97,18 @@ class StepAverages:
         self._sums, self._weights, self._metrics = {}, {}, {}
         return means
 
-    def state_dict(self) -> AveragesState:
+    def state_dict(self) -> LossLogState:
         """Return sums and weights, in plain values."""
         sums = dict(zip(self._sums, read_numbers(self._sums.values()), strict=True))
         return {"sums": sums, "weights": dict(self._weights)}
 
-    def load_state_dict(self, state: AveragesState) -> None:
+    def load_state_dict(self, state: LossLogState) -> None:
         """Continue from a saved state."""
         self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
 
 
-class LossLogState(TypedDict):
-    """A loss log in plain values, under the names in `run_state.pt`.
-
-    Checkpoints of the first versions lack the last two, and hold a tensor as `tr_loss`.
-    """
-
-    tr_loss: float | torch.Tensor
-    total_loss: float
-    last_logged: int
-    first_update: int
-    nonfinite_steps: NotRequired[int]
-    scalars: NotRequired[AveragesState]
-
-
 def raise_for_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
-    """Explain why a step's loss could not be added. Return if it is a valid loss.
-
-    Args:
-        loss: The result of `training_step`.
-        device: The device on which losses are summed.
-        error: The error raised by the addition.
-
-    Raises:
-        LossError: The loss is not a tensor, not a scalar, or on another device.
-    """
+    """Explain why a step's loss could not be added on a device. Return if it is a valid loss."""
     if not isinstance(loss, torch.Tensor):
         found = f"{loss!r}, not a tensor"
     elif loss.numel() != 1:
@@ -148,44 +123,28 @@ def raise_for_bad_loss(loss: object, device: torch.device, error: Exception) -> 
 class LossLog:
     """Sums up a run's loss and returns the entries of its logs.
 
-    Args:
-        device: Device of the sum. Losses are added there, so that no update waits for the device.
-        first_update: `global_step` at the start of the run.
-        filter_nonfinite: Replace a loss that is NaN or infinite by the mean since the last log
-            (`logging_nan_inf_filter`).
-
-    Attributes:
-        since_last_log: Sum of the loss since the last log, HF's `_tr_loss`. It is changed in place.
-        total: Sum over updates of the loss that this run has logged, HF's `_total_loss_scalar`.
-        last_logged: `global_step` at the last log, HF's `_globalstep_last_logged`.
-        first_update: `global_step` at the start of the run, HF's `_initial_global_step`.
-        nonfinite_updates: Number of updates in which the filter replaced a loss, as far as counted.
-        averages: Means of the values that are logged beside the loss.
-        filter_nonfinite: As above. It may change during the run.
+    Losses are added on the device, so that no update waits for it. With `filter_nonfinite` (`logging_nan_inf_filter`,
+    which may change during the run) the mean since the last log replaces a loss that is NaN or infinite.
     """
 
     _READ_AT_ONCE = ("cpu",)  # devices whose numbers are read without a wait
 
     def __init__(self, device: torch.device | str, first_update: int, filter_nonfinite: bool) -> None:
-        self.since_last_log = torch.tensor(0.0, device=device)
-        self.total = 0.0
-        self.last_logged = self.first_update = first_update
-        self.nonfinite_updates = 0
-        self.averages = StepAverages()
+        self.since_last_log = torch.tensor(0.0, device=device)  # HF's `_tr_loss`, changed in place
+        self.total = 0.0  # the loss of all logs, summed over updates, HF's `_total_loss_scalar`
+        self.last_logged = first_update  # `global_step` at the last log, HF's `_globalstep_last_logged`
+        self.first_update = first_update  # `global_step` at the start of the run
+        self.nonfinite_updates = 0  # updates in which the filter has replaced a loss, as far as counted
+        self.averages = StepAverages()  # of the values that are logged beside the loss
         self.filter_nonfinite = filter_nonfinite
         self._replaced = False  # whether this update has a replaced loss
-        # On a device: the unfiltered loss sum of this update, those of updates not yet counted, and the number of
-        # non-finite ones among older updates
-        self._raw: torch.Tensor | None = None
-        self._uncounted: list[torch.Tensor] = []
-        self._older: torch.Tensor | None = None
+        # On a device: whether all losses of this update are finite, and for how many of the last updates they were
+        self._is_finite: torch.Tensor | None = None
+        self._finite_updates: torch.Tensor | None = None
+        self._uncounted_updates = 0
 
     def add(self, loss: torch.Tensor, updates_done: int) -> None:
-        """Add a micro-batch's loss. The filter replaces a loss that is not finite by the mean since the last log.
-
-        Args:
-            loss: Its share of the update's loss, detached.
-            updates_done: Updates before the one that the micro-batch belongs to.
+        """Add a micro-batch's share of the loss of an update. `updates_done` are those before it.
 
         Mirrors:
             `transformers.Trainer._run_epoch`, 5.23, `logging_nan_inf_filter`.
@@ -194,8 +153,9 @@ class LossLog:
             if self.filter_nonfinite:
                 if loss.device.type not in self._READ_AT_ONCE:
                     # chosen on the loss's device, as reading it would wait for the device at every micro-batch
-                    self._raw = loss if self._raw is None else self._raw + loss
-                    loss = torch.where(loss - loss == 0, loss, self._mean_since_last_log(updates_done))
+                    is_finite = loss - loss == 0
+                    self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+                    loss = torch.where(is_finite, loss, self._mean_since_last_log(updates_done))
                 elif not math.isfinite(loss.item()):
                     self._replaced = True
                     loss = self._mean_since_last_log(updates_done)
@@ -212,28 +172,22 @@ class LossLog:
         """Count the update if one of its losses was replaced."""
         self.nonfinite_updates += self._replaced
         self._replaced = False
-        if self._raw is None:
-            return
-        self._uncounted.append(self._raw)
-        self._raw = None
-        if len(self._uncounted) == _UNREAD:
-            raw = torch.stack(self._uncounted)
-            more = (raw - raw != 0).sum()
-            self._older = more if self._older is None else self._older + more
-            self._uncounted = []
+        if self._is_finite is not None:
+            if self._finite_updates is None:
+                self._finite_updates = self._is_finite.float()
+            else:
+                self._finite_updates += self._is_finite
+            self._is_finite = None
+            self._uncounted_updates += 1
 
     def _read(self, *numbers: torch.Tensor | float) -> list[float]:
         """Read numbers and count the non-finite updates, with a single wait for a device."""
-        if self._older is None and not self._uncounted:
+        if self._finite_updates is None:
             return read_numbers(numbers)
-        older = [] if self._older is None else [self._older.float()]
-        found = read_numbers((*numbers, *older, *self._uncounted))
-        rest = found[len(numbers) :]
-        if older:
-            self.nonfinite_updates += int(rest.pop(0))
-        self.nonfinite_updates += sum(not math.isfinite(loss) for loss in rest)
-        self._older, self._uncounted = None, []
-        return found[: len(numbers)]
+        *found, finite_updates = read_numbers((*numbers, self._finite_updates))
+        self.nonfinite_updates += self._uncounted_updates - int(finite_updates)
+        self._finite_updates, self._uncounted_updates = None, 0
+        return found
 
     def take(
         self,
@@ -300,11 +254,7 @@ class LossLog:
         return state, read[0] if read else None
 
     def load_state_dict(self, state: LossLogState) -> None:
-        """Continue from a saved state.
-
-        Args:
-            state: A result of `state_dict`, or a run state that contains its entries.
-        """
+        """Continue from a result of `state_dict`, or from a run state that contains its entries."""
         self.since_last_log.fill_(float(state["tr_loss"]))
         self.total = state["total_loss"]
         self.last_logged, self.first_update = state["last_logged"], state["first_update"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import lightning.pytorch as pl
 
@@ -37,7 +37,6 @@ from hf_compat.runtime.collectives import agree, broadcast_object, failing_toget
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
-from hf_compat.training_run.loss_log import LossLogState
 from hf_compat.training_run.run import RunHost, TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -70,22 +69,13 @@ class Stage(NamedTuple):
 
 
 class Resumer:
-    """Choose the checkpoint of a Trainer's run, and restore its parts.
-
-    Args:
-        host: The Trainer.
-
-    Attributes:
-        is_loading: Whether a checkpoint is being loaded and this call has trained nothing yet.
-        weights_alone: The folder of weights without a training state that `train` was given.
-        exact_rng: The random states that `_load_rng_state` sets, where the run resumes within an epoch.
-    """
+    """Choose the checkpoint of a Trainer's run, and restore its parts."""
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
-        self.is_loading = False
-        self.weights_alone: str | None = None
-        self.exact_rng: PlainState | None = None
+        self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
+        self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
+        self.exact_rng: PlainState | None = None  # what `_load_rng_state` sets if the run resumes within an epoch
 
     @contextlib.contextmanager
     def trying(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
@@ -113,9 +103,7 @@ class Resumer:
     def chosen(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> Iterator[str | None]:
         """Yield the folder to resume from. A folder made of a Lightning checkpoint exists within the context only.
 
-        Args:
-            wanted: A folder or file. True takes the newest checkpoint.
-            unloadable: Folders that could not be loaded, with the reasons.
+        `unloadable` are folders that could not be loaded, with the reasons.
 
         Raises:
             CheckpointError: There is none, or the named one is damaged.
@@ -136,21 +124,23 @@ class Resumer:
                 place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
                 folder = os.path.join(place, "checkpoint")
                 with naming(wanted):
-                    agree(_error_of(lambda: to_hf(read_lightning(wanted), folder)))
+                    with _agreeing():
+                        to_hf(read_lightning(wanted), folder)
                     self.refuse_misfits(folder)
                     yield folder
             elif holds_model_alone(Path(wanted)):
-                agree(_error_of(lambda: self.refuse_misfits(wanted)))
+                with _agreeing():
+                    self.refuse_misfits(wanted)
                 logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
                 self.weights_alone = wanted
                 yield None
             else:
-                agree(_error_of(lambda: self._check_named(wanted, reading)))
+                with _agreeing():
+                    self._check_named(wanted, reading)
                 yield wanted
 
     def newest(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
         """Finish a killed save, then return the newest complete checkpoint. Rank 0 searches."""
-        found: list[str] = []
         passed_over: list[str] = []
 
         def judge(path: str) -> list[str]:
@@ -162,19 +152,18 @@ class Resumer:
                 self.refuse_misfits(path)
             return wrong
 
-        def look() -> None:
-            manifest.recover(folder)
-            last = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
-            if last is None:
-                why = "".join(f"\n{reason}" for reason in passed_over)
-                raise CheckpointError(
-                    f"No valid checkpoint found in output directory ({folder}).{why}\n\n"
-                    "Hint: train without `resume_from_checkpoint`, or name a folder."
-                )
-            found.append(last)
-
-        agree(_error_of(look) if self._host.is_world_process_zero() else None)
-        return broadcast_object(found)[0]
+        newest: str | None = None
+        with _agreeing():
+            if self._host.is_world_process_zero():
+                manifest.recover(folder)
+                newest = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
+                if newest is None:
+                    why = "".join(f"\n{reason}" for reason in passed_over)
+                    raise CheckpointError(
+                        f"No valid checkpoint found in output directory ({folder}).{why}\n\n"
+                        "Hint: train without `resume_from_checkpoint`, or name a folder."
+                    )
+        return str(broadcast_object(newest))
 
     def _check_named(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
         """Refuse a damaged checkpoint that the user names. An edited one is read as it is, with a warning."""
@@ -209,11 +198,7 @@ class Resumer:
                 yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
 
     def refuse_misfits(self, folder: str) -> None:
-        """Refuse a complete checkpoint whose weights do not fit the model.
-
-        Raises:
-            CheckpointMismatch: The message names the weights.
-        """
+        """Refuse a complete checkpoint whose weights do not fit the model, with a `CheckpointMismatch`."""
         wrong = list(self.misfits(folder))
         if wrong:
             raise CheckpointMismatch(
@@ -231,11 +216,7 @@ class Resumer:
             yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
 
     def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:
-        """Restore the stages of a moment. Without a checkpoint, do nothing.
-
-        Raises:
-            CheckpointError: A file cannot be read, or does not fit.
-        """
+        """Restore the stages of a moment. Without a checkpoint, do nothing."""
         for stage in STAGES if checkpoint is not None else ():
             if stage.at is moment and checkpoint is not None:
                 if stage.by is None:
@@ -249,23 +230,21 @@ class Resumer:
             self.restore(moment, checkpoint)
 
     def start(self, run: TrainingRun) -> None:
-        """Set the position of a run before its data is cut into updates."""
+        """Set the id of a run for manifests, and its position before its data is cut into updates.
+
+        A resumed run keeps the id of its checkpoint.
+        """
+        own = manifest.run_of(run.checkpoint) if run.checkpoint is not None else None
+        run.run_id = broadcast_object(own or (self._host._saver.folder.owner or Owner()).token)
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
         if run.start.is_finished and run.checkpoint is not None:
             position = run.start.position
             self.restore_rng(run.checkpoint, None if position is None else position.rng)
 
-    def new_run_id(self, checkpoint: str | None) -> str:
-        """Choose the id for a run's manifests. A resumed run keeps the id of its checkpoint."""
-        own = manifest.run_of(checkpoint) if checkpoint is not None else None
-        return broadcast_object(own or (self._host._saver.folder.owner or Owner()).token)
-
     def restore_rng(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
-        """Let `_load_rng_state` set the random states. An override that skips the base class leaves them as they are.
+        """Let `_load_rng_state` set the exact states, or else those of the folder's file.
 
-        Args:
-            checkpoint: The folder.
-            exact: The states at the exact position. If None, those of the folder's file are set.
+        An override that skips the base class leaves them as they are.
         """
         self.exact_rng = exact
         try:
@@ -300,9 +279,7 @@ class Resumer:
     def best_of_state(self, best: str | None, checkpoint: str) -> str | None:
         """Return the best checkpoint if it is this run's. Weights are read from it, and a state may name any folder.
 
-        Args:
-            best: The folder that the state names.
-            checkpoint: The state's checkpoint. In a moved output folder, the best one lies beside it.
+        In a moved output folder, it lies beside the state's checkpoint.
         """
         if best is None:
             return None
@@ -328,7 +305,7 @@ class Resumer:
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.is_exact or run.resumed.world_size != host.args.world_size):
-            run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+            run.losses.load_state_dict(run.resumed.losses)
         if run.resumed is not None and run.start.is_exact:
             run.evaluated |= set(run.resumed.evaluated)
         keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
@@ -376,18 +353,16 @@ STAGES: Sequence[Stage] = (
 
 
 def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
-    """Read a checkpoint's state. `where_missing` has the values of missing fields.
-
-    Raises:
-        CheckpointError: The file is missing or invalid.
-    """
+    """Read a checkpoint's state. `where_missing` has the values of missing fields."""
     return read_trainer_state(Contents(checkpoint).need(TRAINER_STATE_NAME), where_missing)
 
 
-def _error_of(act: Callable[[], None]) -> Exception | None:
-    """Run a check and return its error, which the other ranks have to learn of before it is raised."""
+@contextlib.contextmanager
+def _agreeing() -> Iterator[None]:
+    """Make a check on all ranks. If one fails, all raise."""
+    failed: Exception | None = None
     try:
-        act()
+        yield
     except (HfCompatError, OSError) as error:
-        return error
-    return None
+        failed = error
+    agree(failed)

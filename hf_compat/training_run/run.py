@@ -65,13 +65,9 @@ _BEFORE_WINDOWS_END = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_
 def flag_sources(
     callbacks: Iterable[Callback], has_lightning_callbacks: bool, trainer: object, micro_batches: int
 ) -> FlagSources:
-    """Find out when user code may set a flag.
+    """Find out when user code may set a flag: callbacks, and methods of the Trainer or of its class.
 
-    Args:
-        callbacks: The HF callbacks of this rank.
-        has_lightning_callbacks: Whether there are Lightning callbacks, which may stop the run.
-        trainer: The Trainer, or its class. User-defined methods may set flags, too.
-        micro_batches: Micro-batches in an update. A window of one micro-batch cannot end early.
+    Lightning callbacks may stop the run. A window of one micro-batch cannot end early.
     """
     events = {event for callback in callbacks for event in _events(callback)}
     return FlagSources(
@@ -122,17 +118,11 @@ class Controlled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlagSources:
-    """The points at which user code may set a flag, and so at which ranks must synchronize.
+    """The points at which user code may set a flag, and so at which ranks must synchronize."""
 
-    Args:
-        in_updates: At any event of an update.
-        in_windows: Between the micro-batches of an update.
-        in_epochs: At an epoch's end.
-    """
-
-    in_updates: bool = False
-    in_windows: bool = False
-    in_epochs: bool = False
+    in_updates: bool = False  # at any event of an update
+    in_windows: bool = False  # between the micro-batches of an update
+    in_epochs: bool = False  # at an epoch's end
 
 
 class FlagAgreement:
@@ -140,10 +130,7 @@ class FlagAgreement:
 
     Otherwise a rank that obeys a flag alone would leave the others waiting until `ddp_timeout`. The arguments set the
     same flags on all ranks, which needs no exchange. If user code may set one, an update costs a message between CPUs.
-
-    Args:
-        timeout_seconds: How long a rank waits for the others.
-        sources: Where this rank's flags may be set. The union over all ranks applies.
+    The union of the ranks' sources applies.
     """
 
     def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
@@ -176,14 +163,8 @@ def log_evaluate_save(
 ) -> None:
     """Log, evaluate and save, in this order. Each flag is read just before its action.
 
-    With `save_strategy="best"` the evaluation decides whether to save.
-
-    Args:
-        run: The owner of flags and arguments.
-        log: Logs the loss.
-        evaluate: Evaluates. Returns whether the tracked metric is the best so far.
-        save: Writes a checkpoint.
-        agreement: Synchronizes the flags between ranks after each action.
+    `evaluate` returns whether the tracked metric is the best so far. With `save_strategy="best"` this decides whether
+    to save. The ranks agree on their flags after each action.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
@@ -205,58 +186,31 @@ def log_evaluate_save(
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """The state of one call of `train()`.
-
-    Args:
-        losses: The loss since the last log and in total, and the values logged beside it.
-        counts: Updates, epochs and samples.
-        loader: The training loader.
-        windows: The loader's micro-batches, grouped by update.
-        checkpoint: The folder that the run resumes from.
-        resumed: The run state of that folder, or None if it has none.
-        cut: How the data is cut into updates. None without training.
-        start: The point at which the run starts.
-        run_id: The id in the checkpoints' manifests. A resumed run keeps the id of its checkpoint.
-        trial: The hyperparameter search's trial.
-        ignore_keys_for_eval: Outputs that evaluations within the run leave out.
-        start_time: `time.time()` at the start of the run, in seconds.
-        updates_before: Updates made before this call.
-        tokens_before: Input tokens seen before this call.
-        flags: Synchronizes the control's flags between ranks.
-
-    Attributes:
-        moment: The point within an epoch at which a checkpoint would be written now.
-        grad_norm: Gradient norm of the last update. None before the epoch's first update.
-        learning_rate: Learning rate of the last update, read before the schedule stepped.
-        lightning_trainer: Lightning's trainer during its fit, else None.
-        module: Lightning's module during its fit, else None.
-        evaluated: Evaluation sets whose persistent workers have started.
-        turn: Number of this call of `train` in its output folder. None before its first checkpoint.
-    """
+    """The state of one call of `train()`."""
 
     losses: LossLog
     counts: RunCounts | None = None
     loader: Loader = None
-    windows: Windows | None = None
-    checkpoint: str | None = None
-    resumed: RunState | None = None
-    cut: DataCut | None = None
+    windows: Windows | None = None  # the loader's micro-batches, grouped by update
+    checkpoint: str | None = None  # the folder that the run resumes from
+    resumed: RunState | None = None  # the state in that folder, if it has one
+    cut: DataCut | None = None  # how the data is cut into updates
     start: ResumePoint = field(default_factory=ResumePoint)
-    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))  # in manifests. A resumed run keeps its id
     trial: Trial = None
     ignore_keys_for_eval: list[str] | None = None
     start_time: float = field(default_factory=time.time)
-    updates_before: int = 0
+    updates_before: int = 0  # made before this call
     tokens_before: int = 0
     flags: FlagAgreement = NO_AGREEMENT
 
-    moment: Moment = field(default=Moment.UPDATE, init=False)
-    grad_norm: torch.Tensor | float | None = field(default=None, init=False)
-    learning_rate: float | None = field(default=None, init=False)
-    lightning_trainer: WindowTrainer | None = field(default=None, init=False)
-    module: WindowModule | None = field(default=None, init=False)
-    evaluated: set[str] = field(default_factory=set, init=False)
-    turn: int | None = field(default=None, init=False)
+    moment: Moment = field(default=Moment.UPDATE, init=False)  # where in an epoch a checkpoint would be written now
+    grad_norm: torch.Tensor | float | None = field(default=None, init=False)  # None before the epoch's first update
+    learning_rate: float | None = field(default=None, init=False)  # of the last update, before the schedule stepped
+    lightning_trainer: WindowTrainer | None = field(default=None, init=False)  # during the fit
+    module: WindowModule | None = field(default=None, init=False)  # during the fit
+    evaluated: set[str] = field(default_factory=set, init=False)  # sets whose persistent workers have started
+    turn: int | None = field(default=None, init=False)  # number of this call of `train` in its output folder
 
     def begin_epoch(self, is_first: bool) -> None:
         """Reset the last update's numbers. A resumed epoch restores them, as its final log may need them."""
@@ -265,39 +219,29 @@ class TrainingRun:
         self.grad_norm = None if resumed is None else resumed.grad_norm
         self.learning_rate = None if resumed is None else resumed.learning_rate
 
-    def state(
-        self,
-        epoch_is_over: bool,
-        world_size: int,
-        samples_per_micro_batch: int,
-        lightning_callbacks: Sequence[pl.Callback],
-        extras: PlainState,
-    ) -> RunState | None:
+    def state(self, host: RunHost, extras: PlainState) -> RunState | None:
         """Return the state that a resumed run needs, or None if no training is running.
 
-        Args:
-            epoch_is_over: A callback is ending the epoch.
-            world_size: Number of ranks.
-            samples_per_micro_batch: Samples of a micro-batch over all ranks.
-            lightning_callbacks: Lightning callbacks whose states are saved.
-            extras: Entries that they have added to the checkpoint.
+        `extras` are entries that Lightning callbacks have added to the checkpoint.
         """
         if self.lightning_trainer is None or self.windows is None:
             return None
         losses, grad_norm = self.losses.state_with(self.grad_norm)
         # the position after the counted updates, as a resumed run repeats an unfinished update
         is_within_update = is_training_batch(self.lightning_trainer)
-        position = self.windows.position(epoch_is_over and not is_within_update, before_last=is_within_update)
+        epoch_is_over = host.control.should_epoch_stop and not is_within_update  # a callback is ending the epoch
+        position = self.windows.position(epoch_is_over, before_last=is_within_update)
+        callbacks = {callback.state_key: callback.state_dict() for callback in host._callbacks.lightning}
         return RunState(
             data=position,
             moment=self.moment,
-            world_size=world_size,
-            samples_per_micro_batch=samples_per_micro_batch,
+            world_size=host.args.world_size,
+            samples_per_micro_batch=host._train_batch_size * host.args.world_size,
             losses=dict(losses),
             grad_norm=grad_norm,
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
             loops=loops_state(self.lightning_trainer),
-            callbacks=readable_states({callback.state_key: callback.state_dict() for callback in lightning_callbacks}),
+            callbacks=readable_states(callbacks),
             extras=extras,
             current_epoch=self.lightning_trainer.current_epoch,
             lightning_version=lightning.__version__,
@@ -321,9 +265,9 @@ def run_summary(
         start_time: `time.time()` at the start of this call of `train`, in seconds.
         num_samples: Samples trained on in this call, or None if unknown.
         num_updates: Updates made in this call.
-        total_flos: Floating-point operations of the whole run.
-        train_loss: Mean loss of the whole run.
-        nonfinite_updates: Updates of the whole run whose loss was NaN or infinite and is left out of the mean.
+        total_flos: Floating-point operations of the whole run, as are the loss and the updates after it.
+        train_loss: Mean loss.
+        nonfinite_updates: Updates whose loss was NaN or infinite and is left out of the mean.
     """
     speeds = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_updates)
     summary = {**speeds, "total_flos": total_flos, "train_loss": train_loss}
@@ -338,12 +282,7 @@ def run_summary(
 
 
 def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> float:
-    """Return the metric that the arguments name.
-
-    Raises:
-        MissingMetric: It is not among the metrics (a `KeyError`).
-        MetricError: It is not a number, or the metrics are not a mapping.
-    """
+    """Return the metric that the arguments name, or raise a MissingMetric or a MetricError."""
     name = eval_metric_name(metric_for_best_model)
     if not isinstance(metrics, Mapping):  # an override may return anything
         raise MetricError(
@@ -360,25 +299,11 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
         ) from None
 
 
-def check_tracked_value(metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
-    """Refuse a tracked metric that cannot be compared. A missing one is accepted.
-
-    Raises:
-        MetricError: It is not a number.
-    """
-    if metric_for_best_model is not None and eval_metric_name(metric_for_best_model) in metrics:
-        tracked_value(metrics, metric_for_best_model)
-
-
 def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
     """Compare an evaluation with the best one so far, and store it in the state if it is better.
 
     Returns:
         Whether it is the best so far. False if no metric is tracked.
-
-    Raises:
-        MissingMetric: The tracked metric is not among the metrics.
-        MetricError: It is not a number.
 
     Mirrors:
         `transformers.Trainer._determine_best_metric`, 5.23.
@@ -408,7 +333,7 @@ def note_best_checkpoint(
         state: The run's state, before it is saved.
         path_of: Returns the path of an update's checkpoint.
         current: Path of the checkpoint that is about to be written.
-        was_written: Whether this run wrote a checkpoint. A folder of that name may belong to another run.
+        was_written: Whether this run wrote it. A folder of that name may belong to another run.
     """
     if not state.best_global_step:
         return
@@ -435,14 +360,7 @@ SHARED_ARGUMENTS = (
 
 
 def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
-    """List the values that differ between ranks.
-
-    Args:
-        by_rank: The values of each rank, in the order of ranks.
-
-    Returns:
-        A line for each name: `max_steps` is 4 on rank 0, 6 on rank 1.
-    """
+    """List the values that differ between ranks, a line for each name: `max_steps` is 4 on rank 0, 6 on rank 1."""
     lines = []
     for name in by_rank[0]:
         ranks: dict[str, list[str]] = {}
@@ -455,15 +373,7 @@ def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
-    """Refuse arguments that differ between ranks, before the ranks wait for each other.
-
-    Args:
-        args: This rank's arguments.
-        checkpoint: The checkpoint that this rank resumes from.
-
-    Raises:
-        ArgumentError: The message names arguments, values and ranks.
-    """
+    """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other."""
     if args.world_size == 1:
         return
     wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
@@ -473,15 +383,7 @@ def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) ->
 
 
 def refuse_differences(mine: dict[str, str], what: str) -> None:
-    """Refuse values that differ between ranks.
-
-    Args:
-        mine: This rank's values, as text.
-        what: Their name in the message.
-
-    Raises:
-        ArgumentError: The message names values and ranks.
-    """
+    """Refuse values that differ between ranks. They are given as text. `what` is their name in the message."""
     found = differences(gather_objects(mine))
     if found:
         raise ArgumentError(
@@ -569,17 +471,8 @@ class RunHost(TrainingSteps, Protocol):
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> Metrics: ...
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: torch.Tensor | float | None,
-        model: nn.Module,
-        trial: Trial,
-        epoch: float,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float | None = None,
-        learning_rate: float | None = None,
-    ) -> None: ...
+    @property
+    def _maybe_log_save_evaluate(self) -> Callable[..., None]: ...  # overrides of any release have its arguments
     def _refuse_late_overrides(self) -> None: ...
     def store_flos(self) -> None: ...
     def floating_point_ops(self, inputs: Batch) -> int: ...

@@ -30,7 +30,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.manifest import SavingPlace
 from hf_compat.checkpoint.reading import Weights
-from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState, RunState
+from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
@@ -81,15 +81,10 @@ def checkpoints_to_delete(
 def in_order_of_rotation(
     checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
 ) -> list[str]:
-    """Order checkpoints by when they are deleted, the first one first.
+    """Order checkpoints, given with their updates, by when they are deleted, the first one first.
 
     Those of other runs come first. Then come those that this run wrote after its current update, before it was resumed
     from an earlier checkpoint. Each group is sorted by updates.
-
-    Args:
-        checkpoints: Paths, each with its update.
-        updates_done: Updates that this run has made.
-        of_this_run: Whether this run wrote a checkpoint.
     """
 
     def rank(path: str) -> tuple[bool, bool, int]:
@@ -102,13 +97,7 @@ def in_order_of_rotation(
 def checkpoints_to_delete_at_end(
     checkpoints: Sequence[str], save_total_limit: int | None, best: str | None
 ) -> list[str]:
-    """Choose the checkpoints to delete at the end of a run. With a limit of one, only the best is kept.
-
-    Args:
-        checkpoints: All checkpoints, folders or files.
-        save_total_limit: Number of checkpoints to keep.
-        best: The best one. If None, all are kept.
-    """
+    """Choose the checkpoints to delete at the end of a run. With a limit of one, only the best is kept, if any."""
     if save_total_limit != 1 or best is None:
         return []
     return [path for path in checkpoints if os.path.abspath(path) != os.path.abspath(best)]
@@ -123,15 +112,9 @@ class Timing(StrEnum):
 
 
 class Saver:
-    """Write, place and rotate the checkpoints of a Trainer.
+    """Write, place and rotate the checkpoints of a Trainer, whose methods write the files.
 
-    Args:
-        host: The Trainer. Its methods write the files.
-        overrides: Whether a subclass, or the user of this instance, has replaced a method of the Trainer.
-
-    Attributes:
-        folder: The locks of the folders that are saved into.
-        background: Runs the parts beside the training. The next update raises its error.
+    `overrides` says whether a subclass, or the user of this instance, has replaced a method of the Trainer.
     """
 
     def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
@@ -140,7 +123,7 @@ class Saver:
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
-        self._is_by_flag = False
+        self.is_by_flag = False  # `control.should_save` has asked, and no user code reads the files at once
         self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
@@ -149,8 +132,7 @@ class Saver:
     def taking_folder(self, at_once: bool) -> Iterator[None]:
         """Keep other runs from saving into the output folder while this one trains, and wait for the last write.
 
-        Args:
-            at_once: Take the folder before training. Otherwise each folder is taken when a save needs it.
+        Without `at_once`, each folder is taken when a save needs it.
         """
         args = self._host.args
         self.folder.begin()
@@ -165,21 +147,9 @@ class Saver:
                 error.add_note(str(unwritten))
             raise
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        self.copy_memory.release()  # all writes have ended
-        self._state_copies.release()
-        self.folder.release()
-
-    @contextlib.contextmanager
-    def by_flag(self) -> Iterator[None]:
-        """Mark a save that `control.should_save` requests, after which no user code reads the files at once."""
-        self._is_by_flag = True
-        try:
-            yield
-        finally:
-            self._is_by_flag = False
+            self.copy_memory.release()  # all writes have ended
+            self._state_copies.release()
+            self.folder.release()
 
     def save(self, run_dir: str) -> None:
         """Write `checkpoint-<updates>` into a folder.
@@ -190,10 +160,9 @@ class Saver:
         host, args, state = self._host, self._host.args, self._host.state
         self._ask_lightning_callbacks()
         final = names.checkpoint_path(run_dir, state.global_step)
-        is_alone = not host.is_in_train or self.folder.owner is None  # the folder is taken for this save only
-        if is_alone:
-            self.folder.begin()
-        try:
+        with contextlib.ExitStack() as alone:
+            if not host.is_in_train or self.folder.owner is None:  # the folder is taken for this save only
+                alone.enter_context(self.taking_folder(at_once=False))
             self.folder.take(run_dir, args.should_save)
             assert self.folder.owner is not None  # `begin` has set it
             place = SavingPlace(final, self.folder.owner, in_place=self._writes_beside())
@@ -227,17 +196,9 @@ class Saver:
             except BaseException:
                 state.best_model_checkpoint = best_before
                 raise
-            if is_alone:
-                self.background.wait()
-        finally:
-            if is_alone:
-                self._release()
 
     def _ask_lightning_callbacks(self) -> None:
-        """Call `on_save_checkpoint` of Lightning callbacks, which may add entries or replace the weights by averages.
-
-        Entries that cannot be read back as plain values are left out.
-        """
+        """Let Lightning callbacks add entries to the checkpoint, or replace the weights by averages."""
         self._weights, self._extras = None, {}
         trainer, module = self._host._run.lightning_trainer, self._host._run.module
         callbacks = self._host._callbacks.lightning
@@ -262,10 +223,11 @@ class Saver:
         """Whether user code takes part in writing. It may look for files beside the checkpoint."""
         host = self._host
         model, processor = host.accelerator.unwrap_model(host.model), host.processing_class
-        saved = (model, getattr(model, "config", None), processor or getattr(host.data_collator, "tokenizer", None))
-        methods = [getattr(type(one), "save_pretrained", None) for one in saved]
-        homes = {method.__module__.partition(".")[0] for method in methods if method is not None}
-        return any(map(self._overrides, _WRITERS)) or not homes <= {"transformers", "peft"}
+        for one in (model, getattr(model, "config", None), processor or getattr(host.data_collator, "tokenizer", None)):
+            method = getattr(type(one), "save_pretrained", None)
+            if method is not None and method.__module__.partition(".")[0] not in ("transformers", "peft"):
+                return True
+        return any(map(self._overrides, _WRITERS))
 
     def _timing(self, place: SavingPlace) -> Timing:
         """Decide when the parts of a save run. All ranks decide alike."""
@@ -287,7 +249,7 @@ class Saver:
                     warn_once(f"`async_save=True`: {why}")
         # User code that sees a checkpoint may copy, change or remove it, so nothing may be written there afterwards.
         is_seen = (
-            not self._is_by_flag
+            not self.is_by_flag
             or any(getattr(c, "reads_checkpoints", True) for c in host.callback_handler.hearing("on_save"))
             or any(map(self._overrides, ("_save_checkpoint", *_ROTATION)))
         )
@@ -298,11 +260,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _together(self, place: SavingPlace) -> Iterator[None]:
-        """Run a part of a save on all ranks, and continue if all have succeeded.
-
-        Raises:
-            CheckpointWriteError: This rank or another could not write the files.
-        """
+        """Run a part of a save on all ranks, and continue if all have succeeded."""
         error: Exception | None = None
         try:
             yield
@@ -395,19 +353,12 @@ class Saver:
         if saves_optimizer:
             host._save_scaler(folder)
             host._save_rng_state(folder)
-            run_state = self._run_state()
+            run_state = host._run.state(host, self._extras)
             if run_state is not None and (args.should_save or args.world_size > 1):
                 run_state.save(folder, args.process_index, args.world_size)
         if args.should_save:
             self._export_states()
             host.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
-
-    def _run_state(self) -> RunState | None:
-        host = self._host
-        size = host.args.world_size
-        together = host._train_batch_size * size
-        ends_epoch = host.control.should_epoch_stop
-        return host._run.state(ends_epoch, size, together, host._callbacks.lightning, self._extras)
 
     def _export_states(self) -> None:
         host = self._host
@@ -435,7 +386,7 @@ class Saver:
             if host.accelerator.scaler is not None:
                 files[names.SCALER_NAME] = host.accelerator.scaler.state_dict()
             files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
-            run_state = self._run_state()
+            run_state = host._run.state(host, self._extras)
             if run_state is not None:
                 files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         memory.end()
@@ -469,7 +420,9 @@ class Saver:
     def rotate_at_end(self, run_dir: str, best: str | None) -> None:
         """With a limit of one checkpoint, keep only the best."""
         limit = self._host.args.save_total_limit
-        for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0) if limit == 1 else (), limit, best):
+        if limit != 1 or best is None:  # reading the manifests takes longer with every checkpoint
+            return
+        for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0), limit, best):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             remove_or_warn(path, manifest.remove)
 

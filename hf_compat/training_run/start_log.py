@@ -52,13 +52,7 @@ def log_start(
 ) -> None:
     """Log the lines with which transformers' Trainer starts a training, and the settings of Lightning's trainer.
 
-    Args:
-        plan: The settings of the Lightning trainer.
-        counts: Counts of the run.
-        args: The arguments. Their log level decides whether transformers' lines are shown here, too.
-        parameters: Number of trainable parameters.
-        updates_done: Updates of the run so far.
-        is_resumed: Whether the run resumes from a checkpoint.
+    The arguments' log level decides whether transformers' lines are shown, too.
     """
     in_detail = args.log_level in ("info", "debug")
     accumulation = args.gradient_accumulation_steps
