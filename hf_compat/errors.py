@@ -150,6 +150,6 @@ def warn_inert(setting: str, why: str) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def warn_once(message: str) -> None:
+def warn_once(message: str, category: type[Warning] = HfCompatWarning) -> None:
     """Warn about something once, not at every step."""
-    warn_user(message)
+    warn_user(message, category)

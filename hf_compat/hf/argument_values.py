@@ -23,7 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy, available_trackers
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
@@ -288,7 +288,8 @@ def optimizer(value: object) -> object:
     name = plain(value)
     if isinstance(name, str) and name in OLD_OPTIMIZERS:
         value = OLD_OPTIMIZERS[name]
-        warn_user(f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place.")
+        told = f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place."
+        warn_user(told, InertArgumentWarning)  # which ranks above 0 leave out
     return member(OptimizerNames).read(value)
 
 

@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, cast
 
-from hf_compat.errors import ArgumentError, warn_once
+from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_once
 from hf_compat.hf.argument_values import NO_DEFAULT, ArgumentCheck, ArgumentValue, default_of
 from hf_compat.hf.legacy import (
     ATTRIBUTES_ONLY,
@@ -203,7 +203,8 @@ def asked_by_declared(
             warn_once(
                 f"`{shown(name, value)}` of {type(args).__name__} has no effect by itself. The field has the name of "
                 f"an earlier release's argument, but another meaning.\n\nHint: rename the field. "
-                f"Today the argument is {OLD_NAMES[name].means}."
+                f"Today the argument is {OLD_NAMES[name].means}.",
+                InertArgumentWarning,
             )
             continue
         read[name] = read_old(name, value, checks)

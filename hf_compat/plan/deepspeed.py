@@ -80,7 +80,7 @@ KEYS: dict[str, Key] = {
     "hybrid_engine": Key(Fate.REFUSED, "it is another engine, for training with generation", _enabled),
     "tensor_parallel": Key(
         Fate.REFUSED,
-        "tensor parallelism is not supported",
+        "tensor parallelism is not supported (transformers' own Trainer trains with this key, on CPUs too)",
         lambda section: isinstance(section, Mapping) and _above_one(section.get("autotp_size")),
     ),
     "expert_parallel": Key(Fate.REFUSED, "the files of its experts are not read again", _enabled),

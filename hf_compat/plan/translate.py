@@ -237,13 +237,14 @@ _REFUSED = {
 }
 # What transformers 5.23 and Accelerate 1.15 need for each.
 _UPSTREAM_NEEDS = {
-    "tp_size": "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, or DeepSpeed",
-    "cp_size": "several GPUs and FSDP 2 (`fsdp=True`)",
-    "sp_size": "DeepSpeed on several GPUs",
+    "tp_size": "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, for it. It refuses "
+    "both on CPUs (MULTI_CPU), and trains there with DeepSpeed's `tensor_parallel`",
+    "cp_size": "several GPUs and FSDP 2 (`fsdp=True`) for it, and refuses it on CPUs (MULTI_CPU)",
+    "sp_size": "DeepSpeed on several GPUs for it, and fails on CPUs",
 }
 _HINT = (
     "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too. "
-    "transformers' own Trainer needs {} for it, and refuses it on CPUs (MULTI_CPU)"
+    "transformers' own Trainer needs {}"
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_compat import TrainingArguments, explain, translate
+from hf_compat.cli.main import main
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.launch import Launch, assuming
 from hf_compat.tools.explanation import size_of_run, state_bytes
@@ -110,3 +111,11 @@ def test_what_is_gathered_trained_and_on_a_machine_is_said():
     assert "parameters 26.1, gradients 0.0, optimizer 0.1" in lora and "a checkpoint has 0 GiB" in lora
     with pytest.raises(ArgumentError, match="`trained=8"):
         explain(TrainingArguments("out"), parameters=7, trained=8)
+
+
+def test_options_of_explain_may_come_before_and_after_the_values(capsys):
+    said = []
+    for words in (["--world-size", "4", "bf16=true"], ["bf16=true", "--world-size", "4"]):
+        main(["explain", "--parameters", "1e6", *words])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "over 4 processes" in said[0]

@@ -77,7 +77,8 @@ class Job:
         trainer.save_model(f"{self.folder}/{self.api}/final")
         logs = [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
         size = trainer.get_num_trainable_parameters()
-        return {"logs": logs, "eval_loss": evaluated, "before": before, "parameters": size}
+        flos = trainer.state.total_flos
+        return {"logs": logs, "eval_loss": evaluated, "before": before, "parameters": size, "flos": flos}
 
 
 def main() -> None:

@@ -88,8 +88,8 @@ def test_what_each_rank_prints_is_in_a_file_and_shown_with_its_rank(tmp_path):
 
 
 def test_a_warning_about_an_argument_comes_once_and_from_the_first_process(tmp_path):
-    # the plan warns of the first, `TrainingArguments` of the second
-    done = start(tmp_path, *WORDS, "fsdp_config={'min_num_params': 5}", "past_index=1")
+    # the plan warns of the first, `TrainingArguments` of the others
+    done = start(tmp_path, *WORDS, "fsdp_config={'min_num_params': 5}", "past_index=1", "optim=adamw_hf")
     assert done.returncode == 0, done.stderr[-3000:]
-    told = ("`fsdp_config={'min_num_params': 5}` has no effect", "`past_index=1` has no effect")
-    assert [done.stderr.count(text) for text in told] == [1, 1]
+    told = ("`fsdp_config={'min_num_params': 5}` has", "`past_index=1` has no effect", "`optim='adamw_hf'` is gone")
+    assert [done.stderr.count(text) for text in told] == [1, 1, 1]

@@ -150,6 +150,16 @@ def test_zero_goes_on_from_a_whole_checkpoint(saved, resumed, tmp_path):
         assert close(series(found, value), series(expected, value)), value
 
 
+def test_an_optimizer_whose_parts_are_not_known_does_not_go_on_from_a_whole_checkpoint(tmp_path):
+    """It would begin anew without a word."""
+    part = ("model=plain", "max_steps=4", "optim=adafactor")
+    done = start(tmp_path / "whole", *part, launcher=())
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = (*words_of("DeepSpeed ZeRO 2", tmp_path), f"resume={tmp_path / 'whole' / 'checkpoint-2'}")
+    done = start(tmp_path / "resumed", *part, *words, launcher=ONE_RANK)
+    assert done.returncode == 1 and "this run's is Adafactor" in done.stderr, done.stderr[-3000:]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["DeepSpeed ZeRO 3", "FSDP 2, sharded checkpoints"])
 def test_the_best_model_is_loaded_into_one_that_is_in_parts(name, tmp_path):

@@ -113,9 +113,9 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
     """
     if not type(zero.optimizer).__module__.startswith("torch."):
         raise CheckpointMismatch(
-            f"{folder} holds the state of an optimizer of torch, and this run's is {type(zero.optimizer).__name__}.\n\n"
-            "Hint: leave the section `optimizer` out of DeepSpeed's configuration, or begin from the weights with "
-            "`from_pretrained`."
+            f"{folder} holds an optimizer's state for whole parameters. Only torch's optimizers can take it over in "
+            f"parts under ZeRO, and this run's is {type(zero.optimizer).__name__}.\n\n"
+            "Hint: resume with the strategy that wrote it, or begin from the weights with `from_pretrained`."
         )
     groups = zero.bit16_groups if hasattr(zero, "bit16_groups") else zero.fp16_groups
     order = [parameter for group in groups for parameter in group]
