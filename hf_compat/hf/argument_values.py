@@ -336,13 +336,24 @@ def _generation_config(value: object) -> object:
 
 
 GENERATION_CONFIG = _or_empty(_generation_config)
-# upstream tests `"inputs" in include_for_metrics`, which a text passes too
-METRIC_INPUTS = ValueType(
-    "a list of 'inputs' and 'loss'",
-    list_of(
-        ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)), takes_one_text=True
-    ).read,
-)
+_METRIC_INPUTS = list_of(ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)))
+
+
+@_typed("a list of 'inputs' and 'loss'", takes_text=False)
+def metric_inputs(value: object) -> object:
+    """A list, or one name, as upstream tests `"inputs" in include_for_metrics`."""
+    is_one = isinstance(value, str) and not value.lstrip().startswith("[")
+    return _METRIC_INPUTS.read([value] if is_one else value)
+
+
+@_typed("false", takes_text=False)
+def _false(value: object) -> object:
+    if value is not False:
+        raise Unreadable
+    return value
+
+
+TEXT_OR_FALSE = either((NONE, _false, TEXT))
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
 TOKEN = either((TEXT, TRUTH_VALUE))
 TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))

@@ -350,7 +350,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.", Row("trackio's callback", "nothing"))
     trackio_bucket_id: str | None = _arg(None, "Trackio bucket.", Row("trackio's callback", "nothing"))
     trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.", Row(  # noqa: RUF036 - as above
-        "trackio's callback", "nothing"))
+        "trackio's callback", "nothing", kind=values.TEXT_OR_FALSE))
 
     eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate (no, steps or epoch).", Row(
         "control.should_evaluate, which runs Lightning's validation (its own intervals are off)", "taken",
@@ -376,7 +376,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     eval_accumulation_steps: int | None = _arg(None, "Batches after which predictions move to the CPU.", Row(
         "evaluation: predictions move to the CPU", "nothing", allowed=values.COUNT, data=True))
     include_for_metrics: list[str] = _arg(list, "What `compute_metrics` also gets: inputs, loss.", Row(
-        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.METRIC_INPUTS, none_means=[]))
+        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.metric_inputs, none_means=[]))
     batch_eval_metrics: bool = _arg(
         False, "Call `compute_metrics` batch by batch, with `compute_result` at the end.", Row(
         "evaluation", "refused", says="metrics batch by batch"))

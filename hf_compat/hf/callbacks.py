@@ -1,25 +1,4 @@
-"""`TrainerCallback` and the handler that calls a list of them.
-
-The events of one run, in order (`state.global_step` grows between `on_optimizer_step` and `on_step_end`):
-
-    on_init_end
-    on_train_begin
-      for each epoch:
-        on_epoch_begin
-          for each update:
-            on_step_begin
-              for each micro-batch but the last: on_substep_end
-            on_pre_optimizer_step      gradients are clipped by now
-            on_optimizer_step
-            on_step_end
-            on_log                     if control.should_log
-            on_prediction_step …, on_log, on_evaluate     if control.should_evaluate
-            on_save                    if control.should_save
-        on_epoch_end
-        on_log / on_evaluate / on_save as after a step
-      on_log                           the summary
-    on_train_end
-"""
+"""`TrainerCallback` and the handler that calls a list of them. `docs/how_it_works.md` has the order of the events."""
 
 from __future__ import annotations
 

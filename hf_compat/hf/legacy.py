@@ -120,6 +120,19 @@ def _nothing(value: ArgumentValue) -> Translation:
     return {}
 
 
+def _inert(lifetime: str, kind: ValueType, default: ArgumentValue, why: str, *harmless: ArgumentValue) -> OldName:
+    """A name that no longer has an effect, with further values that never had one."""
+    return OldName(
+        lifetime=lifetime,
+        means=f"nothing: {why}",
+        translate=_nothing,
+        inert=True,
+        kind=kind,
+        default=default,
+        harmless=(None, default, *harmless),
+    )
+
+
 def _warmup_steps(ratio: ArgumentValue) -> Translation:
     if ratio is None or ratio == 0:
         return {}
@@ -185,23 +198,23 @@ _SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, ta
 _AMP = ("amp", "cuda_amp", "cpu_amp")
 _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 
-# Names without effect whose attribute follows another one.
-_READ_OF_INERT: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
-    "_n_gpu": lambda args: args.n_gpu,
-    "half_precision_backend": lambda args: str(
-        remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto"
-    ),
-}
+_TORCHS = "only torch's own mixed precision is left"
+
+
+def _backend(args: ArgumentValue) -> str:
+    return str(remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto")
+
 
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy", if_set=False),
     "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
-    "no_cuda": _renamed("3.0-4.57", "use_cpu", if_set=False),
+    # 4.x has written `no_cuda=False` beside `use_cpu=True`
+    "no_cuda": replace(_flag("3.0-4.57", "use_cpu", True), means="use_cpu", kind=None),
     "logging_dir": OldName(
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
         kind=PATH,
-        translate=lambda value: {"logging_dir": value},
+        translate=_nothing,
         read=_logging_dir,
     ),
     "warmup_ratio": OldName(
@@ -227,24 +240,16 @@ OLD_NAMES: dict[str, OldName] = {
         lifetime="4.8-4.57",
         means="the part of hub_model_id before the slash",
         kind=TEXT,
-        translate=lambda value: {"push_to_hub_organization": value},
+        translate=_nothing,
     ),
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
         means="nothing: a flag for scripts; an output folder is never wiped",
         kind=TRUTH_VALUE,
         default=False,
-        translate=lambda value: {"overwrite_output_dir": value},
-    ),
-    "save_safetensors": OldName(
-        lifetime="4.28-4.57",
-        means="nothing: weights are always written as safetensors",
-        kind=TRUTH_VALUE,
         translate=_nothing,
-        inert=True,
-        harmless=(None, True),
-        default=True,
     ),
+    "save_safetensors": _inert("4.28-4.57", TRUTH_VALUE, True, "weights are always written as safetensors"),
     "torchdynamo": _renamed("4.20-4.57", "torch_compile_backend"),
     "xpu_backend": _renamed("4.11-4.31", "ddp_backend"),
     "tpu_metrics_debug": _item("3.0-4.57", "debug", "tpu_metrics_debug", "tpu_metrics_debug"),
@@ -265,49 +270,33 @@ OLD_NAMES: dict[str, OldName] = {
         lifetime="5.2.0.dev0",
         means="kept as the attribute `place_model_on_device`, a property otherwise",
         kind=either((NONE, TRUTH_VALUE)),
-        translate=lambda value: {"place_model_on_device": value},
+        translate=_nothing,
     ),
-    **{
-        name: OldName(
-            lifetime=lifetime,
-            means=f"nothing: {why}",
-            translate=_nothing,
-            inert=True,
-            kind=kind,
-            default=default,
-            harmless=(None, default, *more),
-            read=_READ_OF_INERT.get(name),
-        )
-        for name, lifetime, kind, default, more, why in (
-            ("_n_gpu", "4.2-4.57", number(Range(low=-1)), -1, (0, 1), "the number of devices is found out"),
-            ("fp16_backend", "4.1-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
-            (
-                *("fp16_opt_level", "3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1", ()),
-                "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
-            ),
-            ("half_precision_backend", "4.13-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
-            ("jit_mode_eval", "4.20-4.57", TRUTH_VALUE, False, (), "gone upstream; `torch_compile` took its place"),
-            ("model_parallel", "4.1", TRUTH_VALUE, False, (), "gone upstream; load the model with a `device_map`"),
-            (
-                *("mp_parameters", "4.5-4.57", either((TEXT, OPTIONS)), "", ({}, "{}")),
-                "SageMaker model parallelism is gone upstream",
-            ),
-            ("past_index", "3.1-4.57", _COUNT_OR_OFF, -1, (), "gone upstream"),
-            ("ray_scope", "4.20-4.57", TEXT, "last", (), "set the environment variable RAY_SCOPE"),
-            (
-                *("sharded_ddp", "4.1-4.34", _SHARDING, [], ()),
-                "FairScale is gone upstream; `fsdp` or `deepspeed` took its place",
-            ),
-            ("tp_size", "4.50-4.51", _COUNT, 0, (1,), "tensor parallelism is set up when the model is loaded"),
-            (
-                *("tpu_num_cores", "3.0-4.57", either((NONE, _COUNT)), None, ()),
-                "set the environment variable TPU_NUM_CORES",
-            ),
-            ("use_ipex", "4.20-4.56", TRUTH_VALUE, False, (), "Intel's extension is gone upstream"),
-            ("use_legacy_prediction_loop", "4.6-4.57", TRUTH_VALUE, False, (), "the old loop is gone upstream"),
-            ("use_mps_device", "4.22-4.57", TRUTH_VALUE, False, (), "Apple's devices are found by themselves"),
-        )
-    },
+    "_n_gpu": replace(
+        _inert("4.2-4.57", number(Range(low=-1)), -1, "the number of devices is found out", 0, 1),
+        read=lambda args: args.n_gpu,
+    ),
+    "fp16_backend": _inert("4.1-4.57", _BACKEND, "auto", _TORCHS, *_AMP),
+    "fp16_opt_level": _inert(
+        *("3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1"),
+        "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
+    ),
+    "half_precision_backend": replace(_inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP), read=_backend),
+    "jit_mode_eval": _inert("4.20-4.57", TRUTH_VALUE, False, "gone upstream; `torch_compile` took its place"),
+    "model_parallel": _inert("4.1", TRUTH_VALUE, False, "gone upstream; load the model with a `device_map`"),
+    "mp_parameters": _inert(
+        *("4.5-4.57", either((TEXT, OPTIONS)), "", "SageMaker model parallelism is gone upstream"), {}, "{}"
+    ),
+    "past_index": _inert("3.1-4.57", _COUNT_OR_OFF, -1, "gone upstream"),
+    "ray_scope": _inert("4.20-4.57", TEXT, "last", "set the environment variable RAY_SCOPE"),
+    "sharded_ddp": _inert(
+        *("4.1-4.34", _SHARDING, []), "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"
+    ),
+    "tp_size": _inert("4.50-4.51", _COUNT, 0, "tensor parallelism is set up when the model is loaded", 1),
+    "tpu_num_cores": _inert(*("3.0-4.57", either((NONE, _COUNT)), None), "set the environment variable TPU_NUM_CORES"),
+    "use_ipex": _inert("4.20-4.56", TRUTH_VALUE, False, "Intel's extension is gone upstream"),
+    "use_legacy_prediction_loop": _inert("4.6-4.57", TRUTH_VALUE, False, "the old loop is gone upstream"),
+    "use_mps_device": _inert("4.22-4.57", TRUTH_VALUE, False, "Apple's devices are found by themselves"),
 }
 
 # Kept as attributes, because no current argument corresponds to them.
@@ -363,18 +352,11 @@ def translate_legacy(
     for name in of_earlier:
         old[name] = value = read_old(name, given[name], checks)
         warn_of_inert(name, value)
-        for new, said in asked_by(name, value).items():
+        for new, said in OLD_NAMES[name].translate(value).items():
             arguments[new] = merge(Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
             said_by[new] = shown(name, value)
     name_repository(arguments, old)
     return arguments, {name: value for name, value in old.items() if value is not None}
-
-
-def asked_by(name: str, value: ArgumentValue) -> Translation:
-    """The current arguments that an old name sets. They are empty if its value had no effect in 4.x."""
-    if name == "no_cuda" and not value:  # 4.x has written it beside `use_cpu=True`
-        return {}
-    return {new: said for new, said in OLD_NAMES[name].translate(value).items() if new not in ATTRIBUTES_ONLY}
 
 
 def name_repository(arguments: Translation, old: Translation) -> None:

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, cast
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_once
 from hf_compat.hf.argument_values import NO_DEFAULT, ArgumentCheck, ArgumentValue, default_of
 from hf_compat.hf.legacy import (
-    ATTRIBUTES_ONLY,
     OLD_NAMES,
     PLACE,
     Said,
     Translation,
-    asked_by,
     held_options,
     merge,
     name_repository,
@@ -142,8 +140,7 @@ def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Trans
             said = [*getattr(args, new), *(item for item in said if item not in getattr(args, new))]
         elif new == "debug":
             said = [*args.debug, said]
-        if new not in ATTRIBUTES_ONLY:
-            assigned[new] = said
+        assigned[new] = said
     return assigned
 
 
@@ -209,7 +206,7 @@ def asked_by_declared(
             continue
         read[name] = read_old(name, value, checks)
         warn_of_inert(name, read[name])
-        for new, said in asked_by(name, read[name]).items():
+        for new, said in OLD_NAMES[name].translate(read[name]).items():
             held = changed.get(new, getattr(args, new, None))  # an older release lacks some
             if held is None or held == defaults.get(new):
                 held = None

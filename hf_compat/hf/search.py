@@ -84,38 +84,6 @@ def default_hp_space_optuna(trial: Suggesting) -> Space:
     }
 
 
-def default_hp_space_ray(trial: object) -> Space:
-    """Make ray's samplers of learning rate, epochs, seed and micro-batch.
-
-    Mirrors:
-        `transformers.trainer_utils.default_hp_space_ray`, 5.23.
-    """
-    tune = need("ray.tune", "'ray[tune]'", "`default_hp_space_ray`")
-    return {
-        "learning_rate": tune.loguniform(1e-6, 1e-4),
-        "num_train_epochs": tune.choice(list(range(1, 6))),
-        "seed": tune.uniform(1, 40),
-        "per_device_train_batch_size": tune.choice([4, 8, 16, 32, 64]),
-    }
-
-
-_MOST_DRAWN = {"num_train_epochs": 6, "seed": 40}  # whole numbers of a sweep, from 1 on
-
-
-def default_hp_space_wandb(trial: object) -> Space:
-    """Configure a sweep that draws learning rate, epochs, seed and micro-batch at random.
-
-    Mirrors:
-        `transformers.trainer_utils.default_hp_space_wandb`, 5.23.
-    """
-    need("wandb", "'hf-compat[wandb]'", "`default_hp_space_wandb`")
-    drawn = {name: {"distribution": "int_uniform", "min": 1, "max": most} for name, most in _MOST_DRAWN.items()}
-    rate = {"distribution": "uniform", "min": 1e-6, "max": 1e-4}
-    sizes = {"per_device_train_batch_size": {"values": [4, 8, 16, 32, 64]}}
-    goal = {"name": "objective", "goal": "minimize"}
-    return {"method": "random", "metric": goal, "parameters": {"learning_rate": rate, **drawn, **sizes}}
-
-
 def hp_params(trial: object) -> Space:
     """Read the hyperparameters of a trial of optuna, or the dict of ray and wandb.
 

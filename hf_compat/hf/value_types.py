@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
-from typing import Literal, Union
+from typing import Union
 
 import torch
 
@@ -224,19 +224,6 @@ def member(kind: type[Enum]) -> ValueType:
     return ValueType("known", lambda value: kind(read_choice(value, texts)), takes_text=True)
 
 
-def _literal(choices: tuple[object, ...]) -> ValueType:
-    """The type of values of a closed set, each of its own type."""
-
-    def read(value: object) -> object:
-        word = plain(value)
-        for one in choices:
-            if type(one) is type(word) and one == word:
-                return one
-        raise Unreadable(f"choose one of {', '.join(map(repr, choices))}.")
-
-    return ValueType("known", read)
-
-
 def _in_json(text: str) -> object:
     try:
         return json.loads(text)
@@ -244,21 +231,12 @@ def _in_json(text: str) -> object:
         raise Unreadable(f"it is not valid JSON: {error}.") from error
 
 
-def list_of(element: ValueType, hint: str = "", takes_one_text: bool = False) -> ValueType:
-    """The type of lists, which are read from tuples and JSON, too.
-
-    Args:
-        element: The type of each item.
-        hint: The way out if the value is not a list.
-        takes_one_text: Read a text as a list of one.
-    """
+def list_of(element: ValueType, hint: str = "") -> ValueType:
+    """The type of lists, which are read from tuples and JSON, too. `hint` is the way out for other values."""
 
     def read(value: object) -> list[object]:
-        if isinstance(value, str):
-            if value.lstrip().startswith("["):
-                value = _in_json(value)
-            elif takes_one_text:
-                value = [value]
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = _in_json(value)
         if not isinstance(value, (list, tuple)):
             raise Unreadable(hint)
         return list(map(element.read, value))
@@ -343,36 +321,21 @@ def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
         hint: A type hint, resolved.
         allowed: The range of its numbers.
     """
-    parts = parts_of(hint)
-    if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
-        parts = tuple(part for part in parts if part is not str)  # in `SomeEnum | str`, a text stands for a member
-    # None, then closed sets and containers. Text accepts everything, so it comes last.
-    last = {bool: 2, int: 3, float: 4, str: 5}
-    ordered = sorted(parts, key=lambda p: 0 if p is type(None) else last.get(p, 1) if isinstance(p, type) else 1)
-    kinds = [_one_type(part, allowed) for part in ordered]
-    known = [kind for kind in kinds if kind is not None]
-    if len(known) < len(kinds):
+    named = {typing.get_origin(part) or part for part in parts_of(hint)}
+    enums = [part for part in named if isinstance(part, type) and issubclass(part, Enum)]
+    others = named - {*enums, str} if enums else named  # in `SomeEnum | str`, a text stands for a member
+    kinds: dict[object, ValueType] = {  # text accepts everything, so it comes last
+        type(None): NONE,
+        dict: OPTIONS,
+        bool: TRUTH_VALUE,
+        int: whole_number(allowed or _ANY_COUNT),
+        float: number(allowed),
+        str: TEXT,
+    }
+    if not others <= kinds.keys():
         return None
-    return known[0] if len(known) == 1 else either(known)
-
-
-def _one_type(part: object, allowed: Range | None) -> ValueType | None:
-    if isinstance(part, type) and issubclass(part, Enum):
-        return member(part)
-    if typing.get_origin(part) is Literal:
-        return _literal(typing.get_args(part))
-    container = typing.get_origin(part) or part
-    if container is list:
-        element = type_of((*typing.get_args(part), str)[0])
-        return None if element is None else list_of(element)
-    if container is dict:
-        return OPTIONS
-    simple = {bool: TRUTH_VALUE, str: TEXT, type(None): NONE}
-    if part is int:
-        return whole_number(allowed or _ANY_COUNT)
-    if part is float:
-        return number(allowed)
-    return simple.get(part) if isinstance(part, type) else None
+    found = [*map(member, enums), *(kind for part, kind in kinds.items() if part in others)]
+    return found[0] if len(found) == 1 else either(found)
 
 
 _LARGEST_FILE = 10_000_000

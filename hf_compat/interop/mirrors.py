@@ -40,8 +40,7 @@ _HOMES: dict[str, dict[str, str]] = {
         "data.collators": "RemoveColumnsCollator",
         "hf.enums": "EvaluationStrategy HubStrategy IntervalStrategy SaveStrategy SchedulerType",
         "hf.metrics": "EvalLoopOutput EvalPrediction PredictionOutput TrainOutput denumpify_detensorize speed_metrics",
-        "hf.search": "BestRun HPSearchBackend default_compute_objective default_hp_space_optuna default_hp_space_ray "
-        "default_hp_space_wandb",
+        "hf.search": "BestRun HPSearchBackend default_compute_objective default_hp_space_optuna",
         "runtime.inspection": "has_length number_of_arguments",
         "runtime.seeding": "enable_full_determinism seed_worker set_seed",
     },

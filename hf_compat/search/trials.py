@@ -21,8 +21,6 @@ from hf_compat.hf.search import (
     Space,
     Trial,
     default_hp_space_optuna,
-    default_hp_space_ray,
-    default_hp_space_wandb,
 )
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.launch import empty_device_cache
@@ -88,15 +86,13 @@ class SearchPackage:
         module: The module that a search needs.
         install: The argument of `pip install`.
         home: Our module that runs a search on it, and its function.
-        default_space: The default space.
-        needs_transformers: Whether the search is transformers' own.
+        own_space: Our default space. None if the search and its space are transformers' own.
     """
 
     module: str
     install: str
     home: tuple[str, str]
-    default_space: Callable[..., Space]
-    needs_transformers: bool = True
+    own_space: Callable[..., Space] | None = None
 
     def search(self) -> Search:
         """Import the function that runs a search on it."""
@@ -104,9 +100,18 @@ class SearchPackage:
         run: Search = getattr(importlib.import_module(f"hf_compat.search.{module}"), name)
         return run
 
+    @property
+    def default_space(self) -> Callable[..., Space]:
+        """The default space."""
+        if self.own_space is not None:
+            return self.own_space
+        name = f"default_hp_space_{self.module.partition('.')[0]}"
+        space: Callable[..., Space] = getattr(importlib.import_module("transformers.trainer_utils"), name)
+        return space
+
     def missing(self) -> tuple[str, str] | None:
         """Name a missing package, and the argument of `pip install`. None if nothing is missing."""
-        guest = [("transformers", "'hf-compat[transformers]'")] if self.needs_transformers else []
+        guest = [("transformers", "'hf-compat[transformers]'")] if self.own_space is None else []
         return next((one for one in [(self.module, self.install), *guest] if not is_installed(one[0])), None)
 
 
@@ -115,20 +120,17 @@ PACKAGES = {
         module="optuna",
         install="'hf-compat[search]'",
         home=("with_optuna", "search"),
-        default_space=default_hp_space_optuna,
-        needs_transformers=False,
+        own_space=default_hp_space_optuna,
     ),
     HPSearchBackend.RAY: SearchPackage(
         module="ray.tune",
         install="'ray[tune]'",
         home=("with_upstream", "search_ray"),
-        default_space=default_hp_space_ray,
     ),
     HPSearchBackend.WANDB: SearchPackage(
         module="wandb",
         install="'hf-compat[wandb]'",
         home=("with_upstream", "search_wandb"),
-        default_space=default_hp_space_wandb,
     ),
 }
 

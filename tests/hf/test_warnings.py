@@ -41,7 +41,8 @@ def trained_with(args):
 
 
 @pytest.mark.parametrize("way", [directly, by_position_in_a_subclass, parsed, replaced, assigned, trained_with])
-def test_a_warning_names_the_users_line(way):
+def test_a_warning_names_the_users_line(way, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     args = TrainingArguments("out", use_cpu=True, report_to="none")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -11,7 +11,7 @@ from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.callbacks.trackers import WandbCallback
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import is_callback_of
-from hf_compat.hf.legacy import asked_by, read_old
+from hf_compat.hf.legacy import OLD_NAMES, read_old
 from hf_compat.hf.old_attributes import declared_old_names, keeps_its_meaning
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.transformers_models import notebooks_callback
@@ -85,7 +85,7 @@ def tell_of_old_fields(session: Session) -> None:
     for name, default in declared_old_names(type(args)).items():
         if keeps_its_meaning(name, default, args._checks()):
             value = getattr(args, name)
-            for new in asked_by(name, read_old(name, value, args._checks())):
+            for new in OLD_NAMES[name].translate(read_old(name, value, args._checks())):
                 session.note(
                     ARGUMENTS,
                     f"`{type(args).__name__}` declares the old name `{shown(name, value)}`: this sets "
