@@ -353,7 +353,7 @@ def _false(value: object) -> object:
     return value
 
 
-TEXT_OR_FALSE = either((NONE, _false, TEXT))
+TEXT_OR_FALSE = either((NONE, TEXT, _false))
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
 TOKEN = either((TEXT, TRUTH_VALUE))
 TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))

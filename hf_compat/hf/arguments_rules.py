@@ -248,8 +248,6 @@ PROFILES: dict[str, Translation] = {
     "4": {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None},
     NEWEST: {"report_to": "none", "trackio_space_id": None, "use_cache": False},
 }
-# Generation → the release whose defaults it has, for messages.
-RELEASES = {"4": "4.57", NEWEST: "5.23"}
 # Arguments whose None meant the default in 4.x.
 _NONE_IS_DEFAULT = ("report_to",)
 
@@ -284,11 +282,6 @@ def follow(guest: Guest | None) -> None:
 def followed() -> Guest | None:
     """The release that ours replaces."""
     return _guests[0] if _guests else None
-
-
-def release_of(profile: str) -> str:
-    """The release whose defaults a profile has, for messages."""
-    return next((one.release for one in _guests if one.generation == profile), RELEASES[profile])
 
 
 def generation_beside() -> str | None:

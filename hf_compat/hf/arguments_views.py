@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
-from typing import TypeVar, cast
+from typing import Self, cast
 
 import torch
 
@@ -266,7 +266,6 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
     return copy.copy(value)
 
 
-Self = TypeVar("Self", bound="ArgumentSetters")
 _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
 
@@ -279,7 +278,7 @@ class ArgumentSetters:
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
         raise NotImplementedError
 
-    def _set(self: Self, **values: object) -> Self:
+    def _set(self, **values: object) -> Self:
         good, problems = read_all(self._checks(), values)
         problems += [
             f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."
@@ -293,7 +292,7 @@ class ArgumentSetters:
         return self
 
     def set_training(
-        self: Self,
+        self,
         learning_rate: float = 5e-5,
         batch_size: int = 8,
         weight_decay: float = 0,
@@ -320,7 +319,7 @@ class ArgumentSetters:
         )
 
     def set_evaluate(
-        self: Self,
+        self,
         strategy: str | IntervalStrategy = "no",
         steps: int = 500,
         batch_size: int = 8,
@@ -341,7 +340,7 @@ class ArgumentSetters:
         )
         return self._set(do_eval=self.eval_strategy != IntervalStrategy.NO)
 
-    def set_testing(self: Self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
+    def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set how to predict, and `do_predict`. `jit_mode` is `jit_mode_eval` of 4.x."""
         self._set_jit_mode(jit_mode)
         return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
@@ -351,7 +350,7 @@ class ArgumentSetters:
             setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name, which is no field
 
     def set_save(
-        self: Self,
+        self,
         strategy: str | SaveStrategy = "steps",
         steps: int = 500,
         total_limit: int | None = None,
@@ -363,7 +362,7 @@ class ArgumentSetters:
         )
 
     def set_logging(
-        self: Self,
+        self,
         strategy: str | IntervalStrategy = "steps",
         steps: int = 500,
         report_to: str | list[str] = "none",
@@ -386,7 +385,7 @@ class ArgumentSetters:
         )
 
     def set_push_to_hub(
-        self: Self,
+        self,
         model_id: str,
         strategy: str | HubStrategy = "every_save",
         token: str | None = None,
@@ -406,7 +405,7 @@ class ArgumentSetters:
         )
 
     def set_optimizer(
-        self: Self,
+        self,
         name: str | OptimizerNames = "adamw_torch",
         learning_rate: float = 5e-5,
         weight_decay: float = 0,
@@ -427,7 +426,7 @@ class ArgumentSetters:
         )
 
     def set_lr_scheduler(
-        self: Self,
+        self,
         name: str | SchedulerType = "linear",
         num_epochs: float = 3.0,
         max_steps: int = -1,
@@ -449,7 +448,7 @@ class ArgumentSetters:
         )
 
     def set_dataloader(
-        self: Self,
+        self,
         train_batch_size: int = 8,
         eval_batch_size: int = 8,
         drop_last: bool = False,

@@ -21,6 +21,7 @@ import torch
 from hf_compat.hf.value_types import read_options_file
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 from hf_compat.runtime.console import saying_what_is_awaited
+from hf_compat.runtime.inspection import Delegated
 from hf_compat.runtime.launch import is_launched, launcher_variables, read_launch, set_for_children, variable
 from hf_compat.runtime.text import need, parse_switch
 
@@ -223,25 +224,10 @@ class ProcessMembers:
     on_local_process = _OfAccelerate()
     split_between_processes = _OfAccelerate(needs_group=True)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of this process."""
-        return self._args.device
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that train together."""
-        return self._args.world_size
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process."""
-        return self._args.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its machine."""
-        return self._args.local_process_index
+    device = Delegated[torch.device]("_args.device")
+    num_processes = Delegated[int]("_args.world_size")
+    process_index = Delegated[int]("_args.process_index")
+    local_process_index = Delegated[int]("_args.local_process_index")
 
     @property
     def is_main_process(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hf_compat.errors import SearchError
 from hf_compat.hf.enums import ExplicitEnum
@@ -45,14 +45,6 @@ class BestRun(NamedTuple):
     run_summary: object = None
 
 
-class Suggesting(Protocol):
-    """The methods of optuna's trials that the default space calls."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
-    def suggest_int(self, name: str, low: int, high: int) -> int: ...
-    def suggest_categorical(self, name: str, choices: list[int]) -> int: ...
-
-
 def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
     """Sum the metrics besides the evaluation loss. If there are none, the objective is that loss.
 
@@ -69,7 +61,7 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
     return sum(ranked.values()) if ranked else metrics.get("eval_loss")
 
 
-def default_hp_space_optuna(trial: Suggesting) -> Space:
+def default_hp_space_optuna(trial: Trial) -> Space:
     """Let optuna propose learning rate, epochs, seed and micro-batch.
 
     Mirrors:

@@ -48,7 +48,7 @@ _NORMAL_FORMS = {
 
 
 def default_of(field: Field[Any]) -> object:
-    """Return a dataclass field's default in its normalised form."""
+    """A dataclass field's default in its normalised form."""
     if field.default_factory is not MISSING:
         default: object = field.default_factory()
         return default
@@ -217,7 +217,7 @@ ELSEWHERE = {
 
 
 def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
-    """Return the arguments that a `trainer` section and an `args` section ask for together.
+    """Join the arguments of a `trainer` section and an `args` section.
 
     Args:
         trainer: The settings of the Lightning trainer. A setting of None counts as not set.

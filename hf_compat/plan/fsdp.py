@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_compat.errors import ArgumentError, warn_inert
+from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_inert
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
     ANYTHING,
@@ -99,7 +99,6 @@ class FsdpPlan:
     """How parameters, gradients and optimizer states are sharded.
 
     Args:
-        version: 2 (torch's `fully_shard`), or 1 (`FullyShardedDataParallel`), which is not run.
         reshard_after_forward: Free gathered parameters after the forward pass instead of the backward pass.
         hybrid: Shard within a machine, replicate over machines.
         shard_size: Processes that share one copy if `hybrid`. None means those of one machine.
@@ -111,7 +110,6 @@ class FsdpPlan:
         state_dict_type: `FULL_STATE_DICT` or `SHARDED_STATE_DICT`.
     """
 
-    version: int = 2
     reshard_after_forward: bool = True
     hybrid: bool = False
     shard_size: int | None = None
@@ -124,7 +122,7 @@ class FsdpPlan:
 
 
 def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
-    """Return whether the arguments, or the launcher, ask for FSDP."""
+    """Whether the arguments or the launcher ask for FSDP."""
     return bool(args.fsdp) or parse_switch(variables, "ACCELERATE_USE_FSDP")
 
 
@@ -139,7 +137,6 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         ArgumentError: An option is unknown, or its FSDP version lacks it.
     """
     options = _options_of(args.fsdp_config)
-    _warn_of_inert(options)
     # In 4.x a size alone means wrapping by size. Checked first, because the launcher's options always have a size.
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
     if not bool(args.fsdp):
@@ -148,9 +145,6 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         if name in variables:
             options.setdefault(key, variables[name])
     options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
-    version = int(options.get("version", 2))
-    if version not in (1, 2):
-        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out. The default is 2.")
     fsdp = args.fsdp
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
     for word in (str(getattr(word, "value", word)).lower() for word in words):
@@ -163,14 +157,13 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
                 f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
                 f"Hint: the words are {', '.join(_STRATEGIES)}, offload and auto_wrap. `fsdp=True` works, too."
             )
-    reshard, hybrid = _sharding_of(options, version)
+    reshard, hybrid = _sharding_of(options)
     policy = str(options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
     if policy not in _POLICIES:
         raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
     wrap = _POLICIES[policy]
     classes = options.get("transformer_layer_cls_to_wrap") or ()
     return FsdpPlan(
-        version=version,
         reshard_after_forward=reshard,
         hybrid=hybrid,
         cpu_offload=_is_on(options.get("cpu_offload")),
@@ -183,30 +176,33 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
 
 
 def _options_of(given: Mapping[str, Any] | str | None) -> Options:
-    """Return the options of `fsdp_config` under their names of 5.x."""
+    """Read the options of `fsdp_config` under their names of 5.x, and warn about those without effect."""
     options = {key.removeprefix("fsdp_"): value for key, value in options_of("fsdp_config", given).items()}
     options = read_options("fsdp_config", _KNOWN, options)
     if options.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
+    for key, why in _INERT.items():  # the launcher's defaults have them, too
+        if options.get(key) not in (None, False, "false", "False"):
+            warn_inert(f"fsdp_config={{{key!r}: {options[key]!r}}}", why)
     return options
 
 
-def _warn_of_inert(options: Options) -> None:
-    """Warn about options without effect in the user's configuration, but not in the launcher's defaults."""
-    for key, why in _INERT.items():
-        if options.get(key) not in (None, False, "false", "False"):
-            warn_inert(f"fsdp_config={{{key!r}: {options[key]!r}}}", why)
-
-
-def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:
-    """Return whether parameters are freed after the forward pass, and whether machines hold replicas."""
-    strategy = str(options.get("sharding_strategy") or "").lower()
-    reshard = options.get("reshard_after_forward", strategy or True)
-    name = str(reshard).lower()
-    name = _NUMBERED_STRATEGIES.get(name, name)
-    if version == 2 and name == "no_shard":
+def _sharding_of(options: Options) -> tuple[bool, bool]:
+    """Whether parameters are freed after the forward pass, and whether machines hold replicas."""
+    version = int(options.get("version", 2))
+    if version == 1:
+        raise UnsupportedArgument(
+            "`fsdp_config={'version': 1}` is not supported.\n\n"
+            "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
+        )
+    if version != 2:
+        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out. The default is 2.")
+    strategy = options.get("sharding_strategy") or True
+    given = options.get("reshard_after_forward", strategy)
+    sharding = _NUMBERED_STRATEGIES.get(str(given).lower(), str(given).lower())
+    if sharding == "no_shard":
         raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
-    return _STRATEGIES.get(name, _is_on(reshard)), name.startswith("hybrid")
+    return _STRATEGIES.get(sharding, _is_on(given)), sharding.startswith("hybrid")
 
 
 def _state_dict_type_of(options: Options) -> str:

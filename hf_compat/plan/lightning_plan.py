@@ -64,7 +64,7 @@ class LightningPlan:
     devices_per_node: int = 1
 
     def trainer_settings(self) -> dict[str, Any]:
-        """Return the keywords of `lightning.Trainer`, without callbacks and strategy."""
+        """The keywords of `lightning.Trainer`, without callbacks and strategy."""
         kind, _, index = self.device.partition(":")
         on_gpu = kind == "cuda"
         devices: int | list[int] = self.devices_per_node if self.world_size > 1 else 1
@@ -118,19 +118,14 @@ class Compilation:
     by_blocks: bool = False
 
     def keywords(self) -> dict[str, str | bool]:
-        """Return the keywords of `torch.compile` that differ from its defaults."""
-        found: dict[str, str | bool] = {"backend": self.backend}
-        if self.mode != _DEFAULT_MODE:
-            found["mode"] = self.mode
-        if self.fullgraph:
-            found["fullgraph"] = True
-        if self.dynamic is not None:
-            found["dynamic"] = self.dynamic
-        return found
+        """The keywords of `torch.compile` that differ from its defaults."""
+        default = Compilation(backend=self.backend)
+        changed = [name for name in ("mode", "fullgraph", "dynamic") if getattr(self, name) != getattr(default, name)]
+        return {"backend": self.backend, **{name: getattr(self, name) for name in changed}}
 
 
 def compilation_of(args: TrainingArguments) -> Compilation | None:
-    """Return how the model is compiled, or None if it is not.
+    """Read how the model is compiled. None if it is not.
 
     Args:
         args: The arguments. If they are unset, the variables of `accelerate launch` apply.
@@ -205,7 +200,7 @@ def make_run_counts(
     num_examples: int | None,
     total_train_batch_size: int,
 ) -> RunCounts:
-    """Return the counts of a run.
+    """Count the updates, epochs and samples of a run.
 
     Args:
         args: The arguments, for `max_steps`, `num_train_epochs` and `gradient_accumulation_steps`.

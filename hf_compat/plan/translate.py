@@ -73,7 +73,7 @@ def translate(
 
 
 def with_counts(plan: LightningPlan, args: TrainingArguments, counts: RunCounts) -> LightningPlan:
-    """Return a plan with the intervals of a run whose data is known."""
+    """Add the intervals of a run whose data is known to a plan."""
     validate_every: int | None = None
     if args.eval_strategy == "epoch":
         validate_every = counts.updates_per_epoch
@@ -95,11 +95,11 @@ class CurrentPlan:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
-        self._seen: tuple[list[object], list[object]] | None = None
+        self._seen = ""
         self._plan = LightningPlan()
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
-        """Return the plan of the arguments' current values.
+        """Translate the arguments' current values, if they have changed.
 
         Args:
             args: The training arguments.
@@ -109,19 +109,13 @@ class CurrentPlan:
             ArgumentError: As `translate`.
             UnsupportedArgument: As `translate`.
         """
-        held: list[object] = [args, args.mixed_precision, launcher_variables()]
-        held += [getattr(args, field.name) for field in dataclasses.fields(args)]
-        seen: list[object] = []
-        for value in held:  # kept in `_seen`, so that Python does not reuse an `id`
-            if type(value) in (dict, list):  # it may be changed in place
-                seen.append(repr(value))
-            else:
-                seen.append(value if type(value) in (str, int, float, bool) else id(value))
-        if self._seen is None or self._seen[0] != seen or self._plan.strategy != "one_device":
+        values = [getattr(args, field.name) for field in dataclasses.fields(TrainingArguments)]
+        seen = repr([args.mixed_precision, args.device, args.world_size, launcher_variables(), *values])
+        if self._seen != seen or self._plan.strategy != "one_device":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 self._plan = translate(args, model=model)
-            self._seen = seen, held
+            self._seen = seen
             for warning in caught:
                 told = str(warning.message)
                 if told not in self._told and args.process_index == 0:
@@ -131,7 +125,7 @@ class CurrentPlan:
 
 
 def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[StrategyName, dict[str, Any]]:
-    """Return the strategy of a run and its options."""
+    """Choose the strategy of a run and its options."""
     variables = launcher_variables()
     # Refuse unsupported options of `accelerate launch`
     switches = ("use_megatron_lm",)
@@ -187,16 +181,11 @@ def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: 
             "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
             "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
         )
-    if plan.version == 1:
-        raise UnsupportedArgument(
-            "`fsdp_config={'version': 1}` is not supported.\n\n"
-            "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
-        )
     return plan if sizes is None else dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
 
 
 def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None) -> FsdpPlan:
-    """Return the plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards.
+    """Plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards.
 
     Raises:
         ArgumentError: DeepSpeed is asked for as well.
@@ -219,7 +208,7 @@ def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model
 
 
 def exchanges_every_micro_batch(args: TrainingArguments) -> bool:
-    """Return whether `accelerator_config` asks for an exchange of gradients after every micro-batch."""
+    """Whether `accelerator_config` asks for an exchange of gradients after every micro-batch."""
     options = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}  # an object by now
     return bool(options.get("sync_each_batch", False))
 
@@ -262,7 +251,7 @@ class ParallelSizes:
 
 
 def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> ParallelSizes | None:
-    """Return the requested sizes, or None if every size is 1 and each process has a copy.
+    """Read the requested sizes. None if every size is 1 and each process has a copy.
 
     Args:
         args: The training arguments, whose `parallelism_config` takes precedence over the launcher's.
@@ -276,13 +265,11 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
         `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
     """
     names = ("dp_replicate_size", "dp_shard_size", *_REFUSED)
+    sizes: dict[str, int] = {}
     if args.parallelism_config is not None:
         sizes = {name: int(getattr(args.parallelism_config, name, None) or 1) for name in names}
-    else:
-        if not parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-            sizes = {}
-        else:
-            sizes = {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
+    elif parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        sizes = {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
     for name, why in _REFUSED.items():
         if sizes.get(name, 1) > 1:
             raise UnsupportedArgument(

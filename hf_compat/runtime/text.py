@@ -117,13 +117,6 @@ def _pieces(value: object, longest: int, depth: int = 0) -> Iterator[str]:
         yield repr(value[: longest + 1] if isinstance(value, (str, bytes, bytearray)) else value)
 
 
-def hide_secrets(value: object) -> object:
-    """Replace secrets in nested dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: f"<{key.upper()}>" if _is_set(key, item) else hide_secrets(item) for key, item in value.items()}
-    return [hide_secrets(item) for item in value] if isinstance(value, list) else value
-
-
 def _is_set(key: object, value: object) -> bool:
     return isinstance(key, str) and is_secret(key) and value is not None
 

@@ -15,17 +15,19 @@ from enum import Enum
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.argument_values import ALONE, ROWS, read_as
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_rules import NEWEST, PROFILES, RELEASES, release_of
+from hf_compat.hf.arguments_rules import NEWEST, PROFILES, followed
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.plan.argument_support import check_optimization, default_of
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import translate
-from hf_compat.runtime.text import hide_secrets, is_secret, shown
+from hf_compat.runtime.text import is_secret, shown
 from hf_compat.tools.terminal import ShownAsPrinted
 
 GIB = 2**30
+# Generation → the release whose defaults it has.
+RELEASES = {"4": "4.57", NEWEST: "5.23"}
 ADAM = 8  # two moments in float32
 
 # `optim` → bytes of its states for each trained parameter. Optimizers that factor matrices count as 0.
@@ -225,7 +227,7 @@ class Explanation(ShownAsPrinted):
                 f"  one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es) of "
                 f"{self.plan.micro_batch_size}; clipping by the module at {self.plan.gradient_clip_norm}"
             )
-        head = f"defaults of transformers {release_of(self.profile)} (compat={self.profile!r}):"
+        head = f"defaults of transformers {_release_of(self.profile)} (compat={self.profile!r}):"
         defaults = [head, *(f"  {line}" for line in self.other_defaults or ("as today's",)), ""]
         shown_first = defaults if self.profile != NEWEST or self.other_defaults else []
         return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
@@ -295,11 +297,25 @@ def explain(
     )
 
 
+def _release_of(profile: str) -> str:
+    """The release whose defaults a profile has."""
+    guest = followed()
+    return RELEASES[profile] if guest is None or guest.generation != profile else guest.release
+
+
+def _shown(name: str, value: object) -> object:
+    """A value without its secrets, and those in nested dicts and lists."""
+    if is_secret(name) and value is not None:
+        return "<hidden>"
+    if isinstance(value, Mapping):
+        return {key: _shown(str(key), item) for key, item in value.items()}
+    return [_shown("", item) for item in value] if isinstance(value, list) else value
+
+
 def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
     for name, value in values.items():
-        told = "<hidden>" if is_secret(name) else hide_secrets(value)
         becomes = "nothing: an argument of a newer transformers, which this release of hf_compat does not know"
-        yield ExplainedArgument(name=name, value=told, becomes=becomes)
+        yield ExplainedArgument(name=name, value=_shown(name, value), becomes=becomes)
 
 
 # Arguments that another one sets
@@ -321,7 +337,6 @@ def _explained(
             default = default_of(field)
             is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
-            told = "<hidden>" if is_secret(field.name) else hide_secrets(value)
             row = ROWS.get(field.name)
             if row is None:
                 becomes = "a field of your subclass"
@@ -333,5 +348,5 @@ def _explained(
             if source is not None and getattr(args, source) not in (False, "no"):
                 becomes += f" (follows from `{source}`)"
             if field.name in by_profile:
-                becomes += f" (the default of transformers {release_of(args.compat)})"
-            yield ExplainedArgument(name=field.name, value=told, becomes=becomes)
+                becomes += f" (the default of transformers {_release_of(args.compat)})"
+            yield ExplainedArgument(name=field.name, value=_shown(field.name, value), becomes=becomes)

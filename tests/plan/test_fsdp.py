@@ -14,7 +14,7 @@ from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"fsdp": True}, {"version": 2, "wrap": "class", "reshard_after_forward": True}),
+        ({"fsdp": True}, {"wrap": "class", "reshard_after_forward": True}),
         ({"fsdp": "full_shard auto_wrap"}, {"reshard_after_forward": True}),
         ({"fsdp": "shard_grad_op offload"}, {"reshard_after_forward": False, "cpu_offload": True}),
         ({"fsdp": "hybrid_shard"}, {"hybrid": True}),
@@ -49,7 +49,6 @@ def test_fsdp_in_every_spelling(args_of, values, expected):
         ({"FSDP_SHARDING_STRATEGY": "2"}, {"reshard_after_forward": False, "hybrid": False}),
         ({"FSDP_SHARDING_STRATEGY": "4"}, {"reshard_after_forward": True, "hybrid": True}),
         ({"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD_ZERO2"}, {"reshard_after_forward": False, "hybrid": True}),
-        ({"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "NO_SHARD"}, {"version": 1}),
     ],
 )  # fmt: skip
 def test_what_accelerate_launch_has_set_counts_where_the_arguments_are_silent(args_of, variables, expected):
