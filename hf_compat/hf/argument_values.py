@@ -525,22 +525,6 @@ class ArgumentCheck:
             raise ArgumentError(f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}") from error
 
 
-@functools.cache
-def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Make the checks of upstream's fields. A row's type takes precedence over choices and the hint."""
-    hints = typing.get_type_hints(base)
-    checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
-    for field in dataclasses.fields(base):
-        hint, row = hints[field.name], ROWS[field.name]
-        kind = row.kind
-        if kind is None and "choices" in field.metadata:
-            known = choice(field.metadata["choices"])
-            kind = either((NONE, known)) if type(None) in parts_of(hint) else known
-        kind = kind or type_of(hint, row.allowed)
-        checks[field.name] = ArgumentCheck(field.name, kind, default_of(field), hint)
-    return checks
-
-
 def default_of(field: dataclasses.Field[typing.Any]) -> object:
     """A field's default, or NO_DEFAULT if it has none or a factory."""
     return NO_DEFAULT if field.default is dataclasses.MISSING else field.default
@@ -548,8 +532,23 @@ def default_of(field: dataclasses.Field[typing.Any]) -> object:
 
 @functools.lru_cache(maxsize=64)
 def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Make the checks of the arguments of a class, which is `base` or a subclass of it."""
-    checks = dict(_base_checks(base))
+    """Make the checks of the arguments of a class, which is `base` or a subclass of it.
+
+    The type of a row takes precedence over choices and the hint.
+    """
+    if kind is base:
+        hints = typing.get_type_hints(base)
+        checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
+        for field in dataclasses.fields(base):
+            hint, row = hints[field.name], ROWS[field.name]
+            read = row.kind
+            if read is None and "choices" in field.metadata:
+                known = choice(field.metadata["choices"])
+                read = either((NONE, known)) if type(None) in parts_of(hint) else known
+            read = read or type_of(hint, row.allowed)
+            checks[field.name] = ArgumentCheck(field.name, read, default_of(field), hint)
+        return checks
+    checks = dict(checks_of(base, base))
     for field in dataclasses.fields(kind):
         owner = next((c for c in kind.__mro__ if field.name in inspect.get_annotations(c)), base)
         if owner not in base.__mro__:

@@ -41,7 +41,7 @@ from hf_compat.hf.arguments_rules import (
     read_profile,
     workers_and_repository,
 )
-from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
+from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES, Translation, remember, translate_legacy
 from hf_compat.hf.old_attributes import (
@@ -59,7 +59,7 @@ from hf_compat.hf.old_attributes import (
 )
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
-from hf_compat.runtime.launch import read_launch
+from hf_compat.runtime.launch import read_launch, variable
 from hf_compat.runtime.text import shown
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
@@ -188,7 +188,7 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
 
 
 @dataclass(repr=False)
-class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass=AcceptOldNames):
+class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     """How to train, evaluate and save.
 
     Every argument name of `transformers` 3.0 to 5.23 is accepted. The current names are the fields below, and
@@ -575,7 +575,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
                 )
         elif may_be_asked():
             _ = self.distributed_state
-        shared = share_deepspeed(self)
+        is_asked = self.deepspeed or variable("ACCELERATE_USE_DEEPSPEED")
+        shared = share_deepspeed(self) if is_asked else None
         if shared is not None:
             vars(self)["hf_deepspeed_config"] = shared  # not by `setattr`, which accepts fields only
 

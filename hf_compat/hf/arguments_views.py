@@ -44,8 +44,11 @@ _HELPERS = {
 }
 
 
+_COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
+
+
 class ArgumentViews:
-    """Properties and dumps of `TrainingArguments`, which adds the fields."""
+    """Properties, dumps and group setters of `TrainingArguments`, which adds the fields."""
 
     # Fields of the dataclass that the views read.
     per_device_train_batch_size: int
@@ -59,11 +62,16 @@ class ArgumentViews:
     log_level_replica: str
     warmup_steps: float
     deepspeed: dict[str, object] | str | None
+    eval_strategy: IntervalStrategy | str
     # Not annotated, so not a field. A subclass may have a field of that name.
     compat = NEWEST
     # Derived by arguments_rules.py.
     mixed_precision: str
     framework = "pt"  # a property of 4.x
+
+    @classmethod
+    def _checks(cls) -> Mapping[str, ArgumentCheck]:
+        raise NotImplementedError
 
     @functools.cached_property
     def _launch(self) -> Launch:
@@ -239,44 +247,6 @@ class ArgumentViews:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in PROCESS_ATTRIBUTES}
-
-
-for _name, _way_out in _HELPERS.items():
-    setattr(ArgumentViews, _name, Absent(_name, _way_out))
-
-
-def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
-    if name.endswith("_token") or (is_secret(name) and value is not None):
-        return f"<{name.upper()}>"
-    if isinstance(value, Enum):
-        return value.value
-    if name == "parallelism_config" and value is not None:
-        return value.to_json()
-    if isinstance(value, AcceleratorConfig):
-        # not an option, so upstream omits it as well
-        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
-    if name == "report_to":  # Lightning loggers among the names
-        return [item if isinstance(item, str) else type(item).__name__ for item in value]
-    if isinstance(value, list):
-        return [item.value if isinstance(item, Enum) else item for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(str(key), item) for key, item in value.items()}
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return copy.copy(value)
-
-
-_COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
-
-
-class ArgumentSetters:
-    """Group setters of `TrainingArguments`, whose calls can be chained."""
-
-    eval_strategy: IntervalStrategy | str
-
-    @classmethod
-    def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        raise NotImplementedError
 
     def _set(self, **values: object) -> Self:
         good, problems = read_all(self._checks(), values)
@@ -477,3 +447,28 @@ class ArgumentSetters:
             ignore_data_skip=ignore_data_skip,
             data_seed=sampler_seed,
         )
+
+
+for _name, _way_out in _HELPERS.items():
+    setattr(ArgumentViews, _name, Absent(_name, _way_out))
+
+
+def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
+    if name.endswith("_token") or (is_secret(name) and value is not None):
+        return f"<{name.upper()}>"
+    if isinstance(value, Enum):
+        return value.value
+    if name == "parallelism_config" and value is not None:
+        return value.to_json()
+    if isinstance(value, AcceleratorConfig):
+        # not an option, so upstream omits it as well
+        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
+    if name == "report_to":  # Lightning loggers among the names
+        return [item if isinstance(item, str) else type(item).__name__ for item in value]
+    if isinstance(value, list):
+        return [item.value if isinstance(item, Enum) else item for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(str(key), item) for key, item in value.items()}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return copy.copy(value)

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig, checks_of, default_of
 from hf_compat.hf.arguments import AcceptOldNames, Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
+from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.legacy import OLD_NAMES, remember, remembered
 from hf_compat.hf.old_attributes import (
     OldAttributes,
@@ -126,7 +126,7 @@ def _adopted_class(kind: type) -> type:
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
     base = _our_class(kind)
     content: dict[str, object] = {}  # our methods and properties that the script's classes do not override
-    for home in (OldAttributes, ArgumentSetters, ArgumentViews, TrainingArguments, base):
+    for home in (OldAttributes, ArgumentViews, TrainingArguments, base):
         for name, value in vars(home).items():
             is_code = callable(value) or isinstance(value, (property, functools.cached_property, classmethod))
             is_wanted = is_code and (name in _DUNDERS or not name.startswith("__"))
