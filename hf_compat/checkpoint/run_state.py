@@ -271,6 +271,8 @@ class RunState:
         current_epoch: Lightning's epoch.
         lightning_version: The Lightning that wrote it.
         evaluated: Evaluation sets whose persistent workers had begun.
+        workers: Loader workers of the training data. None if it is not known.
+        keeps_workers: Whether they were persistent.
         knows_epoch_end: The first version took an epoch for over where training had only stopped within it. False
             where that is possible.
     """
@@ -288,6 +290,8 @@ class RunState:
     current_epoch: int = 0
     lightning_version: str = ""
     evaluated: list[str] = field(default_factory=list)
+    workers: int | None = None
+    keeps_workers: bool = False
     knows_epoch_end: bool = True
 
     def to_plain(self) -> PlainState:
@@ -374,12 +378,12 @@ _POSITION_KINDS: dict[str, Kind] = {
 }
 _RUN_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("world_size", "current_epoch"), COUNT),
-    "samples_per_micro_batch": COUNT.or_none(),
+    **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
     **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
     **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
     "lightning_version": TEXT,
     "evaluated": list_of("names", TEXT),
-    "knows_epoch_end": FLAG,
+    **dict.fromkeys(("keeps_workers", "knows_epoch_end"), FLAG),
 }
 
 

@@ -299,7 +299,9 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     def _with_replaced_workers(self) -> Iterator[Batch]:
         """Start replaced persistent workers as the first ones: no seed is drawn, and the data is in epoch 0."""
-        drawn_from, self.generator = self.generator, torch.Generator()
+        # runs with other seeds, and later epochs, do not repeat what is drawn within the workers
+        seeded = torch.Generator().manual_seed((torch.initial_seed() + self.iteration) % 2**63)
+        drawn_from, self.generator = self.generator, seeded
         set_epoch_of((self.dataset,), 0)
         try:
             return super().__iter__()

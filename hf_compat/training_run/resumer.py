@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import lightning.pytorch as pl
+from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
@@ -308,8 +309,25 @@ class Resumer:
             run.losses.load_state_dict(run.resumed.losses)
         if run.resumed is not None and run.start.is_exact:
             run.evaluated |= set(run.resumed.evaluated)
-        keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
-        if keeps_workers and (run.evaluated or run.start.epoch or run.start.epoch_is_over):
+        self._warn_of_workers(run)
+
+    def _warn_of_workers(self, run: TrainingRun) -> None:
+        """Warn where the loader's workers make a resumed run differ from the uninterrupted one."""
+        workers, keeps_workers = getattr(run.loader, "num_workers", 0), getattr(run.loader, "persistent_workers", False)
+        before = workers if run.resumed is None or run.resumed.workers is None else run.resumed.workers
+        kept_before = keeps_workers if run.resumed is None or run.resumed.workers is None else run.resumed.keeps_workers
+        is_stream = isinstance(getattr(run.loader, "dataset", None), IterableDataset)
+        if is_stream and max(workers, 1) != max(before, 1):
+            shared_logger.warning(
+                f"`dataloader_num_workers={workers}`, in the interrupted run {before}: the workers share the stream's "
+                "samples, so the order is another one. Some samples may be read twice, and others never."
+            )
+        if keeps_workers != kept_before:
+            shared_logger.warning(
+                f"`dataloader_persistent_workers={keeps_workers}`, in the interrupted run {kept_before}: each start of "
+                "workers draws a random number, so later ones are not those of the uninterrupted run."
+            )
+        elif keeps_workers and (run.evaluated or run.start.epoch or run.start.epoch_is_over):
             logger.warning(
                 "`dataloader_persistent_workers=True`: new workers take the place of the interrupted run's. What the "
                 "data set or the collator draws or keeps within a worker begins anew. All else is as in an "

@@ -246,6 +246,8 @@ class TrainingRun:
             current_epoch=self.lightning_trainer.current_epoch,
             lightning_version=lightning.__version__,
             evaluated=sorted(self.evaluated),
+            workers=getattr(self.loader, "num_workers", None),
+            keeps_workers=getattr(self.loader, "persistent_workers", False),
         )
 
 

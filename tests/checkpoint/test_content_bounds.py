@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import toy
 
-from hf_compat import Trainer, get_last_checkpoint
+from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, get_last_checkpoint
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.text import brief
@@ -103,6 +104,34 @@ def test_moments_in_another_layout_train_as_contiguous_ones(make_args, tmp_path,
         weights = [value.clone() for value in resumed.model.state_dict().values()]
         logs[-1].append([value.tolist() for value in weights])
     assert logs[0] == logs[1] and len(logs[0]) == 5
+
+
+def fitted(ckpt):
+    """Return the weights that a native fit of one epoch gives, from a Lightning checkpoint or from the beginning."""
+    torch.manual_seed(5)
+    model = toy.Classifier()
+    settings = {"output_dir": "unused", "use_cpu": True, "per_device_train_batch_size": 4, "num_train_epochs": 1}
+    args = TrainingArguments(**settings, optim="adamw_torch_fused", learning_rate=1e-2)
+    native = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, limit_train_batches=2 if ckpt is None else 4,
+    )  # fmt: skip
+    native.fit(HFModule(model, args), HFDataModule(args, toy.rows(16)), ckpt_path=ckpt)
+    return native, [value.tolist() for value in model.state_dict().values()]
+
+
+def test_moments_of_a_native_fit_in_another_layout_train_as_contiguous_ones(tmp_path):
+    native, _ = fitted(None)
+    native.save_checkpoint(path := tmp_path / "it.ckpt")
+    content = torch.load(path, weights_only=False)
+    found = []
+    for change in (repeated, lambda moment: repeated(moment).contiguous()):
+        states = content["optimizer_states"][0]["state"]
+        for kept in states.values():
+            kept |= {name: change(kept[name]) for name in ("exp_avg", "exp_avg_sq")}
+        torch.save(content, path)
+        found.append(fitted(str(path))[1])
+    assert found[0] == found[1]
 
 
 def test_a_conversion_asks_for_no_more_than_the_file_holds(make_args, tmp_path):
