@@ -107,14 +107,14 @@ def test_moments_in_another_layout_train_as_contiguous_ones(make_args, tmp_path,
 
 
 def fitted(ckpt):
-    """Return the weights that a native fit of one epoch gives, from a Lightning checkpoint or from the beginning."""
+    """Fit for an epoch, or for the second one from a Lightning checkpoint. Return the trainer and the weights."""
     torch.manual_seed(5)
     model = toy.Classifier()
-    settings = {"output_dir": "unused", "use_cpu": True, "per_device_train_batch_size": 4, "num_train_epochs": 1}
+    settings = {"output_dir": "unused", "use_cpu": True, "per_device_train_batch_size": 4}
     args = TrainingArguments(**settings, optim="adamw_torch_fused", learning_rate=1e-2)
     native = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, limit_train_batches=2 if ckpt is None else 4,
+        max_epochs=1 if ckpt is None else 2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     native.fit(HFModule(model, args), HFDataModule(args, toy.rows(16)), ckpt_path=ckpt)
     return native, [value.tolist() for value in model.state_dict().values()]
