@@ -10,7 +10,6 @@ import copy
 import logging
 import os
 import types
-import warnings
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +27,7 @@ from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, adopt, ex
 from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.internals import reset_weight_averaging
-from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
+from hf_compat.errors import ArgumentError, CallbackError, warn_user
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, callback_kind
 from hf_compat.hf.state import export_states
@@ -254,11 +253,9 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
     check_model_of(callback, model, model)
     uncalled = hooks_of_user(callback, NEVER_CALLED)
     if uncalled:
-        warnings.warn(
+        warn_user(
             f"{name}: {', '.join(uncalled)} will not be called. HF has no sanity check, and `predict` runs Lightning's "
             "test loop (`on_test_*`).",
-            HfCompatWarning,
-            stacklevel=5,
         )
 
 

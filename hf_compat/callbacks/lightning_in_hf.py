@@ -10,7 +10,6 @@ import base64
 import inspect
 import io
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -32,7 +31,7 @@ from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
-from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
+from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import exportable_of_transformers
@@ -110,11 +109,9 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         check_lightning_callback(callback, nn.Module())
         missing = hooks_of_user(callback, _WITHOUT_EVENT)
         if missing:
-            warnings.warn(
+            warn_user(
                 f"{type(callback).__name__}: {', '.join(missing)} will not be called, as transformers.Trainer has no "
                 "event for them.",
-                HfCompatWarning,
-                stacklevel=2,
             )
         self.callback = callback
         self.trainer: pl.Trainer | None = None

@@ -18,7 +18,6 @@ import dataclasses
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,13 @@ from hf_compat.checkpoint.run_state import (
     readable_checkpoint,
     reading_arrays,
 )
-from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError, HfCompatWarning
+from hf_compat.errors import (
+    ArgumentError,
+    CheckpointError,
+    CheckpointWriteError,
+    HfCompatError,
+    warn_user,
+)
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.nested import leaves
 from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, unpack_rng
@@ -406,11 +411,9 @@ def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
             left_out.append(key)
     if left_out:
         shown = ", ".join(left_out[:5]) + (" …" if left_out[5:] else "")
-        warnings.warn(
+        warn_user(
             f"{source} holds {len(left_out)} entries with weights that are not the model's, and an HF folder has no "
             f"place for: {shown}. They are left out.\n\nHint: keep, or save, a .ckpt.",
-            HfCompatWarning,
-            stacklevel=4,
         )
 
 

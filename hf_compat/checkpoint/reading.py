@@ -12,7 +12,6 @@ import io
 import logging
 import os
 import pickle
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -39,7 +38,7 @@ from hf_compat.checkpoint.files import (
     read_small,
     walked_torch_file,
 )
-from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.errors import CheckpointError, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.arguments import TrainingArguments
 
@@ -437,11 +436,9 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
     today = {field.name: vars(args).get(field.name, field.default) for field in fields(args)}
     unknown = [name for name in today if isinstance(known.get(name), Named)]
     if unknown:
-        warnings.warn(
+        warn_user(
             f"{path} holds objects for {', '.join(unknown)}, which cannot be read without running code; they have "
             "their defaults.\n\nHint: give `args=…`.",
-            HfCompatWarning,
-            stacklevel=2,
         )
     return today
 

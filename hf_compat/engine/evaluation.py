@@ -6,7 +6,6 @@ Predictions are kept (`kept_batches.py`) and joined once, so time grows linearly
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 
 import numpy as np
@@ -26,7 +25,7 @@ from hf_compat.engine.kept_batches import (
     torch_metrics,
 )
 from hf_compat.engine.windows import TrainingSteps
-from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
+from hf_compat.errors import ArgumentError, OverrideError, warn_user
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, plain_metrics
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
@@ -351,12 +350,10 @@ def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | N
     free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
     if free is not None and needed > free / 2:
         way = "set `eval_accumulation_steps`, " if on_gpu else ""
-        warnings.warn(
+        warn_user(
             f"This evaluation keeps about {needed / 2**30:.1f} GiB of predictions, and {free / 2**30:.1f} GiB of "
             f"{'GPU memory' if on_gpu else 'memory'} are free.\n\nHint: {way}reduce them by "
             "`preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as `compute_metrics`.",
-            HfCompatWarning,
-            stacklevel=2,
         )
 
 

@@ -31,7 +31,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
-from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
+from hf_compat.errors import ArgumentError, CheckpointError, warn_user
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
@@ -229,11 +229,9 @@ def _arguments_of(path: str) -> TrainingArguments | None:
     held = _values_in(found)
     if isinstance(held, Mapping):
         return _as_arguments(path, held)
-    warnings.warn(
+    warn_user(
         f"The arguments in {found} cannot be read without running code; the module has the defaults.\n\n"
         "Hint: give `args=…`.",
-        HfCompatWarning,
-        stacklevel=4,
     )
     return None
 
@@ -309,7 +307,7 @@ def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) 
     if problems and strict:
         raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
     for problem in problems:
-        warnings.warn(problem, HfCompatWarning, stacklevel=6)
+        warn_user(problem)
 
 
 def _load_adapter(model: nn.Module, folder: str) -> None:

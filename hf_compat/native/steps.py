@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -30,7 +29,7 @@ from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
-from hf_compat.errors import ArgumentError, HfCompatWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.stepping import stepping_of
@@ -400,12 +399,10 @@ def _check_endless_schedule(steps: NativeSteps) -> None:
         )
     kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if kind not in _ENDLESS_SCHEDULES:
-        warnings.warn(
+        warn_user(
             f"Nothing says how many updates this fit makes, so `lr_scheduler_type={kind!r}` has no end to decay to: "
             "the learning rate stays constant after its warm-up.\n\n"
             "Hint: give `max_steps` or `max_epochs` to lightning.Trainer, or choose `lr_scheduler_type='constant'`.",
-            HfCompatWarning,
-            stacklevel=2,
         )
 
 

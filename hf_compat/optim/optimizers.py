@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.hf.value_types import choice
@@ -285,11 +284,10 @@ def check_in_backward(request: OptimizerRequest) -> None:
     args = request.args
     is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
     for name in filter(is_inert.get, is_inert):
-        warnings.warn(
+        warn_user(
             f"`{name}={getattr(args, name)}` has no effect: `optim={request.name!r}` updates each parameter in the "
             "backward pass, as in transformers.",
             InertArgumentWarning,
-            stacklevel=6,
         )
 
 
@@ -394,11 +392,10 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
     if entry.check is not None:
         entry.check(request)
     if args.optim_target_modules is not None and entry.check not in (check_targets, check_layerwise):
-        warnings.warn(
+        warn_user(
             f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim={request.name!r}` "
             "trains every parameter alike; GaLore and APOLLO take it.",
             InertArgumentWarning,
-            stacklevel=5,
         )
 
 

@@ -8,12 +8,11 @@ and its treatment. DeepSpeed silently ignores other keys, so a warning names the
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
@@ -134,7 +133,7 @@ def check_keys(config: Mapping[str, object]) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, InertArgumentWarning, stacklevel=5)
+    warn_user(text, InertArgumentWarning)
 
 
 Config = dict[str, Any]  # a DeepSpeed configuration as nested JSON
@@ -352,11 +351,10 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
         )
     unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
     if unused:
-        warnings.warn(
+        warn_user(
             f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
             f"DeepSpeed configuration's section `scheduler` selects {section['type']}.",
             InertArgumentWarning,
-            stacklevel=5,
         )
     _match_rates(table, args)
 
@@ -406,8 +404,7 @@ def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, .
     """Warn about parameters of a section that have no counterpart among the arguments."""
     rest = sorted(set(section.get("params") or {}) - {*known, "warmup_type"})
     if rest:
-        warnings.warn(
+        warn_user(
             f"The DeepSpeed configuration's {name} sets {', '.join(rest)}, which has no effect: {why}.",
             InertArgumentWarning,
-            stacklevel=5,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,7 +17,7 @@ from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.samplers import IterableDatasetSlice, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.windows import Windows
-from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
+from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.releases import of_transformers
@@ -218,11 +217,10 @@ class DataloaderMethods(StepsBase):
     def _warn_of_lengths(self) -> None:
         strategy = self.args.train_sampling_strategy
         if self.train_dataset is not None and strategy in ("group_by_length", "batch_rebalance"):
-            warnings.warn(
+            warn_user(
                 f"`{shown('train_sampling_strategy', strategy)}` has no effect: the training data set has no length, "
                 "so its samples keep their own order.",
                 InertArgumentWarning,
-                stacklevel=2,
             )
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import nn
 
 from hf_compat.engine.strategies import gathering_method, is_sharded
-from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import (
     GenerationConfig,
@@ -76,10 +74,9 @@ class GenerationSteps(StepMethods):
         """Make the keywords of `generate`, with the arguments as defaults."""
         told = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
         if told and not self._option("predict_with_generate"):
-            warnings.warn(
+            warn_user(
                 f"`{', '.join(told)}` has no effect without `predict_with_generate=True`.",
                 InertArgumentWarning,
-                stacklevel=3,
             )
         keywords = dict(given)
         longest, beams = self._option("generation_max_length"), self._option("generation_num_beams")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import lightning.pytorch as pl
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from hf_compat.data.collators import check_dataset, check_length
 from hf_compat.engine.kept_batches import check_metrics
 from hf_compat.engine.model_hooks import EmbeddingNoise, compiled, uncompiled
 from hf_compat.engine.module import WindowModule
-from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once
+from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once, warn_user
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32, generation_beside
@@ -85,9 +83,8 @@ class ModelMethods(StepsBase):
         self.label_smoother = None
         if self.args.label_smoothing_factor != 0:
             if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-                warnings.warn(
+                warn_user(
                     "Label smoothing is not compatible with multi-label classification and is off for this Trainer.",
-                    stacklevel=4,
                 )
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
@@ -290,11 +287,10 @@ class ModelSetupMethods(TrainerBase):
         self._check_training_data()
         asks = isinstance(args, Seq2SeqTrainingArguments) and args.predict_with_generate
         if asks and not is_replaced(self, "prediction_step", StepMethods):
-            warnings.warn(
+            warn_user(
                 f"`predict_with_generate=True` has no effect, as a {type(self).__name__} does not generate. Use a "
                 "Seq2SeqTrainer, or override `prediction_step`.",
                 InertArgumentWarning,
-                stacklevel=3,
             )
 
     def _check_training_data(self) -> None:

@@ -6,7 +6,6 @@ Methods without a function here do nothing, but their overrides are called.
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -14,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.data.tree import nested_numpify
-from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once
+from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once, warn_user
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.metrics import EvalLoopOutput
@@ -46,11 +45,10 @@ def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
     """Make a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
     missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
     if missing and not skip_memory_metrics:
-        warnings.warn(
+        warn_user(
             "`skip_memory_metrics=False` has no effect: transformers measures memory with psutil, and these are not "
             f"installed: {', '.join(missing)}. Install it: `pip install {' '.join(missing)}`.",
             InertArgumentWarning,
-            stacklevel=3,
         )
     if missing or skip_memory_metrics:
         return UnmeasuredMemory()
