@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -80,6 +81,14 @@ def gathering(model: nn.Module, config: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         engine.destroy()
+
+
+def whole_for_a_while(parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+    """Let parameters of a model in parts be whole for a while. What the first process has made of them is kept."""
+    import deepspeed
+
+    context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=0)
+    return context
 
 
 def whole_size(parameter: nn.Parameter) -> int:

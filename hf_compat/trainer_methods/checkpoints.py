@@ -37,6 +37,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.errors import HubError
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
+from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
@@ -230,7 +231,9 @@ class CheckpointMethods(TrainerBase):
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
         if is_peft_model(target) and not holds_whole_model(folder, target):
-            self._weights_not_loaded = load_adapters(target, folder)
+            trained = [parameter for parameter in target.parameters() if parameter.requires_grad]
+            with whole_for_a_while(trained) if is_partitioned(target) else contextlib.nullcontext():
+                self._weights_not_loaded = load_adapters(target, folder)
             return
         is_own = given is self.model or given is self.model_wrapped
         state = self._model_state if is_own else make_model_state(target)

@@ -34,6 +34,8 @@ class OptimizationMethods(StepsBase):
         """Set `optimizer` and `lr_scheduler` unless they are set."""
         self.create_optimizer()
         self.optimizer = unprepared(self.optimizer)
+        if self.is_deepspeed_enabled:  # its engine drops empty groups, for which a schedule would still have rates
+            self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group["params"]]
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

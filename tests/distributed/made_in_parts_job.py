@@ -3,7 +3,8 @@
 made_in_parts_job.py FOLDER ours|theirs WAY [name=value …]
 
 WAY is `loaded` (`from_pretrained` after the arguments), `made` (`from_config`), or `by_hand` (under a configuration of
-the script's own). `resume` names a checkpoint, `stage` is that of the arguments, and `tied` ties the embeddings.
+the script's own). `resume` names a checkpoint, `stage` is that of the arguments, `tied` ties the embeddings, and
+`adapters` trains LoRA's alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 from pathlib import Path
 
+import peft
 import torch
 import transformers
 from transformers.integrations import HfDeepSpeedConfig, deepspeed_config, is_deepspeed_zero3_enabled
@@ -25,7 +27,7 @@ FILLED_IN = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "g
 class Job:
     def __init__(self, folder: Path, api: str, way: str, options: dict) -> None:
         self.folder, self.api, self.way, self.options = folder, api, way, options
-        self.stage, self.seen = options.pop("stage", 3), []
+        self.stage, self.adapters, self.seen = options.pop("stage", 3), options.pop("adapters", False), []
         self.config = transformers.LlamaConfig(
             vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=options.pop("tied", False),
@@ -65,6 +67,10 @@ class Job:
             model = transformers.AutoModelForCausalLM.from_pretrained(self.base)
         self.seen.append([*told, sorted({tuple(parameter.shape) for parameter in model.parameters()})])
         args = args or self.make_args()
+        if self.adapters:
+            transformers.set_seed(1)
+            layers = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+            model = peft.get_peft_model(model, layers)
         return sys.modules[self.api].Trainer(model, args, train_dataset=self.rows, eval_dataset=self.rows[:16])
 
     def train(self, resume: str | None, first: bool) -> dict:

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 JOB = Path(__file__).with_name("made_in_parts_job.py")
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+def weights(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(folder / f"{name}.safetensors")
 
 
 def same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -54,6 +54,18 @@ def test_it_trains_and_resumes_as_under_transformers(tmp_path, way, words):
         if "bf16=True" in words:  # the evaluation before has put the model into half precision
             expected = {name: tensor.bfloat16().float() for name, tensor in expected.items()}
         assert same(first, expected)
+
+
+@pytest.mark.parametrize("stage", [3, pytest.param(2, marks=pytest.mark.matrix)])
+def test_adapters_train_and_resume_as_under_transformers(tmp_path, stage):
+    """All of LoRA's weights decay, so the optimizer's other group is empty, and DeepSpeed drops it."""
+    words = ("loaded", "adapters=True", f"stage={stage}")
+    theirs = result(tmp_path, "transformers", *words, launcher=TORCHRUN, script=JOB)
+    ours = result(tmp_path, "hf_compat", *words, launcher=TORCHRUN, script=JOB)
+    trained, resumed = ours["runs"]
+    assert trained["logs"] == resumed["logs"] == theirs["runs"][0]["logs"]
+    mine, other = (weights(tmp_path / api / "final", "adapter_model") for api in ("hf_compat", "transformers"))
+    assert same(mine, other)
 
 
 @pytest.mark.matrix

@@ -33,7 +33,7 @@ from hf_compat.checkpoint.zero_reader import (
     zero_states,
 )
 from hf_compat.errors import CheckpointError, CheckpointMismatch
-from hf_compat.interop.deepspeed import DeepSpeedEngine, gathering, is_partitioned
+from hf_compat.interop.deepspeed import DeepSpeedEngine, gathering, is_partitioned, whole_for_a_while
 from hf_compat.runtime.collectives import barrier
 
 
@@ -237,7 +237,7 @@ class DeepSpeedState(ModelState):
         return giving(self.model, dict(_copied_whole(self.model)))
 
     def taking_whole(self) -> AbstractContextManager[None]:
-        return _gathered(self.model, recurse=True) if is_partitioned(self.model) else contextlib.nullcontext()
+        return whole_for_a_while(self.model.parameters()) if is_partitioned(self.model) else contextlib.nullcontext()
 
     def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
         if self._engine is not None or config is None:  # the engine's hooks stay on the model after a fit
@@ -295,7 +295,7 @@ class DeepSpeedState(ModelState):
         if not is_partitioned(self.model):
             return self.model.load_state_dict(named, strict=False)
         for module, own in self._by_module(named):
-            with _gathered(module):
+            with whole_for_a_while(module.parameters(recurse=False)):
                 module.load_state_dict(own, strict=False)
         known = self.model.state_dict().keys()
         return _Compared([name for name in known if name not in named], [name for name in named if name not in known])
@@ -352,20 +352,6 @@ def _plain_reads(engine: DeepSpeedEngine, contents: Contents) -> Iterator[None]:
 
 def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
     for module in model.modules():
-        with _gathered(module):
+        with whole_for_a_while(module.parameters(recurse=False)):
             for parameter in module.parameters(recurse=False):
                 yield parameter, parameter.detach().to("cpu", copy=True)
-
-
-def _gathered(module: nn.Module, recurse: bool = False) -> AbstractContextManager[None]:
-    """Let a module's parameters be whole for a while; what the first process has made of them is kept.
-
-    Args:
-        module: The module.
-        recurse: Whether those of its parts are as well.
-    """
-    import deepspeed
-
-    parameters = list(module.parameters(recurse=recurse))
-    context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
-    return context
