@@ -17,7 +17,7 @@ Lookup = Callable[[str], object]
 # Modules that replace those of `transformers` → our modules → the names there. Other names are transformers' own.
 _HOMES: dict[str, dict[str, str]] = {
     "data": {"data.collators": "default_data_collator"},
-    "debug_utils": {"engine.model_hooks": "DebugUnderflowOverflow detect_overflow", "hf.enums": "DebugOption"},
+    "debug_utils": {"hf.enums": "DebugOption"},
     "integrations": {"callbacks.trackers": "TensorBoardCallback WandbCallback"},
     "integrations.integration_utils": {"callbacks.trackers": "TensorBoardCallback WandbCallback"},
     "optimization": {"optim.lr_schedulers": "get_scheduler"},

@@ -481,6 +481,17 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
     return kind
 
 
+def overflow_debugger() -> type:
+    """Transformers' `DebugUnderflowOverflow`.
+
+    Raises:
+        MissingPackage: Transformers is not installed.
+    """
+    need("transformers", "'hf-compat[transformers]'", "`debug='underflow_overflow'`")
+    kind: type = importlib.import_module("transformers.debug_utils").DebugUnderflowOverflow
+    return kind
+
+
 def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
     if not in_notebook() or not is_installed("transformers"):

@@ -25,7 +25,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
 from hf_compat.engine.kept_batches import check_metrics
-from hf_compat.engine.model_hooks import DebugUnderflowOverflow, begin_noise, end_noise, watch_if_enabled
+from hf_compat.engine.model_hooks import OverflowWatch, begin_noise, end_noise, watch_if_enabled
 from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
 from hf_compat.engine.windows import Window, Windows
@@ -132,7 +132,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     logs_to_lightning = True
     steps: NativeSteps
-    _watch: DebugUnderflowOverflow | None = None  # while it trains with `debug="underflow_overflow"`
+    _watch: OverflowWatch | None = None  # while it trains with `debug="underflow_overflow"`
     _is_set_up = False  # for the run under way
     _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
     _said_automatic: bool | None = None  # what the author has said of `automatic_optimization`
