@@ -12,7 +12,6 @@ import os
 import types
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -36,30 +35,21 @@ from hf_compat.interop.transformers_models import known_to_transformers, noteboo
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.training_run.run import RunHost
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
 # The places where a Lightning callback may be refused, as the error names them.
 IN_TRAINER, WITH_MODULE, IN_TRANSFORMERS = "in this Trainer", "with an HFModule", "in transformers.Trainer"
 
 
-class _Refusal(NamedTuple):
-    """Lightning callbacks that cannot work, and the alternative at each place that refuses them."""
-
-    kinds: tuple[type[pl.Callback], ...]
-    why: str
-    hints: dict[str, str]
-
-
-_REFUSED = (
-    _Refusal(
+_PASS_IT_ON = {IN_TRANSFORMERS: "pass it to hf_compat.Trainer"}
+# Lightning callbacks that cannot work, why, and the alternative at each place that refuses them.
+_REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, dict[str, str]], ...] = (
+    (
         (lightning_callbacks.GradientAccumulationScheduler,),
         "an update always takes one window of `gradient_accumulation_steps` micro-batches",
         dict.fromkeys((IN_TRAINER, WITH_MODULE), "set `gradient_accumulation_steps` in the arguments"),
     ),
-    _Refusal(
+    (
         (lightning_callbacks.BatchSizeFinder,),
         "the arguments set the batch size",
         {
@@ -69,7 +59,7 @@ _REFUSED = (
             "`hf_compat.Trainer` find one that fits",
         },
     ),
-    _Refusal(
+    (
         (lightning_callbacks.LearningRateFinder,),
         "the arguments set the learning rate and its schedule",
         {
@@ -78,39 +68,36 @@ _REFUSED = (
             "`hyperparameter_search` of `hf_compat.Trainer`",
         },
     ),
-    _Refusal(
+    (
         (lightning_callbacks.BasePredictionWriter,),
         "`predict` returns its predictions",
         {IN_TRAINER: "write the result of `trainer.predict(…)`"},
     ),
-    _Refusal(
+    (
         (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
         "it changes weights or schedule inside the loops, for which transformers.Trainer has no event",
-        {IN_TRANSFORMERS: "pass it to hf_compat.Trainer, which runs Lightning's loops"},
+        _PASS_IT_ON,
     ),
-    _Refusal(
+    (
         (lightning_callbacks.ProgressBar,),
         "it follows batches, for which transformers.Trainer has no event",
         {IN_TRANSFORMERS: "use HF's own progress bar, or pass it to hf_compat.Trainer"},
     ),
-    _Refusal(
+    (
         (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
         "it reads batches and step outputs, which transformers.Trainer does not pass to callbacks",
-        {IN_TRANSFORMERS: "pass it to hf_compat.Trainer"},
+        _PASS_IT_ON,
     ),
-    _Refusal(
+    (
         (lightning_callbacks.OnExceptionCheckpoint,),
         "it writes when an exception ends the training, for which transformers.Trainer has no event",
-        {IN_TRANSFORMERS: "set `save_steps`, or pass it to hf_compat.Trainer"},
+        _PASS_IT_ON,
     ),
-    _Refusal(
+    (
         (lightning_callbacks.BackboneFinetuning,),
         "it trains the backbone at its own learning rate, but transformers.Trainer makes one optimizer for all "
         "parameters before its first event",
-        {
-            IN_TRANSFORMERS: "pass `optimizers=(…)` with a group for the backbone, or pass the callback to "
-            "hf_compat.Trainer"
-        },
+        _PASS_IT_ON,
     ),
 )
 
@@ -409,6 +396,7 @@ def _adopted(callback: Callback) -> Callback:
 
 
 _CONTAINERS = (dict, list, set)
+_BASES = (pl.Callback, pl.callbacks.Checkpoint)
 
 
 class SavedCallbackStates:
@@ -419,14 +407,11 @@ class SavedCallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        self._callbacks = list(callbacks)
-        self._declared = [copy.deepcopy(callback.state_dict()) for callback in self._callbacks]
-        self._attributes = [
-            _attributes(callback, declared) for callback, declared in zip(self._callbacks, self._declared, strict=True)
-        ]
+        self._saved = [(callback, copy.deepcopy(callback.state_dict())) for callback in callbacks]
+        self._attributes = [_attributes(callback, declared) for callback, declared in self._saved]
 
     def restore(self) -> None:
-        for callback, declared, attributes in zip(self._callbacks, self._declared, self._attributes, strict=True):
+        for (callback, declared), attributes in zip(self._saved, self._attributes, strict=True):
             if attributes:
                 vars(callback).update({name: _copied(value) for name, value in attributes.items()})
             elif declared:
@@ -442,9 +427,6 @@ def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str,
         for name, value in vars(callback).items()
         if is_own or name in declared or not isinstance(value, _CONTAINERS)
     }
-
-
-_BASES = (pl.Callback, pl.callbacks.Checkpoint)
 
 
 def _is_lightnings(kind: type) -> bool:

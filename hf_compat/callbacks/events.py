@@ -26,7 +26,7 @@ Kind = TypeVar("Kind", bound=type[pl.Callback])
 
 def fires_at_hooks(kind: Kind) -> Kind:
     """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `fire_at_hook` with its name first."""
-    fire: Any = kind.fire_at_hook  # type: ignore[attr-defined]  # each of the decorated classes has it
+    fire = kind.fire_at_hook  # type: ignore[attr-defined]  # each of the decorated classes has it
     for hook in PAIRS.keys() - vars(kind).keys():
         setattr(kind, hook, functools.partialmethod(fire, hook))
     return kind

@@ -41,19 +41,12 @@ _RUN_ID = re.compile(r"[^/\\#?%:\x00-\x1f\ud800-\udfff]{1,128}")  # the ids that
 
 
 class RunRecord(TypedDict, total=False):
-    """The record of a tracker's run.
+    """The record of a tracker's run."""
 
-    Attributes:
-        logdir: Folder of a TensorBoard run.
-        id: Id of a wandb or MLflow run.
-        step: Update of the last log.
-        logs: Logs of that update.
-    """
-
-    logdir: str
-    id: str
-    step: int
-    logs: int
+    logdir: str  # folder of a TensorBoard run
+    id: str  # of a wandb or MLflow run
+    step: int  # update of the last log
+    logs: int  # of that update
 
 
 def _is_count(value: object) -> bool:
@@ -69,12 +62,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 class RunMemory:
-    """The tracker run that an output folder belongs to.
-
-    Args:
-        folder: The output folder.
-        tracker: Name of the tracker.
-    """
+    """The run of a tracker that an output folder belongs to."""
 
     def __init__(self, folder: str, tracker: str) -> None:
         self.folder = folder
@@ -84,7 +72,7 @@ class RunMemory:
 
     def read(self) -> RunRecord:
         """Read the run's record, without invalid fields. A warning names these."""
-        return cast(RunRecord, self._record(self._records().get(self.tracker, {})))
+        return cast(RunRecord, self._records()[self.tracker])
 
     def logdir(self) -> str | None:
         """Find the run's folder, and create it if missing. Warn of a folder outside the output folder, and ignore it.
@@ -99,20 +87,20 @@ class RunMemory:
             is_below = Path(path).resolve().is_relative_to(Path(self.folder).resolve())  # follows links
         except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
             is_below = False
-        if not is_below:
-            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, outside {self.folder}, and is ignored.")
-            return None
+        why = "outside " + self.folder
         try:
-            os.makedirs(path, exist_ok=True)
+            if is_below:
+                os.makedirs(path, exist_ok=True)
+                return path
         except OSError as error:
-            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, which cannot be used: {error.strerror}.")
-            return None
-        return path
+            why = f"which cannot be used ({error.strerror})"
+        self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, {why}, and is ignored.")
+        return None
 
     def write(self, **values: Unpack[RunRecord]) -> None:
         """Add to the record. A kill leaves the old record. A file that cannot be written costs a warning."""
         known = self._records()
-        known[self.tracker] = {**self._record(known.get(self.tracker, {})), **values}
+        known[self.tracker] |= values
         partial = f"{self.path}.tmp"
         try:
             os.makedirs(self.folder or ".", exist_ok=True)
@@ -126,29 +114,25 @@ class RunMemory:
                 f"{self.path} cannot be written ({error.strerror}). A resumed training will start new runs."
             )
 
-    def _records(self) -> dict[str, object]:
-        """Read the records of all trackers, unchecked."""
-        if not os.path.lexists(self.path):
-            return {}
-        try:
-            known = read_json(self.path, _FILE_BYTES)
-        except CheckpointError as error:
-            self._warn_once(f"{first_line(error)} Trackers start new runs.")
-            return {}
+    def _records(self) -> dict[str, dict[str, object]]:
+        """Read the records of all trackers, with the valid and unknown fields of this tracker's."""
+        known: object = {}
+        if os.path.lexists(self.path):
+            try:
+                known = read_json(self.path, _FILE_BYTES)
+            except CheckpointError as error:
+                self._warn_once(f"{first_line(error)} Trackers start new runs.")
         if not isinstance(known, dict):
             self._warn_once(f"{self.path} holds no records of trackers, so they start new runs.")
-            return {}
-        return known
-
-    def _record(self, values: object) -> dict[str, object]:
-        """Keep a record's valid and unknown fields."""
+            known = {}
+        values = known.get(self.tracker, {})
         if not isinstance(values, dict):
             self._warn_once(f"`{self.tracker}` in {self.path} holds no fields, so the tracker starts a new run.")
-            return {}
+            values = {}
         wrong = [name for name, fits in _FIELDS.items() if name in values and not fits(values[name])]
         for name in wrong:
             self._warn_once(f"`{name}` of `{self.tracker}` in {self.path} is not valid and is left out.")
-        return {name: value for name, value in values.items() if name not in wrong}
+        return {**known, self.tracker: {name: value for name, value in values.items() if name not in wrong}}
 
     def _warn_once(self, message: str) -> None:
         """Warn once, as a run writes its record at every log."""

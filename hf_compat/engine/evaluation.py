@@ -37,8 +37,8 @@ Results = tuple[Nested | None, Nested | None, Nested | None, Nested | None]
 class EvaluationBatch:
     """One batch of an evaluation, with its position.
 
-    Callbacks can read it as a mapping: `batch["input_ids"]`. Like a `Window` it has a length and can be iterated.
-    It holds one micro-batch.
+    Callbacks can read it as a mapping: `batch["input_ids"]`. It has a length and can be iterated, as a `Window` of one
+    micro-batch.
 
     Args:
         inputs: The loader's batch.
@@ -76,11 +76,7 @@ class EvaluationBatch:
 
 
 class EvaluationBatches:
-    """A loader's batches with their positions, as Lightning's validation loop iterates over them.
-
-    Args:
-        loader: A `PreparedDataLoader`, or any iterable of batches.
-    """
+    """The batches of any loader with their positions, as Lightning's validation loop iterates over them."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
@@ -301,7 +297,9 @@ class EvaluationRun:
             self._end_batch(*self._pending)
         if isinstance(self.loader, PreparedDataLoader):  # Lightning does not read past the last batch
             self.loader.passes.end(self.loader)
-        losses, predictions, labels, inputs = [kept.result(self._joins) for kept in self.kept]
+        join, (of_losses, of_predictions, of_labels, of_inputs) = self._joins, self.kept
+        losses, predictions = of_losses.result(join), of_predictions.result(join)
+        labels, inputs = of_labels.result(join), of_inputs.result(join)
         computed: Metrics = {}
         if self.torch_metrics is not None:
             computed = self.torch_metrics.compute()
@@ -334,19 +332,14 @@ class EvaluationRun:
 
 
 def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:
-    """Warn if an evaluation will keep more than half of the free memory, judging by its first batch.
-
-    Args:
-        batch: The kept results of the first batch.
-        loader: Gives the number of batches.
-        to_cpu_every: Number of batches after which results move to the CPU. None keeps them on their device.
-    """
-    batches = _length_of(loader)
-    if batches is None:
+    """Warn if an evaluation will keep more than half of the free memory, judging by the results of its first batch."""
+    batches, needed, on_gpu = _length_of(loader), 0, False
+    for leaf in leaves(batch) if batches is not None else ():
+        if isinstance(leaf, torch.Tensor):
+            needed += leaf.nbytes * (batches or 0)
+            on_gpu |= to_cpu_every is None and leaf.is_cuda
+    if not needed:
         return
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-    needed = sum(tensor.nbytes for tensor in tensors) * batches
-    on_gpu = to_cpu_every is None and any(tensor.is_cuda for tensor in tensors)
     free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
     if free is not None and needed > free / 2:
         way = "set `eval_accumulation_steps`, " if on_gpu else ""

@@ -51,7 +51,7 @@ BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
 def warn_of_newer_lightning() -> None:
     """Warn, once a process, if the installed Lightning has a newer minor version than `WRITTEN_FOR`."""
     installed = lightning.__version__
-    if [int(part) for part in installed.split(".")[:2]] > [int(part) for part in WRITTEN_FOR.split(".")[:2]]:
+    if tuple(map(int, installed.split(".")[:2])) > tuple(map(int, WRITTEN_FOR.split(".")[:2])):
         warn_once(
             f"hf_compat uses internals of Lightning {WRITTEN_FOR}. Lightning {installed} is installed and may have "
             "changed them.\n\n"

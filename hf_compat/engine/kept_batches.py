@@ -89,9 +89,19 @@ class KeptBatches:
             return nested_numpify(self._whole[: self._used])
         if not join or self.arrays:
             self.to_cpu()
-            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
         self._take_apart()
-        return nested_numpify(_joined(self.on_device)) if self.on_device else None
+        batches = self.arrays or self.on_device
+        if not join or not batches:
+            return batches or None
+        try:
+            return nested_numpify(join_batches(batches))
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
+            raise DataError(
+                f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
+                "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or "
+                "set `eval_do_concat_batches=False`."
+            ) from error
 
 
 def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
@@ -101,18 +111,6 @@ def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
         if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
             return False
     return True
-
-
-def _joined(batches: list[Nested]) -> Nested:
-    try:
-        return join_batches(batches)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
-        raise DataError(
-            f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
-            "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or set "
-            "`eval_do_concat_batches=False`."
-        ) from error
 
 
 def _form_of(batch: Nested) -> str:

@@ -52,34 +52,23 @@ Given = ParamSpec("Given")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listeners:
-    """The hooks to call for each batch, looked up with the trainer's callbacks of that time.
-
-    Args:
-        names: Lightning's names of the hook before a batch, the step, and the hook after it. Logged metrics get them.
-        before: The hooks before a batch.
-        step: The module's step, or the strategy's if that adds something.
-        takes_index: Whether the module's step accepts `batch_idx`.
-        after: The hooks after a batch.
-        before_optimizer: The hooks before the optimizer's step.
-        backward_is_plain: Whether a backward pass has no hooks.
-        optimizer_is_plain: Whether an optimizer's step needs nothing but these hooks.
-    """
+    """The hooks to call for each batch, looked up with the trainer's callbacks of that time."""
 
     module: WindowModule
-    names: tuple[str, str, str]
-    before: Sequence[Hook]
-    step: Hook
-    takes_index: bool
-    after: Sequence[Hook]
-    before_optimizer: Sequence[Hook]
-    backward_is_plain: bool
-    optimizer_is_plain: bool
+    names: tuple[str, str, str]  # of the hook before a batch, the step, and the hook after it. Logged metrics get them
+    before: Sequence[Hook]  # a batch
+    step: Hook  # the module's, or the strategy's if that adds something
+    takes_index: bool  # whether the module's step accepts `batch_idx`
+    after: Sequence[Hook]  # a batch
+    before_optimizer: Sequence[Hook]  # steps
+    backward_is_plain: bool  # a backward pass has no hooks
+    optimizer_is_plain: bool  # an optimizer's step needs nothing but these hooks
 
 
 def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "test"]) -> Listeners | None:
     """Look up the hooks of a running trainer. None if Lightning's own code has to run its batches."""
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or changes_transfer(trainer):
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
         return None
     own = pl.LightningModule
     begin, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
@@ -110,7 +99,8 @@ def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "t
 
 
 def is_plain_run(trainer: pl.Trainer) -> bool:
-    """Whether these loops support a trainer: its Lightning, no profiler, no debugging, loaders for data."""
+    """Whether these loops support a trainer: its Lightning, no profiler, no debugging, no own transfer of batches."""
+    transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
     return (
         IS_KNOWN
         and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
@@ -118,23 +108,19 @@ def is_plain_run(trainer: pl.Trainer) -> bool:
         and trainer.datamodule is None  # type: ignore[attr-defined]  # as above
         and trainer.accumulate_grad_batches == 1
         and not trainer.fast_dev_run  # type: ignore[attr-defined]  # as above
+        and not overrides(trainer.lightning_module, DataHooks, *transfers)
+        and not overrides(trainer.strategy, Strategy, "batch_to_device")
+        and not overrides(trainer.precision_plugin, Precision, "convert_input")
     )
 
 
 def overrides(owner: object, base: type, *names: str) -> bool:
     """Whether a class, or the instance itself, overrides one of these methods of a base class."""
     kind, own = type(owner), vars(owner)
-    return any(name in own or getattr(kind, name, None) is not getattr(base, name) for name in names)
-
-
-def changes_transfer(trainer: pl.Trainer) -> bool:
-    """Whether the module, the strategy or the precision plugin changes how batches move to the device."""
-    transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    return (
-        overrides(trainer.lightning_module, DataHooks, *transfers)
-        or overrides(trainer.strategy, Strategy, "batch_to_device")
-        or overrides(trainer.precision_plugin, Precision, "convert_input")
-    )
+    for name in names:  # noqa: SIM110  # a generator would take a call for each name
+        if name in own or getattr(kind, name, None) is not getattr(base, name):
+            return True
+    return False
 
 
 def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
@@ -149,11 +135,7 @@ def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
 
 
 class CarriedStop(Exception):
-    """Carries a `StopIteration` of user code through Lightning's loops.
-
-    Args:
-        error: The user code's exception.
-    """
+    """Carries a `StopIteration` of user code through Lightning's loops."""
 
     def __init__(self, error: StopIteration) -> None:
         super().__init__("a StopIteration was raised outside the data")
@@ -297,11 +279,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
 
 class _OneLoaderFetcher(_PrefetchDataFetcher):
-    """Reads the batches of one loader with a length, without Lightning's iteration over several loaders.
-
-    Args:
-        fetcher: Lightning's own fetcher, already started.
-    """
+    """Reads the batches of one loader with a length, in place of Lightning's own fetcher, which has started."""
 
     def __init__(self, fetcher: _PrefetchDataFetcher) -> None:
         super().__init__(fetcher.prefetch_batches)

@@ -120,8 +120,6 @@ class WindowModule(HooksOfPlainBatches):
         if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
         else:
-            if name == "model" and isinstance(value, nn.Module):
-                self._take_model(value)
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
@@ -129,9 +127,6 @@ class WindowModule(HooksOfPlainBatches):
         if name in _OF_STEPS and "steps" in self.__dict__:
             return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
         return super().__getattr__(name)
-
-    def _take_model(self, model: nn.Module) -> None:
-        """Prepare for a model that is about to be set. Our Trainer's module has nothing to prepare."""
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
@@ -154,8 +149,8 @@ class WindowModule(HooksOfPlainBatches):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _planned_updates(self) -> int:
-        updates = self.num_training_updates
-        return int(self.trainer.estimated_stepping_batches) if updates is None else updates
+        assert self.num_training_updates is not None  # set before a fit of the Trainer
+        return self.num_training_updates
 
     def setup(self, stage: str) -> None:
         """Enable this trainer to load HF folders as checkpoints."""
@@ -171,7 +166,7 @@ class WindowModule(HooksOfPlainBatches):
             return
         # in a plain `lightning.Trainer` an epoch may end before its data
         is_over = self.logs_to_lightning and self.trainer.is_last_batch
-        data = windows.position_of_checkpoint(is_training_batch(self.trainer), is_over)
+        data = windows.position(is_over, before_last=is_training_batch(self.trainer), if_untrained=True)
         if self.trainer.world_size > 1:  # one rank writes for all, and each has read different batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
         checkpoint[OWN_KEY] = {
@@ -492,9 +487,12 @@ class WindowModule(HooksOfPlainBatches):
 
     def evaluated_numbers(self) -> dict[str, float]:
         """Return the numeric metrics of the evaluation that is ending."""
-        run = self.evaluation
+        run, numbers = self.evaluation, {}
         metrics = self._finish_own_evaluations() if run is None else (run.output or run.finish()).metrics or {}
-        return {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                numbers[name] = float(value)
+        return numbers
 
     # Without a Trainer the module itself begins evaluations and ends them.
     def _own_evaluation(self, dataloader_idx: int) -> EvaluationRun:
@@ -505,7 +503,7 @@ class WindowModule(HooksOfPlainBatches):
 
     @contextlib.contextmanager
     def evaluating(self, run: EvaluationRun) -> Iterator[None]:
-        """Collect the batches validated within the context in `run`."""
+        """Collect the batches that are validated within the context in `run`."""
         previous, self.evaluation = self.evaluation, run
         try:
             yield

@@ -131,26 +131,23 @@ def _parts(model: nn.Module, plan: FsdpPlan) -> list[nn.Module]:
     return found
 
 
+def _direct(step: str, context: str) -> Callable[..., STEP_OUTPUT]:
+    """Make a strategy's method that calls a step of the module."""
+
+    def run(self: Strategy, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        with getattr(self.precision_plugin, context)():
+            output: STEP_OUTPUT = getattr(self.lightning_module, step)(*args, **kwargs)
+            return output
+
+    return run
+
+
 class DirectStepsStrategy(Strategy):
     """Calls the module's steps directly, not within a forward pass of the wrapped model."""
 
-    def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # a trainer runs one
-        with self.precision_plugin.train_step_context():
-            return module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # as above
-        with self.precision_plugin.val_step_context():
-            return module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # as above
-        with self.precision_plugin.test_step_context():
-            return module.test_step(*args, **kwargs)
+    training_step = _direct("training_step", "train_step_context")
+    validation_step = _direct("validation_step", "val_step_context")
+    test_step = _direct("test_step", "test_step_context")
 
 
 def tear_down_in_place(strategy: Strategy) -> None:
@@ -177,11 +174,7 @@ class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
 
 
 class LaunchedEnvironment(ClusterEnvironment):
-    """The ranks of a launcher: torchrun, accelerate, deepspeed, SLURM or MPI.
-
-    Args:
-        launch: Rank and number of this run's processes.
-    """
+    """The ranks of a launcher: torchrun, accelerate, deepspeed, SLURM or MPI."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()
@@ -247,14 +240,7 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
 
 
 class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
-    """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them.
-
-    Args:
-        launch: Rank and number of this run's processes.
-        precision_plugin: The precision plugin. FSDP 2 itself casts parameters.
-        plan: What to shard, and how.
-        precision: Lightning's name for the precision.
-    """
+    """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them."""
 
     def __init__(self, launch: Launch, precision_plugin: ForwardPrecision, plan: FsdpPlan, precision: str) -> None:
         super().__init__(data_parallel_size=launch.world_size, tensor_parallel_size=1)
@@ -316,11 +302,6 @@ class DeepSpeedPrecision(ForwardPrecision):
 
 class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     """ZeRO 0 to 3 around the model itself. DeepSpeed's engine is HF's `model_wrapped`.
-
-    Args:
-        launch: Rank and number of this run's processes.
-        precision_plugin: The plugin that steps through the engine.
-        config: The resolved configuration.
 
     Raises:
         MissingPackage: DeepSpeed is not installed.
@@ -384,7 +365,7 @@ class UpdateMechanics:
     ) -> None:
         self.steps, self.backward = steps, backward
         wrapped: object = steps.model_wrapped
-        self._scales = isinstance(precision, ForwardPrecision) and precision.scaler is not None
+        self._scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
         if is_deepspeed_engine(wrapped):
             self.engine, self.exchange = wrapped, wrapped.set_gradient_accumulation_boundary
             # the loss is already divided by the window
@@ -412,7 +393,7 @@ class UpdateMechanics:
         """Prepare a fit with an optimizer.
 
         Args:
-            module: The trained module. If the optimizer runs the backward pass, the module passes losses to it.
+            module: The trained module. It passes losses to an optimizer that runs the backward pass.
             stepping: How the optimizer steps.
             rate: Returns the learning rate of the current update.
 
@@ -422,7 +403,7 @@ class UpdateMechanics:
                 or exchanged.
         """
         processes, optimizer = self.steps.accelerator.num_processes, type(stepping.optimizer).__name__
-        if stepping.steps_in_backward and (processes > 1 or self._scales):
+        if stepping.steps_in_backward and (processes > 1 or self._scaler is not None):
             what = f"exchanged between {processes} processes" if processes > 1 else "scaled for `fp16=True`"
             raise UnsupportedArgument(
                 f"{optimizer} updates each parameter in the backward pass, and gradients are to be {what}.\n\n"

@@ -30,7 +30,14 @@ from hf_compat.engine import loops
 from hf_compat.engine.internals import do_nothing
 from hf_compat.engine.loops import CarriedStop, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
+from hf_compat.engine.strategies import (
+    DeepSpeedPrecision,
+    HFDDPStrategy,
+    HFDeepSpeedStrategy,
+    HFFSDP2Strategy,
+    HFSingleDeviceStrategy,
+    LaunchedEnvironment,
+)
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.launch import Launch
 
@@ -88,10 +95,7 @@ def quietly() -> Iterator[None]:
 class _NoProfiler(PassThroughProfiler):
     """Skip profiling without any cost. Lightning enters about fifteen of these contexts a step."""
 
-    _nothing = contextlib.nullcontext()
-
-    def profile(self, action_name: str) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return self._nothing
+    profile = contextlib.nullcontext  # type: ignore[assignment]
 
 
 # Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
@@ -101,17 +105,11 @@ _END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately.
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
 
-    Args:
-        is_first: Call the callbacks' hooks for the start of a validation.
-        is_last: Call their hooks for its end.
-        earlier: Metrics of the previous parts.
-    """
-
-    is_first: bool = True
-    is_last: bool = True
-    earlier: Mapping[str, object] = field(default_factory=dict)
+    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
+    is_last: bool = True  # calls their hooks for its end
+    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
 
 
 WHOLE = EvaluationPart()
@@ -146,7 +144,9 @@ class WindowTrainer(pl.Trainer):
             "deterministic": None,
         }
         for kind, switch in _SWITCHED_ON.items():
-            settings[switch] = any(isinstance(callback, kind) for callback in callbacks)
+            settings[switch] = False
+            for callback in callbacks:
+                settings[switch] |= isinstance(callback, kind)
         with quietly():
             # the user may choose the CPU on purpose
             warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
@@ -173,22 +173,19 @@ class WindowTrainer(pl.Trainer):
         self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.replacing(theirs.val_loop)
         self.validate_loop = LeanEvaluationLoop.replacing(self.validate_loop)
         self.test_loop = LeanEvaluationLoop.replacing(self.test_loop)
-        carrying = (self.fit_loop.epoch_loop.manual_optimization, "advance"), (self.fit_loop, "on_advance_start")
-        for owner, name in (*carrying, (self.fit_loop, "on_advance_end")):
+        manual, fit = self.fit_loop.epoch_loop.manual_optimization, self.fit_loop
+        for owner, name in ((manual, "advance"), (fit, "on_advance_start"), (fit, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))
 
     def run_command(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
-        """Run a command of this trainer (`fit`, `validate`, `test`), and raise its errors unchanged.
+        """Run a command of this trainer (`fit`, `validate`, `test`) with loaders, and raise its errors unchanged.
 
         After Ctrl-C Lightning ignores the signal and exits with status 1. Scripts and notebooks written for HF catch
         KeyboardInterrupt and continue. Remove it when a trainer raises it.
-
-        Args:
-            command: The command.
-            module: The module to train or evaluate.
-            data: The command's loaders and other keywords.
         """
         self._sigint_handler = signal.getsignal(signal.SIGINT)
+        if command != self.fit:
+            self._run_stage = self._evaluate_only  # type: ignore[method-assign, assignment]
         try:
             with quietly():
                 command(module, **data)
@@ -201,6 +198,7 @@ class WindowTrainer(pl.Trainer):
                 signal.signal(signal.SIGINT, self._sigint_handler)
             raise ended.__context__ from None
         finally:
+            vars(self).pop("_run_stage", None)
             # After an error the results still hold the batch, whose memory belongs to loader workers. Remove it when
             # Lightning releases it at teardown.
             training = self.fit_loop.epoch_loop
@@ -218,7 +216,10 @@ class WindowTrainer(pl.Trainer):
         assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
         left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
         fields = vars(loop)
-        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of an outer evaluation
+        before: dict[str, object] = {}  # an outer evaluation's
+        for name in (*_BEGIN, *_END):
+            if name in fields:
+                before[name] = fields.pop(name)
         # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
         before["earlier"], loop.earlier = loop.earlier, part.earlier if part.is_last else {}
 
@@ -239,10 +240,8 @@ class WindowTrainer(pl.Trainer):
                 del fields[name]
             fields.update(before)
 
-    def _run_stage(self) -> Any:  # as Lightning's own method
+    def _evaluate_only(self) -> object:
         """Evaluate without clearing the gradients, which a script may have computed itself. A fit clears them."""
-        if not self.evaluating:
-            return super()._run_stage()
         self.strategy.barrier("run-stage")
         return self._evaluation_loop.run()
 
@@ -268,8 +267,6 @@ def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
     if plan.strategy == "fsdp2":
         return HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
     if plan.strategy == "deepspeed":
-        from hf_compat.engine.strategies import DeepSpeedPrecision, HFDeepSpeedStrategy
-
         own = DeepSpeedPrecision(plan.precision, scaler)
         return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
     return HFDDPStrategy(

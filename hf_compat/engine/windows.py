@@ -1,7 +1,6 @@
 """Windows, and the protocols between the engine, the owner of the steps and the observer of updates.
 
-A window holds the micro-batches of one update and is one Lightning batch. `Trainer` and `NativeSteps` satisfy
-`TrainingSteps`. `HFBridge` satisfies `UpdateObserver`.
+A window holds the micro-batches of one update and is one Lightning batch.
 """
 
 from __future__ import annotations
@@ -112,9 +111,14 @@ class Windows:
         restore_rng: Sets the random states stored with a position. A checkpoint without a position passes None, which
             loads those of the checkpoint's own file, as HF does. This happens once the first window after a skip is
             read, or before an epoch that starts at its beginning.
+        has_length: Whether Lightning may ask for the length. Without one, Lightning's trainer ends the run itself.
+
+    Attributes:
+        is_held: Read nothing yet, as the set-up of a fit asks for a window too early.
     """
 
     gives_windows: ClassVar[bool] = True  # each is one Lightning batch
+    is_held = False
 
     def __init__(
         self,
@@ -126,8 +130,10 @@ class Windows:
         device: torch.device,
         start: ResumePoint | None = None,
         restore_rng: Callable[[PlainState | None], None] | None = None,
+        has_length: bool = True,
     ) -> None:
         self.loader = loader
+        self._has_length = has_length
         self.steps = steps
         self.window_size = window_size
         self.counts = counts
@@ -140,12 +146,14 @@ class Windows:
         self.start_at(start or ResumePoint())
 
     def __len__(self) -> int:
+        if not self._has_length:
+            raise TypeError("the training data has no length")
         return self.counts.updates_per_epoch
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the run starts at its beginning and has read nothing."""
-        return self._start is not None and self._start.epoch == 0 and self._start.position is None
+    def begin_at(self, epoch: int) -> None:
+        """Start at an epoch, unless a pass has begun or a checkpoint is resumed."""
+        if epoch and self._start is not None and self._start.epoch == 0 and self._start.position is None:
+            self.start_at(ResumePoint(epoch=epoch))
 
     @property
     def updates_to_skip(self) -> int:
@@ -190,20 +198,9 @@ class Windows:
         self._is_over |= is_over
 
     def rewind(self, window: Window) -> None:
-        """Mark the last window as not trained, since its update was never made."""
+        """Mark the last window as not trained."""
         self._done -= len(window)
         self._is_rewound = True
-
-    def position_of_checkpoint(self, is_in_update: bool, epoch_is_over: bool = False) -> DataPosition:
-        """Return the position for a checkpoint that may be written within an update.
-
-        Args:
-            is_in_update: The last window is being trained on. Until its optimizer step, a resumed run must train on it
-                again.
-            epoch_is_over: The epoch ends with the last window, even if data are left.
-        """
-        is_trained = self._last is None or self._last.is_trained
-        return self.position(epoch_is_over, before_last=is_in_update and not is_trained)
 
     def finish_epoch(self) -> None:
         """Move the position to the next epoch if this one is over."""
@@ -221,12 +218,15 @@ class Windows:
             return not self._is_rewound
         return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
 
-    def position(self, epoch_is_over: bool = False, before_last: bool = False) -> DataPosition:
+    def position(
+        self, epoch_is_over: bool = False, before_last: bool = False, if_untrained: bool = False
+    ) -> DataPosition:
         """Return the position in the data.
 
         Args:
             epoch_is_over: A callback is ending the epoch.
             before_last: Return the position before the last window, so that a resumed run trains on it again.
+            if_untrained: Do so only if its optimizer step was not made.
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
@@ -241,7 +241,8 @@ class Windows:
         if self._epoch_rng is None:
             return cut
         loader, lookahead, source = self.loader, None, None
-        again = len(self._last) if before_last and self._last is not None else 0  # micro-batches to read again
+        last = self._last if before_last else None
+        again = 0 if last is None or (if_untrained and last.is_trained) else len(last)  # micro-batches to read again
         is_rewound = self._is_rewound or again > 0
         if isinstance(loader, PreparedDataLoader) and not is_rewound:
             lookahead, source = as_plain(loader.lookahead), as_plain(loader.source_state())
@@ -278,6 +279,9 @@ class Windows:
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that Lightning's first request starts the reading and the drawing of random numbers.
+        if self.is_held:
+            yield Window([], None, False, 0.0)
+            return
         micro_batches, began, restore = self._open_pass()
         if self._is_leaving:  # of the epoch only its end is left
             return
@@ -323,7 +327,7 @@ class Windows:
         """Start an epoch, or the rest of one.
 
         Returns:
-            The micro-batches, the number of those that come before, and what restores the random states once the
+            The micro-batches, the number of those before them, and a function that restores the random states once the
             first window is read.
         """
         start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
@@ -406,22 +410,6 @@ class Windows:
 def _write_known_rng(states: PlainState | None) -> None:
     if states is not None:
         write_rng(states)
-
-
-class WindowsWithoutLength(Windows):
-    """Windows of data without a length, for a Lightning trainer that ends the run itself.
-
-    Attributes:
-        is_held: Read nothing yet, as the set-up of a fit asks for a window too early.
-    """
-
-    is_held = False
-
-    def __len__(self) -> int:
-        raise TypeError("the training data has no length")
-
-    def __iter__(self) -> Iterator[Window]:
-        return iter((Window([], None, False, 0.0),)) if self.is_held else super().__iter__()
 
 
 def as_plain(data: Nested) -> Nested:

@@ -1,11 +1,11 @@
-"""`HFModule` and `HFDataModule`: HF's steps and loaders in anybody's `lightning.Trainer` or `LightningCLI`."""
+"""`HFModule` and `HFDataModule`: HF's steps and loaders in any `lightning.Trainer` or `LightningCLI`."""
 
 from lightning.pytorch.cli import LightningArgumentParser
 
 import hf_compat.engine  # noqa: F401 - loads Lightning
 from hf_compat.interop import object_parser
 
-# LightningCLI's parser, which users do not make, reads parts of objects and old names as `hf-compat fit` does.
+# LightningCLI makes this parser itself. It reads parts of objects and old names as `hf-compat fit` does.
 for _method in (
     object_parser.parse_args,
     object_parser.parse_object,

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import TypeAlias
 
 import lightning.pytorch as pl
@@ -15,28 +16,27 @@ from torch.utils.data import DataLoader, SequentialSampler
 from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import ranks_of, sample_indices_wrapper
-from hf_compat.engine.windows import Windows, WindowsWithoutLength
-from hf_compat.errors import DataError
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import ArgumentError, DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.loading import DataSpec, made
 from hf_compat.native.module import HFModule
 from hf_compat.native.own_methods import refuse_unheard_methods
-from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told, share_arguments
-from hf_compat.native.steps import NO_END, NativeSteps, hold_windows
+from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.text import check_callables
 from hf_compat.trainer_methods.base import Dataset
 
 
 class PredictionBatches(EvaluationBatches):
-    """A loader's batches; where these are in the data's order, Lightning finds the indices of their samples.
+    """A loader's batches. If they are in the data's order, Lightning finds the indices of their samples.
 
-    With several processes the indices are those of this rank's batches: samples that fill up the last one come twice.
+    With several processes the indices are those of this rank's batches. Samples that fill up the last one come twice.
     """
 
     @functools.cached_property
     def batch_sampler(self) -> object:
-        """Where Lightning looks for the indices; None where nobody knows them before they are drawn."""
+        """The object in which Lightning finds the indices. None if they are drawn at random."""
         batches = self.loader.batch_sampler if isinstance(self.loader, DataLoader) else None
         if batches is None or not isinstance(getattr(batches, "sampler", None), SequentialSampler):
             return None
@@ -44,13 +44,29 @@ class PredictionBatches(EvaluationBatches):
 
 
 class PlainEvaluationBatches(PredictionBatches):
-    """The batches as the loader gives them, for a module of another kind.
-
-    They are no `DataLoader`, which Lightning would share out among the processes once more.
-    """
+    """The loader's batches for another kind of module. Lightning would divide a `DataLoader` between ranks again."""
 
     def __iter__(self) -> Iterator[Batch]:
         return (batch.inputs for batch in super().__iter__())
+
+
+class MicroBatches(Windows):
+    """The same data and state for a module that knows no windows. Each batch is the loader's."""
+
+    gives_windows = False
+
+    def __init__(self, loader: Loader, **settings: object) -> None:
+        super().__init__(loader, **{**settings, "steps": _OneByOne()})  # type: ignore[arg-type]  # passed on
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (window.micro_batches[0] for window in super().__iter__())
+
+
+class _OneByOne:
+    """Reads one micro-batch at a time, without counting its items."""
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
+        return list(islice(epoch_iterator, 1)), None
 
 
 EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
@@ -62,13 +78,13 @@ class HFDataModule(pl.LightningDataModule):
     A subclass may set `train_dataset`, `eval_dataset`, `test_dataset` and `predict_dataset` in its `setup`.
 
     Args:
-        args: The training arguments; those of the HFModule where none are given.
+        args: The training arguments. None takes those of the HFModule.
         train_dataset: Samples to train on.
-        eval_dataset: Samples to evaluate on, or a mapping of such sets: their metrics are named `eval_NAME_…`.
+        eval_dataset: Samples to evaluate on, or a mapping of such sets, whose metrics are named `eval_NAME_…`.
         test_dataset: Samples to test on.
-        data_collator: From a list of samples to a batch; by default tensors are stacked, or padded by the processor.
+        data_collator: Makes a batch of a list of samples. By default tensors are stacked, or the processor pads.
         processing_class: Tokenizer or processor that pads.
-        predict_dataset: Samples to predict; `test_dataset` where none are given.
+        predict_dataset: Samples to predict. None takes `test_dataset`.
     """
 
     def __init__(
@@ -101,11 +117,11 @@ class HFDataModule(pl.LightningDataModule):
         refuse_unheard_methods(cls, honoured=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the trainer out, as a LightningModule does: it holds open files and iterators."""
+        """Leave out the trainer, as a LightningModule does. It holds open files and iterators."""
         return {**self.__dict__, "trainer": None}
 
     def setup(self, stage: str) -> None:
-        """Note that all sets are made; a subclass that makes them here need not call this."""
+        """Note that all sets are made. A subclass that makes them here need not call this."""
         self.is_set_up = True
 
     @property
@@ -128,10 +144,7 @@ class HFDataModule(pl.LightningDataModule):
 
     @contextmanager
     def _entered(self) -> Iterator[NativeSteps]:
-        """Copy rank and model from the trainer while loaders are made: the model's signature says which columns stay.
-
-        Without a model all columns stay.
-        """
+        """Take rank and model from the trainer. The model's signature decides which columns stay, by default all."""
         steps, trainer = self.steps, self.trainer
         module = None if trainer is None else trainer.lightning_module
         if isinstance(module, HFModule) and isinstance(module.steps, NativeSteps):
@@ -146,53 +159,53 @@ class HFDataModule(pl.LightningDataModule):
             yield steps
 
     def train_dataloader(self) -> Windows | Loader:
-        """Return the training batches: to the running fit of an HFModule as windows, each of which is one update.
-
-        Any other fit, and a caller outside one, gets plain batches.
-        """
+        """Return windows to the running fit of an HFModule, and plain batches to any other caller."""
         with self._entered() as steps:
             loader = self._loader_of(steps)
             if self.trainer is None or not self._is_running:
                 return loader
             module = self.trainer.lightning_module
             is_ours = isinstance(module, HFModule)
-            kind: type[Windows] = Windows if has_length(loader) else WindowsWithoutLength
             if is_ours and not module.automatic_optimization:
-                windows = self._windows(steps, loader, kind)
-                hold_windows(windows)
+                windows = self._windows(steps, loader, Windows)
+                windows.is_held = not has_length(loader)
                 return windows
-            if not is_ours:
-                check_told(self.trainer, steps.args.gradient_accumulation_steps)
+            batches, told = steps.args.gradient_accumulation_steps, self.trainer.accumulate_grad_batches
+            if not is_ours and batches not in (1, told):  # Lightning makes another module's updates
+                way_out = f"give `accumulate_grad_batches={batches}` to lightning.Trainer"
+                if not module.automatic_optimization:
+                    way_out = "leave the argument out, as the module's manual optimization decides"
+                raise ArgumentError(
+                    f"`gradient_accumulation_steps={batches}` of HFDataModule's arguments has no effect on "
+                    f"{type(module).__name__}, which is not an HFModule: it gets plain batches, and lightning.Trainer "
+                    f"has `accumulate_grad_batches={told}`.\n\nHint: {way_out}."
+                )
             with _changed(steps, "gradient_accumulation_steps", 1):
-                return self._windows(steps, loader, MicroBatches if kind is Windows else MicroBatchesWithoutLength)
+                return self._windows(steps, loader, MicroBatches)
 
     def _windows(self, steps: NativeSteps, loader: Loader, kind: type[Windows]) -> Windows:
-        counts = steps.set_initial_training_values(self._planned(steps.args, loader), loader)
-        return steps._make_windows(loader, counts, kind=kind)
+        args, is_finite = steps.args, has_length(loader)
+        if self.trainer is not None and not is_finite:  # the trainer limits the run
+            args = copy.copy(args)
+            args.__dict__["max_steps"] = self.trainer.max_steps if self.trainer.max_steps > 0 else NO_END
+        counts = steps.set_initial_training_values(args, loader)
+        return steps._make_windows(loader, counts, kind=functools.partial(kind, has_length=is_finite))
 
     def _loader_of(self, steps: NativeSteps) -> Loader:
-        """Return the training loader; one that is to be overfitted gives the same batches every epoch."""
+        """Return the training loader. With `overfit_batches` it has the same batches in every epoch."""
         if not getattr(self.trainer, "overfit_batches", 0):
             return steps.get_train_dataloader()
         with _changed(steps, "train_sampling_strategy", "sequential"):
             return steps.get_train_dataloader()
 
-    def _planned(self, args: TrainingArguments, loader: Loader) -> TrainingArguments:
-        """Return the arguments with the length of the run that the trainer was told, for data that has none."""
-        if self.trainer is None or has_length(loader):
-            return args
-        planned = copy.copy(args)
-        planned.__dict__["max_steps"] = self.trainer.max_steps if self.trainer.max_steps > 0 else NO_END
-        return planned
-
     @property
     def val_dataloader(self) -> Callable[[], EvaluationLoaders]:
-        """A method that returns the batches of validation; of several sets, by their names.
+        """A method that returns the batches of validation, with several sets by their names.
 
-        It is None for Lightning once the sets are made and there is none to evaluate on: then nothing is validated.
+        It is None, which Lightning takes for a missing hook, if the sets are made and there is none to evaluate on.
         """
         if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
-            return None  # type: ignore[return-value]  # how Lightning knows that a hook is not there
+            return None  # type: ignore[return-value]  # Lightning takes None for a missing hook
         return self._val_dataloader
 
     def _val_dataloader(self) -> EvaluationLoaders:
@@ -220,7 +233,7 @@ class HFDataModule(pl.LightningDataModule):
             return self._in_batches(steps.get_test_dataloader(dataset))
 
     def _in_batches(self, loader: Loader) -> Loader:
-        """Return a loader for whoever asks: a run of an HFModule, of another module, or a caller outside a run."""
+        """Adapt a loader to its caller: a run of an HFModule, a run of another module, or a caller outside a run."""
         if self.trainer is None or not self._is_running:
             return loader
         kind = PredictionBatches if isinstance(self.trainer.lightning_module, HFModule) else PlainEvaluationBatches
@@ -231,10 +244,10 @@ class HFDataModule(pl.LightningDataModule):
         return self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
 
     def _nothing(self, command: str, name: str) -> list[Loader]:
-        """Return no loader to a fit, which does without.
+        """Return no loaders, which a fit accepts.
 
         Raises:
-            DataError: The user asked for what needs the data.
+            DataError: The command needs the data.
         """
         if self._is_asked_to(command):
             raise DataError(f"`{command}` needs data.\n\nHint: give `{name}=…` to HFDataModule, or set it in `setup`.")
@@ -246,7 +259,7 @@ class HFDataModule(pl.LightningDataModule):
 
 @contextmanager
 def _changed(steps: NativeSteps, name: str, value: object) -> Iterator[None]:
-    """Work with another value of an argument within the context."""
+    """Set an argument within the context."""
     kept, steps.args = steps.args, copy.copy(steps.args)
     steps.args.__dict__[name] = value
     try:

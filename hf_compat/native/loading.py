@@ -1,4 +1,4 @@
-"""`HFModule.load_from_checkpoint`: of a `checkpoint-N` folder or a `.ckpt`; makes the model where that says how."""
+"""`HFModule.load_from_checkpoint` for `checkpoint-N` folders and `.ckpt` files. Both may describe the model."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
 
 ModelSpec = dict[str, Spec]
-# Data, or what stands for it. The parser leaves a `dict` as it is: it would write '2024' of a text back as a number.
+# Data, or its description. With another type than `dict` the parser would turn a text like '2024' into a number.
 DataSpec = dict | DataSource  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 
 
 def made(value: Made, where: str) -> Made:
-    """Return what a class path and its arguments stand for; of a mapping of such, each; anything else as it is.
+    """Make the object that a class path and its arguments describe. In a mapping of descriptions each is made.
 
     Args:
-        value: What a module or a data module was given.
+        value: An argument of a module or data module. Other values are returned unchanged.
         where: The name of the argument, for errors.
 
     Raises:
-        ArgumentError: There is no such thing, or it does not take such an argument.
+        ArgumentError: The class does not exist, or does not take an argument.
     """
-    if type(value).__name__ == "NestedArg":  # jsonargparse's, of a word about a part of something whose type is open
+    if type(value).__name__ == "NestedArg":  # jsonargparse's value for a part of an object of unknown type
         whole = f'{{"class_path": …, "init_args": {{"{value.key}": {value.val}}}}}'
         raise ArgumentError(
             f"`{where}.init_args.{value.key}={value.val}`: this parser cannot change a part of `{where}`.\n\n"
-            f"Hint: `--….{where} '{whole}'` replaces all of it; LightningCLI and `hf-compat fit` take such words."
+            f"Hint: `--….{where} '{whole}'` replaces all of it. LightningCLI and `hf-compat fit` can change a part."
         )
     if isinstance(value, Namespace):
         value = value.as_dict()
@@ -70,26 +70,26 @@ def made(value: Made, where: str) -> Made:
     return {name: made(part, f"{where}.{name}") for name, part in value.items()}
 
 
-MapLocation = Any  # as torch.load has it
+MapLocation = Any  # as in torch.load
 Given = dict[str, Any]  # keywords of a module's constructor
 
 _SHOWN = 3  # names in a message
 
 
 class LoadableModule(WindowModule):
-    """What a checkpoint makes a module of: its weights, and what says how to make the model and the arguments."""
+    """A module that can be made from a checkpoint: from weights, and a description of the model and arguments."""
 
     def keep_hyperparameters(self) -> None:
-        """Keep what LightningCLI was told, without secrets: its checkpoints say how to make the module then."""
+        """Keep LightningCLI's arguments without secrets, so that its checkpoints describe the module."""
         if given_hyperparameters() is None:
             return
         self.save_hyperparameters(logger=False)
         held = self.hparams
-        assert isinstance(held, dict)  # of what a parser has read
+        assert isinstance(held, dict)  # a parser has read them
         _drop_secrets(held)
 
     def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
-        """Load adapters, which PEFT reads itself, beside what any checkpoint holds."""
+        """Load a checkpoint, and adapters, which PEFT reads itself."""
         folder = checkpoint.pop(ADAPTERS_KEY, None)
         if folder is not None:
             _load_adapter(self.model, folder)
@@ -105,27 +105,27 @@ class LoadableModule(WindowModule):
         weights_only: bool | None = None,
         **kwargs: object,
     ) -> Self:
-        """Make a module of a checkpoint.
+        """Make a module from a checkpoint.
 
         Args:
             checkpoint_path: A `checkpoint-N` folder, a folder that `save_model` wrote, or a `.ckpt`, open or not.
-            map_location: As `torch.load` has it; for a folder a device.
+            map_location: As in `torch.load`. For a folder it is a device.
             hparams_file: A YAML or CSV file with hyperparameters, in place of the checkpoint's.
             strict: Whether missing or unknown weights are an error (the default) or a warning.
-            weights_only: False unpickles a `.ckpt`, which runs what is in it.
-            kwargs: Of the constructor, before the hyperparameters. `model=` is needed where nothing says how to make
-                it: a `config.json` of transformers in the folder, or the hyperparameters that LightningCLI, or
-                `save_hyperparameters` of a subclass, has put into a `.ckpt`.
+            weights_only: False unpickles a `.ckpt`, which runs the code in it.
+            kwargs: Arguments of the constructor. They precede the hyperparameters. `model=` is needed unless the
+                checkpoint describes the model: by a `config.json` of transformers in a folder, or by hyperparameters
+                of LightningCLI, or of `save_hyperparameters` in a subclass, in a `.ckpt`.
 
         Raises:
-            CheckpointError: It is not there, is damaged, does not fit, or does not say how to make the model.
+            CheckpointError: The checkpoint is missing or damaged, does not fit, or does not describe the model.
 
         Mirrors:
             `lightning.LightningModule.load_from_checkpoint`, 2.6.
 
         Differs:
-            Reads HF folders. A folder's arguments count where none are given; those that a Lightning trainer decides do
-            not. Weights that are missing are an error.
+            Reads HF folders. A folder's arguments are used unless `args` is passed, without those that a Lightning
+            trainer sets. Missing weights are an error.
         """
         source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
@@ -145,7 +145,7 @@ class LoadableModule(WindowModule):
                     args = held.get("args")
                     if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
                         held["args"] = args["init_args"]
-            # The constructor's keywords, with the model and the arguments that a checkpoint brings
+            # The constructor's keywords, with the checkpoint's model and arguments
             held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
             parameters = inspect.signature(cls.__init__).parameters
             completed = dict(kwargs)
@@ -171,7 +171,7 @@ def _drop_secrets(held: Given) -> None:
 
 
 def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
-    """Read what a module is made of; where a run stood is no part of it."""
+    """Read weights and hyperparameters, without the position of the run."""
     if isinstance(source, str) and os.path.isdir(source):
         weights = {} if holds_adapters(source) else read_weights(source)
         return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
@@ -187,7 +187,7 @@ def _read_hyperparameters(path: str) -> Given:
     """Read a file of hyperparameters.
 
     Raises:
-        CheckpointError: There is none, or it is of another kind.
+        CheckpointError: The file is missing or of another kind.
     """
     kind = os.path.splitext(path)[1].lower()
     readers: dict[str, Callable[[str], Given]] = {
@@ -196,14 +196,23 @@ def _read_hyperparameters(path: str) -> Given:
         ".yml": load_hparams_from_yaml,
     }
     if not os.path.isfile(path) or kind not in readers:
-        raise CheckpointError(f"`hparams_file={path!r}` is no .yaml, .yml or .csv file.\n\nHint: check the path.")
+        raise CheckpointError(f"`hparams_file={path!r}` is not a .yaml, .yml or .csv file.\n\nHint: check the path.")
     return dict(readers[kind](path))
 
 
 def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter) -> nn.Module:
-    model = _pretrained_model(path) if os.path.isdir(path) else None
+    """Load a folder's model if its `config.json` names a class of transformers. No other code is run.
+
+    Raises:
+        CheckpointError: Nothing describes the model.
+    """
+    found = Contents(path).find("config.json") if os.path.isdir(path) else None
+    config = None if found is None else read_json(found)
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    is_named = isinstance(architectures, list) and bool(architectures)
+    model = read_pretrained(path, str(architectures[0])) if is_named and architectures else None
     if model is None:
-        what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that say how to make it"
+        what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that describe it"
         raise CheckpointError(
             f"{path} holds the weights of a model, and no {what}.\n\n"
             f"Hint: {cls.__name__}.load_from_checkpoint({path!r}, {parameter.name}=…) with a model of the same class."
@@ -211,18 +220,8 @@ def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter
     return model
 
 
-def _pretrained_model(folder: str) -> nn.Module | None:
-    """Return the model of a folder whose `config.json` names a class of transformers; code of others is not run."""
-    path = Contents(folder).find("config.json")
-    config = None if path is None else read_json(path)
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    if not isinstance(architectures, list) or not architectures:
-        return None
-    return read_pretrained(folder, str(architectures[0]))
-
-
 def _arguments_of(path: str) -> TrainingArguments | None:
-    """Return the arguments of a folder, None where it has none that can be read without running them."""
+    """Read a folder's arguments. None if it has none, or if reading them would run code."""
     found = Contents(path).find(names.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
     if found is None:
         return None
@@ -230,40 +229,36 @@ def _arguments_of(path: str) -> TrainingArguments | None:
     if isinstance(held, Mapping):
         return _as_arguments(path, held)
     warn_user(
-        f"The arguments in {found} cannot be read without running code; the module has the defaults.\n\n"
+        f"The arguments in {found} cannot be read without running code, so the module has the defaults.\n\n"
         "Hint: give `args=…`.",
     )
     return None
 
 
 def _values_in(path: str) -> object:
-    """Read a file of arguments: ours holds plain values, that of transformers an object of its own class."""
+    """Read a file of arguments. Ours has plain values, that of transformers an object of its own class."""
     try:
         return read_torch_file(path)
     except CheckpointError:
-        with contextlib.suppress(CheckpointError):  # damaged: as good as none
+        with contextlib.suppress(CheckpointError):  # a damaged file counts as none
             return read_pickled_arguments(path)
     return None
 
 
 def _as_arguments(path: str, held: Mapping[str, object]) -> TrainingArguments:
-    """Make arguments of those that a checkpoint holds, but for those that a Lightning trainer decides.
+    """Make arguments of a checkpoint's, without secrets and those that a Lightning trainer sets.
 
     Raises:
-        CheckpointError: They are none.
+        CheckpointError: A value is not valid.
     """
-    known: Given = {name: value for name, value in held.items() if value is not None and _is_kept(name)}
+    of_trainer = {name for name, row in ROWS.items() if row.native is not None}
+    names_kept = {name for name in TrainingArguments.__dataclass_fields__.keys() - of_trainer if not is_secret(name)}
+    known: Given = {name: value for name, value in held.items() if value is not None and name in names_kept}
     try:
         return TrainingArguments(**known)
     except (TypeError, ValueError, NotImplementedError) as error:
         text = f"The arguments in {path} cannot be used here: {error}\n\nHint: give `args=…`."
         raise CheckpointError(text) from error
-
-
-def _is_kept(name: str) -> bool:
-    """Return whether an argument of a checkpoint is one of its module, in a Lightning trainer of the user's own."""
-    is_of_trainer = name in ROWS and ROWS[name].native is not None
-    return name in TrainingArguments.__dataclass_fields__ and not is_secret(name) and not is_of_trainer
 
 
 def _make(
@@ -277,7 +272,7 @@ def _make(
     stored = {name.replace(COMPILED, "") for name in checkpoint["state_dict"]}
     checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found keys that are")  # told below, without those that tied weights explain
+        warnings.filterwarnings("ignore", "Found keys that are")  # the comparison below knows tied weights
         module = load_state(cls, checkpoint, given)
     assert isinstance(module, LoadableModule)
     if stored or not os.path.isdir(path):
@@ -290,10 +285,10 @@ def _make(
 
 
 def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) -> None:
-    """Compare the names of weights; a tied one may stand under any of its names.
+    """Compare the names of weights. A tied one may have any of its names.
 
     Raises:
-        CheckpointError: Some are missing or unknown, and that is an error.
+        CheckpointError: Some are missing or unknown, and `strict` is set.
     """
     held = {name.replace(COMPILED, ""): value for name, value in module.state_dict().items()}
     places = {value.data_ptr() for name, value in held.items() if name in stored and value.numel()}
@@ -311,14 +306,14 @@ def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) 
 
 
 def _load_adapter(model: nn.Module, folder: str) -> None:
-    """Load an adapter of PEFT into the model that has it.
+    """Load PEFT's adapter into a model.
 
     Raises:
-        CheckpointError: The model has no adapter, or the folder lacks weights of it.
+        CheckpointError: The model has no adapter, or the folder lacks some of its weights.
     """
     if not is_peft_model(model):
         raise CheckpointError(
-            f"{folder} holds an adapter, and the model has none.\n\nHint: give `model=get_peft_model(…)`."
+            f"{folder} holds an adapter, and the model has none.\n\nHint: pass `model=get_peft_model(…)`."
         )
     missing = check_adapters(model, folder)
     if missing:

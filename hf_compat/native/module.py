@@ -54,22 +54,18 @@ from hf_compat.native.own_steps import (
     makes_updates,
     serve_own_step,
 )
-from hf_compat.native.plain_batches import PlainBatches, share_arguments
 from hf_compat.native.steps import (
     NativeEvaluations,
     NativeSteps,
     accumulate_batches,
     adopt_optimizer,
-    begin_at_epoch,
-    check_accumulation,
     check_strategy,
     count_updates,
-    forget_updates,
     keep_monitor,
-    leave_epoch,
     optimizers_of,
     read_when_due,
     seed_from,
+    share_arguments,
     step_plateau,
     updates_of_fit,
 )
@@ -86,23 +82,15 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.training_run.run import tracked_value
 
-_EXPECTED = frozenset(
-    {
-        *(message for message in EXPECTED if "sync_dist" not in message),  # of a subclass's own logs it holds
-        # every HFModule has a `validation_step`
-        ".*You defined a `validation_step` but have no `val_dataloader`.*",
-    }
-)
-
-
-def leave_out_expected() -> None:
-    """Leave the warnings out from now on."""
-    for message in _EXPECTED:
-        warnings.filterwarnings("ignore", message)
+_EXPECTED = [
+    *(message for message in EXPECTED if "sync_dist" not in message),  # a subclass's own logs may need that one
+    # every HFModule has a `validation_step`
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",
+]
 
 
 def show_expected() -> None:
-    """Show the warnings again: other modules of this process may need them."""
+    """Show the expected warnings again. Other modules of this process may need them."""
     warnings.filters[:] = [  # type: ignore[index]  # a list, which typeshed declares to be read only
         entry for entry in warnings.filters if getattr(entry[1], "pattern", None) not in _EXPECTED
     ]
@@ -118,13 +106,13 @@ class HFModule(OverridePoints, LoadableModule):
     loaders that give plain batches: `gradient_accumulation_steps` of them make an update.
 
     Args:
-        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`); or the
-            `class_path` and `init_args` of a function or of `from_pretrained`, which LightningCLI leaves as they are.
-        args: The training arguments; the defaults where none are given.
-        steps: HF's steps for this model; made from `model` and `args` where none are given.
-        compute_metrics: Metrics of validation and test: a torchmetrics object, something that makes one, or a function
-            of an `EvalPrediction`.
-        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss, as of `transformers.Trainer`.
+        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`). Or the
+            `class_path` and `init_args` of a function or of `from_pretrained`, which LightningCLI passes on unchanged.
+        args: The training arguments. None takes the defaults.
+        steps: HF's steps for this model. None makes them from `model` and `args`.
+        compute_metrics: Metrics of validation and test: a torchmetrics object, a function that makes one, or a
+            function of an `EvalPrediction`.
+        compute_loss_func: Computes the loss from outputs, labels and `num_items_in_batch`, as in `transformers`.
 
     Examples:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
@@ -132,12 +120,12 @@ class HFModule(OverridePoints, LoadableModule):
 
     logs_to_lightning = True
     steps: NativeSteps
-    _watch: OverflowWatch | None = None  # while it trains with `debug="underflow_overflow"`
-    _is_set_up = False  # for the run under way
-    _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
-    _said_automatic: bool | None = None  # what the author has said of `automatic_optimization`
-    _author: AuthorStep | None = None  # in a fit whose updates are made of an author's loss
-    _guarded: GuardedStep | None = None  # in one where the author makes updates
+    _watch: OverflowWatch | None = None  # in a fit with `debug="underflow_overflow"`
+    _is_set_up = False  # for the current run
+    _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
+    _said_automatic: bool | None = None  # the user's setting of `automatic_optimization`
+    _author: AuthorStep | None = None  # in a fit whose updates are made of a user-defined loss
+    _guarded: GuardedStep | None = None  # in a fit whose updates a user-defined step makes
 
     def __init__(
         self,
@@ -164,9 +152,8 @@ class HFModule(OverridePoints, LoadableModule):
             check_optimization(own.args)
         check_metrics(compute_metrics, None, False)
         super().__init__(model, own, compute_metrics)
-        self.__dict__.pop("_said_automatic", None)  # what the base class has said
-        # what a Trainer does otherwise: watch updates, gather batches and metrics, seed
-        self._plain_batches = PlainBatches(own)
+        self.__dict__.pop("_said_automatic", None)  # the base class has set it
+        self._waiting: list[Batch] = []  # plain batches whose update takes more of them
         self._evaluations = NativeEvaluations(own, self.compute_metrics)
         self._seeded_in = os.getpid()
         seed_from(own.args)
@@ -183,10 +170,10 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def automatic_optimization(self) -> bool:
-        """Whether Lightning makes the updates. Where the author says nothing, HF's updates are made.
+        """Whether Lightning makes the updates. By default this module makes HF's updates.
 
-        A `training_step` of the author's own then returns a loss for them; hooks of its own that only automatic
-        optimization calls (`optimizer_step` …) leave the updates to Lightning.
+        A user-defined `training_step` then returns a loss for them. With hooks that only automatic optimization calls
+        (`optimizer_step` …) Lightning makes the updates.
         """
         if self._said_automatic is not None:
             return self._said_automatic
@@ -198,7 +185,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def learning_rate(self) -> float:
-        """The rate that training begins with; setting it, as Lightning's `Tuner` does, leaves the arguments alone."""
+        """The initial learning rate. Setting it, as Lightning's `Tuner` does, does not change the arguments."""
         return self.steps.args.learning_rate
 
     @learning_rate.setter
@@ -211,11 +198,11 @@ class HFModule(OverridePoints, LoadableModule):
         self.steps.set_learning_rate(rate)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HFModule:
-        """Copy the model with its steps, which are this module's own."""
+        """Copy the model and its steps, which belong to this module."""
         return self._copied(memo)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what a fit has put around a step of the user's own, too."""
+        """Also leave out a fit's wrapper of a user-defined step."""
         state = super().__getstate__()
         if state.pop("_author", None) is not None:
             state.pop("training_step", None)
@@ -223,20 +210,25 @@ class HFModule(OverridePoints, LoadableModule):
         leave_own_step(copied)
         return vars(copied)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "model" and isinstance(value, nn.Module):
+            self._take_model(value)
+        super().__setattr__(name, value)
+
     def _take_model(self, model: nn.Module) -> None:
-        """Train the model that a subclass sets in the place of the one that the constructor was given."""
+        """Train the model that a subclass sets in place of the constructor's."""
         steps: NativeSteps | None = vars(self).get("steps")
         if steps is None or steps.model is model:
             return
         if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
             raise OverrideError(
-                f"`model` of {type(self).__name__} was replaced in a run that has been set up with another one.\n\n"
+                f"`model` of {type(self).__name__} was replaced in a run that is set up with another one.\n\n"
                 "Hint: set it in `__init__`, or in `setup` before `super().setup(stage)`."
             )
         if steps.args.use_liger_kernel:
             check_liger(model, steps.args.liger_kernel_config)
         steps.prepare_model(model)
-        self.__dict__.pop("backbone", None)  # what BackboneFinetuning was shown of the other one
+        self.__dict__.pop("backbone", None)  # the other model's, for BackboneFinetuning
 
     @property
     def _has_own_step(self) -> bool:
@@ -244,7 +236,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def _is_attached(self) -> bool:
-        """Whether a lightning.Trainer has this module; Fabric has a stand-in for one."""
+        """Whether a lightning.Trainer has this module. Fabric sets a stand-in for one."""
         try:
             return isinstance(self.trainer, pl.Trainer)
         except RuntimeError:
@@ -252,7 +244,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def _returns_loss_for_updates(self) -> bool:
-        """Whether HF's updates are made of the loss that a `training_step` of the author's own returns."""
+        """Whether HF's updates are made of the loss that a user-defined `training_step` returns."""
         return self._has_own_step and self._said_automatic is None and not self.automatic_optimization
 
     @property
@@ -261,25 +253,26 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def forward_owner(self) -> nn.Module | None:
-        """This module, where a `forward` of its own says what a batch holds; None where the model's does."""
+        """This module, if the signature of its own `forward` names a batch's entries. None if the model's does."""
         if not self._has_own_forward:
             return None
         kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
         return None if inspect.Parameter.VAR_KEYWORD in kinds else self
 
     def _called_model(self) -> nn.Module:
-        """Return what forward passes go through: this module where it has a forward of its own, else the model."""
+        """Return this module if it has its own `forward`, else the model as the strategy wraps it."""
         return self if self._has_own_forward else super()._called_model()
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
-        """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
+        """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
         self._is_set_up = False
         self._leave_author()  # of a fit that has failed
         adopt_callbacks_of(self.trainer)
         wrap_hf_callbacks(self.trainer)
         adopt_data_of(self.trainer, self)
-        leave_out_expected()
-        forget_updates(self.trainer)
+        for message in _EXPECTED:
+            warnings.filterwarnings("ignore", message)
+        count_updates(self.trainer, 1)
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self, HFModule)
@@ -290,7 +283,7 @@ class HFModule(OverridePoints, LoadableModule):
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
-        """Take this process's place; compare a trainer of the user's own with the arguments."""
+        """Take this process's rank, and compare the user's trainer with the arguments."""
         if self.trainer.world_size > 1:
             leave_at_exit()
         self._set_up_steps()
@@ -299,13 +292,13 @@ class HFModule(OverridePoints, LoadableModule):
         super().setup(stage)
 
     def _set_up_steps(self) -> None:
-        """Let the steps work as this process of the trainer, on its device, with what its data module says."""
+        """Give the steps this process's rank and device, and the arguments of the data module."""
         steps = self.steps
         self._evaluations.forget()
         datamodule = getattr(self.trainer, "datamodule", None)
         data = getattr(datamodule, "steps", None)
         if datamodule is not None and isinstance(data, NativeSteps):
-            datamodule.is_set_up = True  # a subclass's `setup` may have left that out
+            datamodule.is_set_up = True  # a subclass's `setup` may not have set it
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
@@ -316,33 +309,46 @@ class HFModule(OverridePoints, LoadableModule):
         steps.take_forward_of(self.forward_owner)
         own = [name for name in _STEPS if getattr(type(self), name) is not getattr(HFModule, name)]
         if self._returns_loss_for_updates:
-            own.remove("training_step")  # an update of HF's calls it
+            own.remove("training_step")  # HF's update calls it
         called = steps.model_wrapped = self._called_model()
         move_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
 
     def _set_up_fit(self) -> None:
-        """Compare a trainer of the user's own with the arguments, and make the model ready to be trained."""
+        """Compare the user's trainer with the arguments, and prepare the model for training."""
         steps = self.steps
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
-        self._compare_with_trainer()
+        trainer: Any = self.trainer
+        told = {"precision": trainer.precision}
+        if not trainer.fast_dev_run:  # it sets its own lengths
+            told |= {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
+        # -1 epochs: the updates end the run. A precision may be of a kind that the arguments cannot name
+        told = {name: value for name, value in told.items() if value not in (None, -1)}
+        if str(told.get("precision")) not in PRECISIONS:
+            told.pop("precision", None)
+        check_native(steps.args, told)
         keep_monitor(self)
         self._stop_watching()  # of a fit that has failed
         self._watch = watch_if_enabled(self.model, steps.args.debug)
-        if self.automatic_optimization:
-            check_accumulation(self.trainer, steps.args.gradient_accumulation_steps)
-        else:
-            data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
-            count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
+        batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
+        if not self.automatic_optimization:
+            data = getattr(getattr(trainer, "datamodule", None), "steps", None)
+            count_updates(trainer, 1 if isinstance(data, NativeSteps) else batches)
+        elif batches > 1 and told_batches > 1:  # with windows it would be their product
+            raise ArgumentError(
+                f"`gradient_accumulation_steps={batches}` of the arguments and "
+                f"`accumulate_grad_batches={told_batches}` of lightning.Trainer both set the size of an update.\n\n"
+                "Hint: set one of them."
+            )
         if steps.args.use_liger_kernel:
             apply_liger(self.model, steps.args.liger_kernel_config)
         begin_noise(self.trainer, self.model, steps.args.neftune_noise_alpha)
         self.model.train()
 
     def teardown(self, stage: str) -> None:
-        """Leave the model and the data module as they were."""
+        """Restore the model and the data module."""
         self._is_set_up = False
         show_expected()
         self._stop_watching()
@@ -351,7 +357,7 @@ class HFModule(OverridePoints, LoadableModule):
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "is_set_up"):
             datamodule.is_set_up = False
-        forget_updates(self.trainer)
+        count_updates(self.trainer, 1)
         self.leave_fit()
         leave_own_step(self)
         self._leave_author()
@@ -362,19 +368,8 @@ class HFModule(OverridePoints, LoadableModule):
             self._watch.remove()
             self._watch = None
 
-    def _compare_with_trainer(self) -> None:
-        trainer: Any = self.trainer
-        says = {"precision": trainer.precision}
-        if not trainer.fast_dev_run:  # it makes its own lengths, whatever a script has set for the real run
-            says |= {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
-        # -1 epochs: the updates end the run
-        told = {name: value for name, value in says.items() if value not in (None, -1) or name == "precision"}
-        if str(told["precision"]) not in PRECISIONS:  # a kind that the arguments have no word for
-            del told["precision"]
-        check_native(self.steps.args, told)
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Make optimizer and schedule; each native fit has its own."""
+        """Make optimizer and schedule. Each native fit has its own."""
         steps = self.steps
         steps.forget_optimizer()
         call_overrides(self, steps)
@@ -390,14 +385,13 @@ class HFModule(OverridePoints, LoadableModule):
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
         if updates <= 0:
             raise ArgumentError(
-                "`configure_optimizers` was called without a lightning.Trainer, and nothing says for how many updates."
+                "`configure_optimizers` was called without a lightning.Trainer, and the number of updates is unknown."
                 "\n\nHint: set `max_steps` in TrainingArguments, or `num_training_updates` of the module."
             )
         return updates
 
     def on_fit_start(self) -> None:
-        """Work with the optimizer that is in force."""
-        # Refuse parameters that the updates of this fit would leave as they are
+        """Connect the optimizer, and refuse parameters that it would not train."""
         self.names_beside = names_beside(self, self.model)
         if self._optimized is not None:
             refuse_late(self, self._optimized)
@@ -407,7 +401,7 @@ class HFModule(OverridePoints, LoadableModule):
             if count == 1 or not self._has_own_step or (count == 0 and self._returns_loss_for_updates):
                 adopt_optimizer(self.trainer, self.steps)
             if isinstance(self.trainer.train_dataloader, Windows):
-                forget_updates(self.trainer)
+                count_updates(self.trainer, 1)
         unfreeze_optimized(self.trainer)
         super().on_fit_start()
         if self._has_own_step:
@@ -419,7 +413,7 @@ class HFModule(OverridePoints, LoadableModule):
                 self._guarded = GuardedStep(self, self.steps.args.gradient_accumulation_steps)
 
     def _leave_author(self) -> None:
-        """Give the steps and the module their own `training_step` back."""
+        """Restore `training_step` of the steps and the module."""
         self._guarded = None
         if self._author is not None:
             vars(self.steps).pop("training_step", None)
@@ -427,27 +421,27 @@ class HFModule(OverridePoints, LoadableModule):
             self._author = None
 
     def on_train_start(self) -> None:
-        """Begin to read; continue where the run of a checkpoint ended."""
+        """Start to read, and continue at the position of a checkpoint."""
         if self.automatic_optimization:
             accumulate_batches(self.trainer, self.steps.args.gradient_accumulation_steps)
         read_when_due(self.trainer)
         super().on_train_start()
 
     def on_train_epoch_start(self) -> None:
-        """Begin an epoch of plain batches."""
+        """Start an epoch, without the plain batches that the last one has not trained on."""
         read_when_due(self.trainer)
-        self._plain_batches.start_epoch()
-        begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
+        self._waiting = []
+        if isinstance(self.trainer.train_dataloader, Windows):  # `reload_dataloaders_every_n_epochs` may have made them
+            self.trainer.train_dataloader.begin_at(self.trainer.current_epoch)
 
-    def training_step(  # type: ignore[override]  # with a step of the author's own, what that returned
+    def training_step(  # type: ignore[override]  # with a user-defined step, its result
         self, window: Window | Batch, batch_idx: int
     ) -> STEP_OUTPUT:
-        """Do one update and log what it measured; of plain batches, gather an update's.
+        """Make one update and log its numbers. Plain batches are collected until they complete an update.
 
         Returns:
-            The window's loss, detached; None where the update takes more batches. Where something else makes the
-            update (a step of a subclass that returns a loss, Lightning, Fabric, a loop by hand) the loss of the batch,
-            with its graph.
+            The window's loss, detached, or None if the update takes more batches. If something else makes the update
+            (a user-defined step, Lightning, Fabric, a loop by hand), the batch's loss with its graph.
         """
         steps, author = self.steps, self._author
         if author is not None and author.runs:
@@ -458,11 +452,14 @@ class HFModule(OverridePoints, LoadableModule):
             return loss_of_batch(steps, window)
         first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
         if not isinstance(window, Window):
-            gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
-            if gathered is None:
+            self._waiting.append(window)
+            size = len(self._waiting)
+            if size < steps.args.gradient_accumulation_steps and not self.trainer.is_last_batch:
                 skip_step_metrics(self.trainer)
                 return None
-            window, first = gathered, batch_idx + 1 - len(gathered)
+            waiting, self._waiting = self._waiting, []
+            batches, items = steps.get_batch_samples(iter(waiting), size, steps.args.device)
+            window, first = Window(batches, items, is_complete=True, epoch_progress=0.0), batch_idx + 1 - size
         if author is not None:
             author.batch_idx = first
         window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
@@ -473,7 +470,7 @@ class HFModule(OverridePoints, LoadableModule):
         return loss if own is None else own.update_made(loss)
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
-        """Log a value as any LightningModule; its weight in a mean is the number of samples in the (micro-)batch."""
+        """Log a value as any LightningModule does. In means it is weighted by the samples of the (micro-)batch."""
         if self._author is not None and self._author.runs:
             self._author.logged.add(name)
             kwargs["batch_size"] = kwargs.get("batch_size") or find_batch_size(self._author.batch) or 1
@@ -488,14 +485,14 @@ class HFModule(OverridePoints, LoadableModule):
         """Run a backward pass in a step that makes its updates itself.
 
         Raises:
-            OverrideError: The step has not said so, and an update is made of the loss that it returns.
+            OverrideError: The step returns a loss, of which the module makes the update.
         """
         if self._author is not None and self._author.runs:
             raise makes_updates(self, "calls `manual_backward`")
         super().manual_backward(loss, *args, **kwargs)
 
     def _without_trainer(self) -> NativeSteps:
-        """Make the steps ready for Fabric, or for a loop by hand."""
+        """Prepare the steps for Fabric, or for a loop by hand."""
         steps = self.steps
         steps.take_device(self.device)
         steps.take_forward_of(self.forward_owner)
@@ -504,7 +501,7 @@ class HFModule(OverridePoints, LoadableModule):
         return steps
 
     def _in_true_precision(self, batch: Batch) -> Batch:
-        """Return a batch with its floating numbers in the precision of the weights (`precision="bf16-true"`)."""
+        """Convert a batch's floating-point numbers to the precision of the weights (`precision="bf16-true"`)."""
         if not self._is_set_up or "true" not in str(self.trainer.precision):
             return batch
         return self.trainer.precision_plugin.convert_input(batch)
@@ -523,9 +520,10 @@ class HFModule(OverridePoints, LoadableModule):
                 self.log(name, value)
 
     def on_train_epoch_end(self) -> None:
-        """Finish the epoch; step a schedule of Lightning's that follows a metric."""
-        if self.trainer.is_last_batch:
-            leave_epoch(self.trainer.train_dataloader)
+        """Finish the epoch, and step a schedule of Lightning's that follows a metric."""
+        windows = self.trainer.train_dataloader
+        if self.trainer.is_last_batch and isinstance(windows, Windows):
+            windows.leave_epoch(is_over=True)  # even if it has more data (`limit_train_batches`)
         super().on_train_epoch_end()
         config = self._replaced_schedule()
         if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
@@ -537,7 +535,7 @@ class HFModule(OverridePoints, LoadableModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip at `max_grad_norm` of the arguments where Lightning makes the updates, and was not told otherwise."""
+        """Clip at the arguments' `max_grad_norm` if Lightning makes the updates and has no limit of its own."""
         precision = self.trainer.precision_plugin
         if gradient_clip_val is None and not self.stepping.steps_in_backward:
             if isinstance(precision, ForwardPrecision):
@@ -546,7 +544,7 @@ class HFModule(OverridePoints, LoadableModule):
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients of a window that the next epoch completes; an update zeroes its own."""
+        """Keep the gradients of a window that the next epoch completes. An update zeroes its own."""
         if self.automatic_optimization:
             super().on_validation_model_zero_grad()
 
@@ -568,7 +566,7 @@ class HFModule(OverridePoints, LoadableModule):
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> torch.Tensor | None:
-        """Predict one batch and keep what the metrics need; returns its loss."""
+        """Predict one batch, keep its results for the metrics, and return its loss."""
         batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
         batch.inputs = self._in_true_precision(batch.inputs)
         if not self._is_set_up:  # in Fabric, or in a loop by hand

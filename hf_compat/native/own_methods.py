@@ -1,31 +1,28 @@
 """Methods and hooks that a subclass of `HFModule` overrides.
 
-Methods of HF's Trainer are called where HF calls them, or refused with the class. The module's own work in Lightning's
-hooks runs even if an override does not call `super()`, because Lightning's own hooks are empty.
+Methods of HF's Trainer are called where HF calls them, or refused when the class is made. The module's own work in
+Lightning's hooks runs even if an override does not call `super()`, because Lightning's own hooks are empty.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
 from torchmetrics import Metric
 
-from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.engine.windows import Items
 from hf_compat.errors import OverrideError, warn_once
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.steps import NativeSteps
-from hf_compat.runtime.nested import Nested
-from hf_compat.trainer_methods.steps import Inputs
 
-# Hooks that Lightning calls in automatic optimization only, and what does the same in an HFModule.
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+# Hooks that Lightning calls in automatic optimization only, and their replacement in an HFModule.
 _OF_AUTOMATIC_OPTIMIZATION = {
     "optimizer_step": "change gradients or rates in `on_before_optimizer_step`, or the optimizer in "
     "`configure_optimizers`",
@@ -47,16 +44,16 @@ def _is_own(module: pl.LightningModule, base: type[pl.LightningModule], name: st
 
 
 def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
-    """Refuse hooks of a subclass that take a part of the update: Lightning calls them in automatic optimization only.
+    """Refuse a subclass's hooks that Lightning calls in automatic optimization only.
 
     Raises:
-        OverrideError: One is overridden; the message names it and what does the same.
+        OverrideError: The message names the hook and its replacement.
     """
     for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
         if _is_own(module, base, name):
             raise OverrideError(
-                f"`{name}` of {type(module).__name__} would never be called: an HFModule makes its updates itself.\n\n"
-                f"Hint: {hint}; or set `automatic_optimization = True`, which leaves the updates to Lightning."
+                f"`{name}` of {type(module).__name__} would never be called, because an HFModule makes its updates "
+                f"itself.\n\nHint: {hint}. Or set `automatic_optimization = True`. Then Lightning makes the updates."
             )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise OverrideError(
@@ -66,7 +63,7 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
 
 
 def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:
-    """Return the parameters that are to be trained, by name; those of metrics are their own."""
+    """The trained parameters by name, without those of metrics."""
     metrics = [part for name, part in module.named_modules() if isinstance(part, Metric) or name == "compute_metrics"]
     of_metrics = {id(parameter) for metric in metrics for parameter in metric.parameters()}
     named = module.named_parameters()
@@ -74,13 +71,13 @@ def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:
 
 
 def names_beside(module: pl.LightningModule, model: nn.Module) -> list[str]:
-    """Return the names of parameters that are to be trained, and are no part of the model."""
+    """The names of trained parameters outside the model."""
     inside = {id(parameter) for parameter in model.parameters()}
     return [name for name, parameter in trained_names(module).items() if id(parameter) not in inside]
 
 
 def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
-    """Warn once of parts beside the model that the update under way does not reach: nothing calls them."""
+    """Warn once of parameters outside the model that have no gradient in the current update."""
     parameters = dict(module.named_parameters())
     without = [name for name in names if name in parameters and parameters[name].grad is None]
     if without:
@@ -92,23 +89,23 @@ def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
 
 
 def refuse_late(module: pl.LightningModule, optimized: frozenset[int]) -> None:
-    """Refuse parameters that came when the optimizer was made already.
+    """Refuse parameters that were added after the optimizer was made.
 
     Args:
-        module: Whose parameters are looked at.
+        module: The module.
         optimized: The ids of the parameters that the optimizer was made for.
 
     Raises:
-        OverrideError: There are some; the message names them.
+        OverrideError: The message names the parameters.
     """
     groups = (group for optimizer in module.trainer.optimizers for group in optimizer.param_groups)
     known = optimized | {id(parameter) for group in groups for parameter in group["params"]}
     late = [name for name, parameter in trained_names(module).items() if id(parameter) not in known]
     if late:
         raise OverrideError(
-            f"Parameters of {type(module).__name__} were added, or thawed, after its optimizer was made, which does "
+            f"Parameters of {type(module).__name__} were added or unfrozen after its optimizer was made, which does "
             f"not hold them: {_shown(late)}.\n\n"
-            "Hint: add and thaw them in `__init__`, `setup` or `configure_model`, or add a group to the optimizer."
+            "Hint: add and unfreeze them in `__init__`, `setup` or `configure_model`, or add a group to the optimizer."
         )
 
 
@@ -118,7 +115,7 @@ def _shown(names: Sequence[str]) -> str:
 
 Method = Callable[..., object]
 
-# Methods that HF's Trainer calls by itself, by what does their work in a Lightning trainer.
+# Methods that HF's Trainer calls itself, by their replacement in a Lightning trainer.
 _REFUSED: dict[str, tuple[str, ...]] = {
     "override `configure_optimizers`, which returns the optimizer and its schedule": ("_get_learning_rate",),
     "override `train_dataloader`, `val_dataloader` or `test_dataloader` of HFDataModule": (
@@ -152,7 +149,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 REFUSED = {name: hint for hint, names in _REFUSED.items() for name in names}
-# How the methods are called that a subclass may override.
+# The methods that a subclass may override, and how HF calls them.
 _CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
     "compute_loss": lambda signature: signature.bind(None, "model", "inputs", return_outputs=True),
     "prediction_step": lambda signature: signature.bind(None, "model", "inputs", False, ignore_keys=None),
@@ -164,7 +161,7 @@ _CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
     "create_optimizer_and_scheduler": lambda signature: signature.bind(None, 1),
     "get_optimizer_cls_and_kwargs": lambda signature: signature.bind("args", "model"),
 }
-# What methods of HF's leave on the Trainer.
+# The attributes that HF's methods set on the Trainer.
 _MADE_BY = {
     "create_optimizer": ("optimizer",),
     "create_scheduler": ("lr_scheduler",),
@@ -173,131 +170,75 @@ _MADE_BY = {
 HONOURED = tuple(_CALLS)
 
 
+def _of_steps(
+    method: Callable[Concatenate[NativeSteps, Given], Result],
+) -> Callable[Concatenate[OverridePoints, Given], Result]:
+    """Make a module's method that calls the given method with the module's steps."""
+
+    def call(self: OverridePoints, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return method(cast(NativeSteps, self.steps), *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
 class OverridePoints(pl.LightningModule):
     """The methods of HF's steps that a subclass may override, by HF's names and signatures."""
 
-    @property
-    def _hf(self) -> NativeSteps:
-        return cast(NativeSteps, self.steps)
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Items = None
-    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
-        """Compute the loss of one micro-batch, in training and in evaluations.
-
-        Mirrors:
-            `transformers.Trainer.compute_loss`, 5.23.
-        """
-        return NativeSteps.compute_loss(self._hf, model, inputs, return_outputs, num_items_in_batch)
-
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which losses are computed.
-
-        Mirrors:
-            `transformers.Trainer.compute_loss_context_manager`, 5.23.
-        """
-        return NativeSteps.compute_loss_context_manager(self._hf)
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **gen_kwargs: object,
-    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
-        """Return loss, logits and labels of one batch of an evaluation.
-
-        Mirrors:
-            `transformers.Trainer.prediction_step`, 5.23.
-        """
-        return NativeSteps.prediction_step(self._hf, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """List the parameters that weight decay is applied to.
-
-        Mirrors:
-            `transformers.Trainer.get_decay_parameter_names`, 5.23.
-        """
-        return NativeSteps.get_decay_parameter_names(self._hf, model)
-
-    def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Move a micro-batch to the device."""
-        return NativeSteps._prepare_inputs(self._hf, inputs)
+    compute_loss = _of_steps(NativeSteps.compute_loss)
+    compute_loss_context_manager = _of_steps(NativeSteps.compute_loss_context_manager)
+    prediction_step = _of_steps(NativeSteps.prediction_step)  # type: ignore[arg-type]  # its `**gen_kwargs`
+    get_decay_parameter_names = _of_steps(NativeSteps.get_decay_parameter_names)
+    _prepare_inputs = _of_steps(NativeSteps._prepare_inputs)
+    create_scheduler = _of_steps(NativeSteps.create_scheduler)
+    create_optimizer_and_scheduler = _of_steps(NativeSteps.create_optimizer_and_scheduler)
+    get_optimizer_cls_and_kwargs = staticmethod(NativeSteps.get_optimizer_cls_and_kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer, of all that is trained.
+        """Make the optimizer for all trained parameters.
 
         Mirrors:
             `transformers.Trainer.create_optimizer`, 5.23.
         """
-        if model is None and names_beside(self, self._hf.model):
+        steps = cast(NativeSteps, self.steps)
+        if model is None and names_beside(self, steps.model):
             model = self
-        return NativeSteps.create_optimizer(self._hf, model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> object:
-        """Make the schedule of the learning rate.
-
-        Mirrors:
-            `transformers.Trainer.create_scheduler`, 5.23.
-        """
-        return NativeSteps.create_scheduler(self._hf, num_training_steps, optimizer)
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make both.
-
-        Mirrors:
-            `transformers.Trainer.create_optimizer_and_scheduler`, 5.23.
-        """
-        NativeSteps.create_optimizer_and_scheduler(self._hf, num_training_steps)
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TrainingArguments, model: nn.Module | None = None
-    ) -> tuple[type, dict[str, object]]:
-        """Return the class of the optimizer and its keywords.
-
-        Mirrors:
-            `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
-        """
-        return NativeSteps.get_optimizer_cls_and_kwargs(args, model)
+        return NativeSteps.create_optimizer(steps, model)
 
 
 def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
-    """Let the steps call what a module, or its class, has in the place of HF's methods."""
+    """Make the steps call the methods that a module, or its class, overrides."""
     for name in HONOURED:
         method = getattr(module, name)
         if getattr(method, "__func__", method) is getattr(OverridePoints, name):
             vars(steps).pop(name, None)
         else:
-            vars(steps)[name] = _Maker(module, steps, method, _MADE_BY[name]) if name in _MADE_BY else method
+            made = _MADE_BY.get(name)
+            vars(steps)[name] = functools.partial(_make, module, steps, method, made) if made else method
 
 
-class _Maker:
-    """A method of a module that makes an optimizer or a schedule, for the steps to have what it made."""
-
-    def __init__(self, module: OverridePoints, steps: NativeSteps, method: Method, names: Sequence[str]) -> None:
-        self.module, self.steps, self.method, self.names = module, steps, method, names
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        returned = self.method(*args, **kwargs)
-        for name in self.names:
-            set_here = self.module.__dict__.pop(name, None)  # HF's methods leave it on `self`
-            made = returned if set_here is None and len(self.names) == 1 else set_here
-            if made is not None:
-                setattr(self.steps, name, made)
-        return returned
+def _make(
+    module: OverridePoints, steps: NativeSteps, method: Method, names: Sequence[str], *args: object, **kwargs: object
+) -> object:
+    """Call a module's method that makes an optimizer or a schedule, and give the steps the result."""
+    returned = method(*args, **kwargs)
+    for name in names:
+        set_here = module.__dict__.pop(name, None)  # HF's methods leave it on `self`
+        made = returned if set_here is None and len(names) == 1 else set_here
+        if made is not None:
+            setattr(steps, name, made)
+    return returned
 
 
 def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModule], honoured: bool = True) -> None:
-    """Refuse a class with a method of HF's Trainer that nothing would call, or not in this form.
+    """Refuse a class with a method of HF's Trainer that is never called, or not with this signature.
 
     Args:
         kind: A subclass of HFModule or HFDataModule.
         honoured: Whether the methods in `HONOURED` are called on it.
 
     Raises:
-        OverrideError: The message names the method and what to do.
+        OverrideError: The message names the method and the way out.
     """
     for name, hint in REFUSED.items():
         if hasattr(kind, name):
@@ -313,7 +254,7 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
             raise OverrideError(
                 f"`{name}({', '.join(given[1:])})` of {kind.__name__} has the signature of HF's Trainer, and Lightning "
                 f"calls it as `{name}{instead}`.\n\n"
-                "Hint: override `compute_loss` for another loss, and `on_train_batch_end` for what is to be logged."
+                "Hint: override `compute_loss` for another loss, and `on_train_batch_end` to log."
             )
 
 
@@ -333,7 +274,7 @@ def _check_form(kind: type, name: str, call: Callable[[inspect.Signature], inspe
     except TypeError as error:
         raise OverrideError(
             f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
-            f"Hint: take `{inspect.signature(vars(OverridePoints)[name])}`; a method of your own needs another name."
+            f"Hint: take `{inspect.signature(vars(OverridePoints)[name])}`. A method of your own needs another name."
         ) from error
 
 
@@ -348,13 +289,13 @@ KEPT = (
 
 
 def note_hooks(module: type[pl.LightningModule]) -> None:
-    """Let a class note which of its hooks have run."""
+    """Make a class record which of its hooks have run."""
     for name in KEPT:
         setattr(module, name, _noting(name, getattr(module, name)))
 
 
 def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule]) -> None:
-    """Let the hooks of a subclass be followed by those of the base, where they have not called them."""
+    """Run the base's hook after each hook of a subclass that has not called it."""
     for name in KEPT:
         override = vars(subclass).get(name)
         if inspect.isfunction(override):
@@ -364,9 +305,8 @@ def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule
 def _noting(name: str, hook: Hook) -> Hook:
     @functools.wraps(hook)
     def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
-        noted: set[str] | None = self.__dict__.get("_hooks_run")
-        if noted is not None:  # an override asks
-            noted.add(name)
+        if "_hooks_run" in self.__dict__:  # an override reads it
+            self.__dict__["_hooks_run"].add(name)
         return hook(self, *args, **kwargs)
 
     return run
@@ -375,15 +315,11 @@ def _noting(name: str, hook: Hook) -> Hook:
 def _followed(name: str, override: Hook, base: Hook) -> Hook:
     @functools.wraps(override)
     def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
-        _hooks_run(self).discard(name)
+        hooks_run: set[str] = self.__dict__.setdefault("_hooks_run", set())
+        hooks_run.discard(name)
         result = override(self, *args, **kwargs)
-        if name not in _hooks_run(self):
+        if name not in hooks_run:
             base(self, *args, **kwargs)
         return result
 
     return run
-
-
-def _hooks_run(module: pl.LightningModule) -> set[str]:
-    noted: set[str] = module.__dict__.setdefault("_hooks_run", set())
-    return noted

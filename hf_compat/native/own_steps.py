@@ -1,7 +1,4 @@
-"""A `training_step` of the user's own: HF's update is made of the loss that it returns, or it makes updates itself.
-
-The steps of HF's switch schedule-free optimizers themselves, and count their micro-batches; others do not.
-"""
+"""A user-defined `training_step`. It returns a loss for HF's update, or makes updates itself."""
 
 from __future__ import annotations
 
@@ -31,13 +28,19 @@ Step = Callable[..., object]
 
 
 def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
-    """Give a module with a `training_step` of its own what the steps of HF's do for its optimizers.
+    """Prepare a module with a user-defined `training_step` for its optimizers, as HF's steps do themselves.
 
     Raises:
-        ArgumentError: Lightning is to accumulate or clip gradients, and there are none after a backward pass.
+        ArgumentError: Lightning is to accumulate or clip gradients, and the optimizer leaves none.
     """
-    if stepping.steps_in_backward and module.automatic_optimization:
-        _refuse_gradients(module.trainer)
+    unset = {"accumulate_grad_batches": (1, 0), "gradient_clip_val": (None, 0)}
+    for name, values in unset.items() if stepping.steps_in_backward and module.automatic_optimization else ():
+        value = getattr(module.trainer, name)
+        if value not in values:
+            raise ArgumentError(
+                f"`{name}={value!r}` of lightning.Trainer needs gradients, and this optimizer updates each parameter "
+                "in the backward pass.\n\nHint: leave it out, or choose another optimizer."
+            )
     if stepping.switches:
         own = module.on_train_batch_start
 
@@ -49,23 +52,23 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
 
 
 def leave_own_step(module: pl.LightningModule | SimpleNamespace) -> None:
-    """Give the module, or a copy of its attributes, its own hook back."""
+    """Restore the hook of a module, or of a copy of its attributes."""
     module.__dict__.pop("on_train_batch_start", None)
     GuardedStep.leave(module)
 
 
 class AuthorStep:
-    """A `training_step` that returns a loss: HF's update calls it for each micro-batch, and trains by what it returns.
+    """A `training_step` that returns a loss. HF's update calls it for each micro-batch and trains with its loss.
 
-    It takes the place of HF's own `training_step(model, inputs, num_items_in_batch)`.
+    It replaces HF's own `training_step(model, inputs, num_items_in_batch)`.
 
     Args:
-        module: Whose step it is.
-        steps: The steps of the module; their arguments say how many micro-batches make an update.
+        module: The module with the step.
+        steps: The module's steps.
 
     Attributes:
-        runs: Whether the step is under way.
-        batch: The micro-batch that it was given last.
+        runs: Whether the step is running.
+        batch: Its last micro-batch.
         output: The mapping that it returned last, detached.
         logged: Names of the values that it has logged.
     """
@@ -82,11 +85,11 @@ class AuthorStep:
         self._losses_of_hf: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
-        """Run the step on a micro-batch, and the backward pass of its loss.
+        """Run the step on a micro-batch, then the backward pass of its loss.
 
         Raises:
-            OverrideError: It has made an update itself.
-            LossError: It returned no loss with a gradient.
+            OverrideError: The step has made an update itself.
+            LossError: The step returned no loss with a gradient.
         """
         steps, updates = self.steps, self.module.trainer.global_step
         self._items, self._losses_of_hf = num_items_in_batch, {}
@@ -107,8 +110,8 @@ class AuthorStep:
             return torch.zeros((), device=steps.args.device)  # as in Lightning, such a batch trains nothing
         if not isinstance(loss, torch.Tensor):
             raise LossError(
-                f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__}, and no loss.\n\n"
-                "Hint: return a tensor, or a mapping with one under `loss`; or None to leave a batch out."
+                f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__} instead of a loss.\n\n"
+                "Hint: return a tensor, or a mapping with one under `loss`. None leaves a batch out."
             )
         loss, self._losses_of_hf = self._scaled(loss), {}
         try:
@@ -119,14 +122,14 @@ class AuthorStep:
         return loss.detach()
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
-        """Return what callbacks are given of an update: what the step returned beside its loss."""
+        """The output of an update for callbacks: the step's mapping with the update's loss, or the loss."""
         return loss if self.output is None else {**self.output, "loss": loss}
 
     def loss_of_hf(self, batch: Batch) -> torch.Tensor:
-        """Return HF's loss of a micro-batch, for a step that calls `super().training_step(…)`.
+        """Compute HF's loss of a micro-batch, for a step that calls `super().training_step(…)`.
 
-        A loss that is divided by the items of the whole window is given as their mean over its micro-batches, as any
-        other loss: what the step adds has the same weight then.
+        A loss that is divided by the items of the whole window is scaled to a mean over micro-batches, as any other
+        loss is. Terms that the step adds then have the same weight.
         """
         with torch.autocast(self.steps.args.device.type, enabled=False):  # as HF, around the model's forward only
             loss = loss_of_micro_batch(self.steps, batch, self._items)
@@ -141,12 +144,12 @@ class AuthorStep:
         if size == 1:
             return loss
         if own is loss and self.steps._is_scaled_for_window(self._items):
-            return is_scaled  # to the last bit what HF trains by
+            return is_scaled  # HF's own, to the last bit
         return loss / size
 
 
 def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = None) -> torch.Tensor:
-    """Return HF's loss of a micro-batch, with its graph."""
+    """Compute HF's loss of a micro-batch, with its graph."""
     inputs = steps._prepare_inputs(batch)
     with steps.compute_loss_context_manager():
         return checked_loss(
@@ -157,7 +160,7 @@ def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = Non
 
 
 def loss_of_batch(steps: NativeSteps, batch: Batch | Window) -> torch.Tensor:
-    """Return HF's loss of what a loader gave, with its graph: of a window the loss that its update trains by."""
+    """Compute HF's loss of a batch or a window, with its graph. A window's is the loss of its update."""
     if not isinstance(batch, Window):
         return loss_of_micro_batch(steps, batch)
     losses = [loss_of_micro_batch(steps, inputs, batch.num_items) for inputs in batch]
@@ -166,24 +169,24 @@ def loss_of_batch(steps: NativeSteps, batch: Batch | Window) -> torch.Tensor:
 
 
 def makes_updates(module: pl.LightningModule, what: str) -> OverrideError:
-    """Return the error for a step that makes updates, and does not say so."""
+    """Make the error for a step that makes updates without `automatic_optimization = False`."""
     return OverrideError(
         f"`training_step` of {type(module).__name__} {what}, and an update is made of the loss that it returns.\n\n"
         "Hint: set `self.automatic_optimization = False` after `super().__init__(…)` to make the updates in "
-        "`training_step`; or leave that to HFModule, and return the loss."
+        "`training_step`. Or return the loss only, and HFModule makes them."
     )
 
 
 class GuardedStep:
-    """A `training_step` of the user's own, which is watched for losses that nothing trains by.
+    """A user-defined `training_step`, checked for losses that train nothing.
 
     Args:
-        module: Whose step it is.
-        accumulated: Batches that an update takes, as the arguments say.
+        module: The module with the step.
+        accumulated: The arguments' number of batches in an update.
 
     Attributes:
-        made_update: Whether the step under way has called HFModule's.
-        loss_of_update: What that returned.
+        made_update: Whether the running step has called HFModule's.
+        loss_of_update: The loss that HFModule's step returned.
     """
 
     def __init__(self, module: pl.LightningModule, accumulated: int) -> None:
@@ -198,7 +201,7 @@ class GuardedStep:
 
     @staticmethod
     def leave(module: pl.LightningModule | SimpleNamespace) -> None:
-        """Give a module its own step back."""
+        """Restore a module's own step."""
         guarded = module.__dict__.get("training_step")
         if isinstance(guarded, GuardedStep):
             del module.__dict__["training_step"]
@@ -206,7 +209,7 @@ class GuardedStep:
                 module.__dict__["training_step"] = guarded._own
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
-        """Note that the step under way has called HFModule's, which made an update."""
+        """Note that the running step has called HFModule's, which made an update."""
         self.made_update, self.loss_of_update = True, loss
         return loss
 
@@ -214,7 +217,7 @@ class GuardedStep:
         """Run the step.
 
         Raises:
-            OverrideError: It returned a loss that trains nothing, or it reads a window as if that were one batch.
+            OverrideError: The step returned a loss that trains nothing, or reads a window as one batch.
         """
         self.made_update, self.loss_of_update, updates = False, None, self.module.trainer.global_step
         watches = not self.has_run and not self.module.automatic_optimization
@@ -228,8 +231,14 @@ class GuardedStep:
                 batch.poses_as_batch = True
         if not self.module.automatic_optimization:
             self._check(result, bool(passes))
-            if watches and not isinstance(batch, Window) and self.module.trainer.global_step > updates:
-                self._check_accumulation()
+            is_one_batch = not isinstance(batch, Window) and not self.made_update and self.accumulated > 1
+            if watches and is_one_batch and self.module.trainer.global_step > updates:
+                raise OverrideError(
+                    f"`training_step` of {type(self.module).__name__} made an update of one batch, and "
+                    f"`gradient_accumulation_steps={self.accumulated}` of the arguments sets {self.accumulated}, which "
+                    "the schedule depends on.\n\nHint: leave the argument out, or take the data from an HFDataModule. "
+                    "Its batches are the micro-batches of an update."
+                )
         self.has_run = True
         return result
 
@@ -248,9 +257,9 @@ class GuardedStep:
         if loss.requires_grad and not (self.made_update or self.has_run or ran_backward):
             raise OverrideError(
                 f"`training_step` of {kind} returned a loss, and made no backward pass: nothing would be trained.\n\n"
-                "Hint: set `self.automatic_optimization = True` after `super().__init__(…)`, and Lightning trains by "
-                "the loss; or call `self.manual_backward(loss)` and step `self.optimizers()`; or override "
-                "`compute_loss` in the place of `training_step`."
+                "Hint: set `self.automatic_optimization = True` after `super().__init__(…)`, and Lightning trains with "
+                "the loss. Or call `self.manual_backward(loss)` and step `self.optimizers()`. Or override "
+                "`compute_loss` instead of `training_step`."
             )
 
     def _differs_from_update(self, loss: torch.Tensor) -> bool:
@@ -260,19 +269,10 @@ class GuardedStep:
         same_shape = loss.shape == made.shape
         return loss.requires_grad or not same_shape or not torch.allclose(loss.to(made), made, 0, 0, equal_nan=True)
 
-    def _check_accumulation(self) -> None:
-        if self.accumulated > 1 and not self.made_update:
-            raise OverrideError(
-                f"`training_step` of {type(self.module).__name__} made an update of one batch, and "
-                f"`gradient_accumulation_steps={self.accumulated}` of the arguments says {self.accumulated}; the "
-                "schedule counts on that.\n\nHint: leave the argument out, or take the data from an HFDataModule: "
-                "its batches are the micro-batches of an update."
-            )
-
 
 @contextmanager
 def _backward_passes(module: pl.LightningModule, watches: bool) -> Iterator[list[object]]:
-    """Collect gradients that reach a parameter within the context."""
+    """Collect the gradients that reach a parameter within the context."""
     passes: list[object] = []
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad] if watches else []
     handles: list[RemovableHandle] = [
@@ -284,13 +284,3 @@ def _backward_passes(module: pl.LightningModule, watches: bool) -> Iterator[list
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _refuse_gradients(trainer: pl.Trainer) -> None:
-    for name, unset in (("accumulate_grad_batches", 1), ("gradient_clip_val", None)):
-        value = getattr(trainer, name)
-        if value not in (unset, 0):
-            raise ArgumentError(
-                f"`{name}={value!r}` of lightning.Trainer needs gradients, and this optimizer updates each parameter "
-                "in the backward pass.\n\nHint: leave it out, or choose another optimizer."
-            )

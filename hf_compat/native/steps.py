@@ -1,7 +1,6 @@
-"""The steps of a native `HFModule`: HF's override points without a Trainer around them.
+"""The steps of a native `HFModule`: HF's override points without a Trainer.
 
-Below: its metrics under HF's names, the limits that a user's own Lightning trainer sets, and its optimizer and
-schedule.
+Also its evaluations, its number of updates in a user's own Lightning trainer, and its optimizer and schedule.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.run_state import ResumePoint
 from hf_compat.data.types import Batch, Collator
 from hf_compat.engine.evaluation import EvaluationRun
 from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
-from hf_compat.engine.windows import Windows, WindowsWithoutLength
+from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.stepping import stepping_of
@@ -48,11 +47,11 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Args:
-        model: Any module whose forward returns a loss first; None for data only.
-        args: The training arguments; the defaults where none are given.
+        model: Any module whose forward returns a loss first. None for data only.
+        args: The training arguments. None takes the defaults.
         train_dataset: Samples to train on.
         eval_dataset: Samples to evaluate on.
-        data_collator: From a list of samples to a batch.
+        data_collator: Makes a batch of a list of samples.
         processing_class: Tokenizer or processor.
     """
 
@@ -79,13 +78,13 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             self.prepare_model(model)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what the last fit has made: the next one makes its own, and a copied module stays small."""
+        """Leave out the objects of the last fit. The next one makes its own, and a copied module stays small."""
         of_fit = {"optimizer": None, "lr_scheduler": None, "accelerator": AcceleratorFacade(self.args)}
         kept = {name: value for name, value in self.__dict__.items() if name != "training_step"}  # a fit's own
         return {**kept, **of_fit}
 
     def use_arguments(self, args: TrainingArguments) -> None:
-        """Work with other arguments from now on."""
+        """Use other arguments from now on."""
         if self.set_rate is not None:
             args = copy.copy(args)
             args.learning_rate = self.set_rate
@@ -96,35 +95,28 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         self._gen_kwargs = self._generation_keywords({})
 
     def set_learning_rate(self, rate: float) -> None:
-        """Train at another rate than that of the arguments, which stay as they are."""
+        """Train at another learning rate than that of the arguments, which stay unchanged."""
         self.set_rate = rate
         self.use_arguments(self.args)
 
     @property
     def evaluates_as_seq2seq(self) -> bool:
-        """Whether evaluations are those of a `Seq2SeqTrainer`: its arguments say so."""
+        """Whether evaluations are those of a `Seq2SeqTrainer`, as the arguments are."""
         return isinstance(self.args, Seq2SeqTrainingArguments)
 
     def _renew_accelerator(self) -> None:
-        """Let `accelerator` know the arguments; a fit that is under way keeps its backward pass."""
+        """Make an `accelerator` for the arguments. A running fit keeps its backward pass."""
         run_backward = self.accelerator.run_backward
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.run_backward = run_backward
 
     def forget_optimizer(self) -> None:
-        """Let a fit make its own optimizer and schedule, as Lightning has it: those of an earlier fit have ended."""
+        """Drop the optimizer and schedule of an earlier fit. In Lightning each fit makes its own."""
         stepping_of(self.optimizer).detach()
         self.optimizer = self.lr_scheduler = None
 
     def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
-        """Work as one of the processes of a Lightning trainer, which may launch them after the arguments are made.
-
-        Args:
-            rank: This process.
-            local_rank: On its machine.
-            world_size: Processes.
-            local_world_size: Processes on this machine.
-        """
+        """Take the rank of this process in a Lightning trainer, which may launch it after the arguments are made."""
         if (rank, world_size) == (self.args.process_index, self.args.world_size):
             return
         launch = Launch(
@@ -139,25 +131,20 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         self._renew_accelerator()
 
     def take_device(self, device: torch.device) -> None:
-        """Work on the device that a Lightning trainer has chosen."""
+        """Use the device that a Lightning trainer has chosen."""
         if self.args.device != device:
             self.args = copy.copy(self.args)
             self.args.__dict__["device"] = device
             self._renew_accelerator()
 
     def prepare_model(self, model: nn.Module) -> None:
-        """Train this model: set in it what the arguments say."""
+        """Train this model, and set its options that the arguments name."""
         self.take_model(model)
         self._set_use_cache()
         self._enable_activation_checkpointing()
 
     def take_model(self, model: nn.Module, called: nn.Module | None = None) -> None:
-        """Work with a model: read off it what it takes and returns.
-
-        Args:
-            model: The model.
-            called: Whose forward is called in its place.
-        """
+        """Use a model, and read its inputs and outputs from its signature, or from that of a module that is called."""
         self.model = self.model_wrapped = model
         self._called = called
         self._introspect()
@@ -167,20 +154,53 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             self._gen_kwargs = self._generation_keywords({})
 
     def take_forward_of(self, called: nn.Module | None) -> None:
-        """Read off the forward of a module around the model what a batch holds; None goes by the model's."""
+        """Read the inputs from the signature of a module around the model. None reads them from the model's."""
         if called is not self._called:
             self._called = called
             self._introspect()
             self._signature_columns = None
 
 
+# A native run has Lightning's folders and loggers.
+_OF_NO_EFFECT = frozenset({"output_dir", "run_name", "logging_dir", "report_to"})
+
+
+def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
+    """Give the steps of a module and those of its data module the same arguments.
+
+    Raises:
+        ArgumentError: Both set an argument to different values, or the data module sets a training argument.
+    """
+    if model.args is data.args:
+        return
+    values: dict[str, object] = {}
+    problems = []
+    for field in fields(model.args) if data.has_own_arguments else ():
+        name, default = field.name, default_of(field)
+        of_model, of_data = getattr(model.args, name), getattr(data.args, name, default)
+        is_replaced = name == "learning_rate" and model.set_rate is not None
+        if is_replaced or name in _OF_NO_EFFECT or of_data in (default, of_model):
+            continue
+        if name in ROWS and ROWS[name].data and of_model == default:
+            values[name] = of_data
+        else:
+            problems.append(f"`{name}={of_data!r}` of HFDataModule's arguments, {name}={of_model!r} of HFModule's")
+    if problems:
+        raise ArgumentError(
+            f"HFModule and HFDataModule have different arguments: {'; '.join(problems)}.\n\n"
+            "Hint: pass the same `TrainingArguments` to both, or none to HFDataModule, which then takes HFModule's."
+        )
+    if values:
+        together = copy.copy(model.args)
+        together.__dict__.update(values)
+        model.use_arguments(together)
+    data.use_arguments(model.args)
+
+
 def seed_from(args: TrainingArguments) -> None:
-    """Seed every generator with `args.seed`; where it is the default, with the seed of `seed_everything`.
+    """Seed every generator with `args.seed`, or if that is the default, with the seed of `seed_everything`.
 
-    All ranks draw the same order of samples then, which is what they share out.
-
-    Args:
-        args: `seed` and `full_determinism`.
+    All ranks must draw the same order of samples, as they share them out.
     """
     by_lightning = seed_of_lightning()
     default = {field.name: default_of(field) for field in fields(args)}["seed"]
@@ -196,11 +216,11 @@ Metrics: TypeAlias = Metric | MetricCollection | ComputeMetrics | None
 
 
 class NativeEvaluations:
-    """What is evaluated between the first batch of a validation, or test, and its end.
+    """The evaluations of a validation or test, one for each loader.
 
     Args:
-        steps: Whose `prediction_step` is called.
-        compute_metrics: From predictions to metrics, or a torchmetrics object.
+        steps: Their `prediction_step` is called.
+        compute_metrics: A function of the predictions, or torchmetrics.
     """
 
     def __init__(self, steps: NativeSteps, compute_metrics: Metrics) -> None:
@@ -209,41 +229,37 @@ class NativeEvaluations:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: an error may have ended the last evaluation."""
+        """Start again. An error may have ended the last evaluation."""
         self._runs: dict[int, EvaluationRun] = {}
         self._metrics: dict[str, float] = {}
 
     def run_of(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
-        """Return what collects the batches of a loader."""
-        if dataloader_idx not in self._runs:
-            self._finish_open()  # a torchmetrics object counts for one loader at a time
-            self._runs[dataloader_idx] = self._begin(trainer, dataloader_idx)
-        return self._runs[dataloader_idx]
+        """The evaluation of a loader. Its first batch begins it, and finishes the one before."""
+        if dataloader_idx in self._runs:
+            return self._runs[dataloader_idx]
+        self._finish_open()  # a torchmetrics object counts for one loader at a time
+        loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
+        name, loader = list(loaders.items())[dataloader_idx]
+        model = self.steps.model_wrapped  # within a fit evaluations run uncompiled, as in HF
+        run = self._runs[dataloader_idx] = EvaluationRun(
+            self.steps,
+            uncompiled(model) if trainer.state.fn == "fit" else self.steps.compiled(model),
+            loader,
+            "_".join(part for part in ("test" if trainer.testing else "eval", name) if part),
+            # predictions that no metric reads are not kept, and not generated
+            loss_only=self.steps.args.prediction_loss_only or self.compute_metrics is None,
+            compute_metrics=self.compute_metrics,
+            drops_fillers=not self.steps.evaluates_as_seq2seq,
+        )
+        return run
 
     def _finish_open(self) -> None:
         for run in self._runs.values():
             self._metrics |= run.finish().metrics or {}
         self._runs = {}
 
-    def _begin(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
-        loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
-        name, loader = list(loaders.items())[dataloader_idx]
-        prefix = "_".join(part for part in ("test" if trainer.testing else "eval", name) if part)
-        # predictions that no metric reads are not kept, and not generated
-        loss_only = self.steps.args.prediction_loss_only or self.compute_metrics is None
-        model = self.steps.model_wrapped  # within a fit evaluations run uncompiled, as in HF
-        return EvaluationRun(
-            self.steps,
-            uncompiled(model) if trainer.state.fn == "fit" else self.steps.compiled(model),
-            loader,
-            prefix,
-            loss_only=loss_only,
-            compute_metrics=self.compute_metrics,
-            drops_fillers=not self.steps.evaluates_as_seq2seq,
-        )
-
     def finish(self) -> dict[str, float]:
-        """Return the metrics of all loaders, and begin anew."""
+        """Return the metrics of all loaders, and start again."""
         self._finish_open()
         metrics = self._metrics
         self.forget()
@@ -251,10 +267,7 @@ class NativeEvaluations:
 
 
 def named_loaders(loaders: object) -> Loaders:
-    """Return loaders by the names in their metrics: of a mapping its keys, of several in a sequence their numbers.
-
-    A loader alone has no name.
-    """
+    """Loaders by the names in their metrics: the keys of a mapping, or numbers. A single loader has no name."""
     if isinstance(loaders, Mapping):
         return loaders
     if isinstance(loaders, Sequence):
@@ -263,9 +276,9 @@ def named_loaders(loaders: object) -> Loaders:
     return {"": loaders}
 
 
-# Trainers that were told how many of their batches make an update, for one fit.
+# Trainers that count updates of several batches for one fit.
 _COUNTING: WeakSet[pl.Trainer] = WeakSet()
-# Strategies of Lightning's own that shard, and the argument that does so in a Trainer of ours.
+# Strategies of Lightning's that shard, and the argument of our Trainer that does so.
 _SHARDING: dict[type[Strategy], str] = {
     FSDPStrategy: "fsdp=True",
     ModelParallelStrategy: "fsdp=True",
@@ -274,81 +287,40 @@ _SHARDING: dict[type[Strategy], str] = {
 
 
 def count_updates(trainer: pl.Trainer, batches: int) -> None:
-    """Let a trainer count updates, not batches: in `log_every_n_steps`, loggers and `estimated_stepping_batches`.
+    """Make a trainer count updates, not batches, in `log_every_n_steps`, loggers and `estimated_stepping_batches`.
 
     Args:
         trainer: It has checked its settings already.
-        batches: Plain batches that make an update.
+        batches: Plain batches in an update. 1 restores the trainer's own count.
     """
     if batches > 1:
         trainer.accumulate_grad_batches = batches
         _COUNTING.add(trainer)
-
-
-def accumulate_batches(trainer: pl.Trainer, batches: int) -> None:
-    """Let Lightning accumulate plain batches, as the arguments say, for an optimization that is automatic.
-
-    Args:
-        trainer: Its training data are loaded: a window holds the batches of an update already.
-        batches: Plain batches that make an update.
-    """
-    data = trainer.train_dataloader
-    if not (isinstance(data, Windows) and data.gives_windows):
-        count_updates(trainer, batches)
-
-
-def check_accumulation(trainer: pl.Trainer, batches: int) -> None:
-    """Refuse two numbers of batches that make an update: of windows it would be their product.
-
-    Raises:
-        ArgumentError: Both the arguments and the trainer have one.
-    """
-    if batches > 1 and trainer.accumulate_grad_batches > 1:
-        raise ArgumentError(
-            f"`gradient_accumulation_steps={batches}` of the arguments and "
-            f"`accumulate_grad_batches={trainer.accumulate_grad_batches}` of lightning.Trainer both say what makes an "
-            "update.\n\nHint: give one of them."
-        )
-
-
-def forget_updates(trainer: pl.Trainer) -> None:
-    """Let a trainer count as it was told by its user."""
-    if trainer in _COUNTING:
+    elif trainer in _COUNTING:
         trainer.accumulate_grad_batches = 1
         _COUNTING.discard(trainer)
 
 
-def begin_at_epoch(data: object, epoch: int) -> None:
-    """Let windows that were loaded within a fit (`reload_dataloaders_every_n_epochs`) give the order of that epoch."""
-    if isinstance(data, Windows) and data.is_new and epoch:
-        data.start_at(ResumePoint(epoch=epoch))
-
-
-def hold_windows(data: object) -> None:
-    """Let nothing be read while a fit is being set up."""
-    if isinstance(data, WindowsWithoutLength):
-        data.is_held = True
+def accumulate_batches(trainer: pl.Trainer, batches: int) -> None:
+    """Make Lightning accumulate plain batches in automatic optimization. A window already holds those of an update."""
+    data = trainer.train_dataloader
+    if batches > 1 and not (isinstance(data, Windows) and data.gives_windows):
+        count_updates(trainer, batches)
 
 
 def read_when_due(trainer: pl.Trainer) -> None:
-    """Let windows of data without a length be read from now on, each when it is trained."""
+    """Read windows of data without a length from now on, each just before it is trained on."""
     data = trainer.train_dataloader
-    if isinstance(data, WindowsWithoutLength) and data.is_held:
+    if isinstance(data, Windows) and data.is_held:
         data.is_held = False
         fetch_without_prefetch(trainer, data.is_at_end)
 
 
-def leave_epoch(data: object) -> None:
-    """Note that an epoch is over, though it has more data (`limit_train_batches`): the next one starts afresh."""
-    if isinstance(data, Windows):
-        data.leave_epoch(is_over=True)
-
-
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse strategies of Lightning's own that hold parts of weights: an update of HF's clips and steps whole ones.
+    """Refuse Lightning's sharding strategies, as an update clips and steps whole weights.
 
     Raises:
-        UnsupportedArgument: The message names the argument of `hf_compat.Trainer` that does the same.
+        UnsupportedArgument: The message names the argument of `hf_compat.Trainer` that shards.
     """
     found = next((kind for kind in _SHARDING if isinstance(strategy, kind)), None)
     if found is not None:
@@ -359,27 +331,27 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
-# A run without an end in sight: every schedule stays, to many digits, where its warm-up has brought it.
+# The updates of a run without a known end. Every schedule then stays constant after its warm-up, to many digits.
 NO_END = 10**12
-# By schedule: the metric that it follows, and whether that has to be there.
+# By schedule: the metric that it follows, and whether that must be logged.
 _FOLLOWED: weakref.WeakKeyDictionary[object, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _ENDLESS_SCHEDULES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"})
 
 
 def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
-    """Return the updates of a fit that is about to begin.
+    """Count the updates of a fit that is about to begin.
 
-    Where nothing bounds them (`Trainer(max_time=…)`), the schedule has no end to decay to, and a warning says so.
+    Without a limit (`Trainer(max_time=…)`) the schedule has no end to decay to, and a warning says so.
 
     Raises:
-        ArgumentError: The warm-up is a share of a number of updates that nobody knows.
+        ArgumentError: The warm-up is a share of an unknown number of updates.
     """
     updates = trainer.estimated_stepping_batches
     if trainer.lightning_module.automatic_optimization:
         accumulate_batches(trainer, steps.args.gradient_accumulation_steps)
         updates = trainer.estimated_stepping_batches
     if math.isinf(updates) or updates < 0:
-        _check_endless_schedule(steps)
+        _check_endless_schedule(steps.args)
         return NO_END
     gives_windows = isinstance(trainer.train_dataloader, Windows) or not math.isfinite(trainer.num_training_batches)
     if gives_windows or trainer.lightning_module.automatic_optimization:  # Lightning has counted its own updates
@@ -390,8 +362,7 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
     return min(of_epochs, trainer.max_steps) if trainer.max_steps > 0 else of_epochs
 
 
-def _check_endless_schedule(steps: NativeSteps) -> None:
-    args = steps.args
+def _check_endless_schedule(args: TrainingArguments) -> None:
     if 0 < args.warmup_steps < 1:
         raise ArgumentError(
             f"`warmup_steps={args.warmup_steps!r}` is a share of the run, and nothing says how many updates it has.\n\n"
@@ -412,12 +383,12 @@ def optimizers_of(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
 
 
 def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
-    """Let the steps work with the optimizer that a subclass, or LightningCLI, has configured.
+    """Give the steps the optimizer that a subclass, or LightningCLI, has configured.
 
-    Its schedule stays Lightning's, stepped at the interval that it was configured with.
+    Its schedule stays Lightning's, with its own interval.
 
     Raises:
-        ArgumentError: There are none or several: an update of HF's has one.
+        ArgumentError: There are none or several, or a ReduceLROnPlateau names no metric.
     """
     made = optimizers_of(trainer)
     if len(made) != 1:
@@ -426,16 +397,26 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             "Hint: return one with several parameter groups, or override `training_step` with "
             "`automatic_optimization = True`."
         )
-    if made[0] is not steps.optimizer:
-        steps.optimizer, steps.lr_scheduler = made[0], None
-        restore_monitor(trainer)
+    if made[0] is steps.optimizer:
+        return
+    steps.optimizer, steps.lr_scheduler = made[0], None
+    for config in trainer.lr_scheduler_configs:
+        monitor, strict = _FOLLOWED.get(config.scheduler, (None, True))
+        if not isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            continue
+        if monitor is None:
+            raise ArgumentError(
+                "`configure_optimizers` returned a ReduceLROnPlateau, and no metric that it follows.\n\n"
+                "Hint: return {'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'eval_loss'}}."
+            )
+        config.reduce_on_plateau, config.monitor, config.strict = True, str(monitor), strict
 
 
 def keep_monitor(module: pl.LightningModule) -> None:
-    """Keep which metric a schedule follows: Lightning drops it, as manual optimization steps schedules itself.
+    """Note which metric a schedule follows. Lightning drops it, as manual optimization steps schedules itself.
 
     Args:
-        module: Its `configure_optimizers` may be a subclass's, or LightningCLI's; it is asked once more a fit.
+        module: Its `configure_optimizers` may be a subclass's or LightningCLI's. It is called once a fit.
     """
     configure = module.configure_optimizers
     own = module.__dict__.get("configure_optimizers")  # LightningCLI puts one into the module itself
@@ -456,7 +437,7 @@ def keep_monitor(module: pl.LightningModule) -> None:
 
 
 def _schedules_in(chosen: object) -> list[dict[str, object]]:
-    """Return the entries of schedules in what `configure_optimizers` returns; a monitor beside one is put into it."""
+    """List the schedules' entries in the result of `configure_optimizers`. A monitor beside one moves into it."""
     if isinstance(chosen, dict) and "lr_scheduler" in chosen:
         entry = chosen["lr_scheduler"]
         if not isinstance(entry, dict):
@@ -469,29 +450,11 @@ def _schedules_in(chosen: object) -> list[dict[str, object]]:
     return []
 
 
-def restore_monitor(trainer: pl.Trainer) -> None:
-    """Give Lightning's entries of schedules the metric that they follow.
-
-    Raises:
-        ArgumentError: A schedule that follows a metric names none.
-    """
-    for config in trainer.lr_scheduler_configs:
-        monitor, strict = _FOLLOWED.get(config.scheduler, (None, True))
-        if not isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            continue
-        if monitor is None:
-            raise ArgumentError(
-                "`configure_optimizers` returned a ReduceLROnPlateau, and no metric that it follows.\n\n"
-                "Hint: return {'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'eval_loss'}}."
-            )
-        config.reduce_on_plateau, config.monitor, config.strict = True, str(monitor), strict
-
-
 def step_plateau(trainer: pl.Trainer, config: LRSchedulerConfig) -> None:
-    """Step a schedule of Lightning's that follows a metric, at its monitor's value.
+    """Step a schedule of Lightning's that follows a metric.
 
     Raises:
-        ArgumentError: Nothing of that name was logged.
+        ArgumentError: The metric was not logged.
     """
     value = trainer.callback_metrics.get(str(config.monitor))
     if value is None:

@@ -333,7 +333,7 @@ class DataloaderMethods(StepsBase):
         loader: Loader,
         counts: RunCounts,
         start: ResumePoint | None = None,
-        kind: type[Windows] = Windows,
+        kind: Callable[..., Windows] = Windows,
         restore_rng: Callable[[PlainState | None], None] | None = None,
     ) -> Windows:
         """Cut a loader's micro-batches into updates, from a start on.
@@ -342,7 +342,7 @@ class DataloaderMethods(StepsBase):
         """
         return kind(
             loader,
-            steps=self,  # type: ignore[arg-type]  # all mixins together have the steps
+            steps=self,
             window_size=self.args.gradient_accumulation_steps,
             counts=counts,
             device=self.args.device,

@@ -118,7 +118,7 @@ def test_a_subclass_with_arguments_of_its_own(plain, tmp_path):
 
 def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):
     module, path = ckpt
-    with pytest.raises(CheckpointError, match=r"no hyperparameters that say how to make it"):
+    with pytest.raises(CheckpointError, match=r"no hyperparameters that describe it"):
         HFModule.load_from_checkpoint(path)
     loaded = HFModule.load_from_checkpoint(path, model=Classifier())
     assert same(loaded, module)
@@ -135,7 +135,7 @@ def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):
         ("nowhere", {}, "There is no checkpoint at nowhere"),
         ("checkpoint-4", {"model": nn.Linear(2, 2)}, "lacks 2 weights"),
         ("checkpoint-4", {"model": nn.Sequential()}, "has, beyond those of the module"),
-        ("checkpoint-4", {"model": Classifier(), "hparams_file": "h.txt"}, "is no .yaml, .yml or .csv file"),
+        ("checkpoint-4", {"model": Classifier(), "hparams_file": "h.txt"}, "is not a .yaml, .yml or .csv file"),
         ("cut", {"model": Classifier()}, "is not a whole checkpoint: model.safetensors"),
         ("cut.ckpt", {"model": Classifier()}, "cannot be read"),
     ],

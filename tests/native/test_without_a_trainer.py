@@ -86,7 +86,7 @@ def test_a_loss_of_ones_own_is_asked_for(tmp_path):
 
 def test_a_schedule_needs_to_know_its_updates(tmp_path):
     module = module_and_arguments(tmp_path)
-    with pytest.raises(ArgumentError, match=r"how many updates(.|\n)*`max_steps`"):
+    with pytest.raises(ArgumentError, match=r"number of updates(.|\n)*`max_steps`"):
         module.configure_optimizers()
     module.num_training_updates = 3
     assert isinstance(module.configure_optimizers()["optimizer"], torch.optim.AdamW)
