@@ -102,7 +102,14 @@ class AcceleratorConfig:
                 f"Tried passing in a callable to `accelerator_config`: {value!r} is a class.\n\n"
                 "Hint: pass an object of it, or a dict of its options."
             )
-        options = read_options("accelerator_config", _OPTION_TYPES, _options_of(value))
+        to_dict = getattr(value, "to_dict", None)
+        given = to_dict() if callable(to_dict) else value
+        try:
+            held = OPTIONS.read(given) if _holds_options(given) else read_options_file(str(PATH.read(given)))
+        except Unreadable as error:
+            hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
+            raise ArgumentError(f"`{shown('accelerator_config', given)}` cannot be read.\n\nHint: {hint}") from error
+        options = read_options("accelerator_config", _OPTION_TYPES, typing.cast("dict[str, object]", held))
         accumulation = options.get("gradient_accumulation_kwargs")
         if isinstance(accumulation, dict):
             options["gradient_accumulation_kwargs"] = read_options(
@@ -129,24 +136,6 @@ class AcceleratorConfig:
 
 
 _OPTION_TYPES = {name: type_of(hint) or OPTIONS for name, hint in typing.get_type_hints(AcceleratorConfig).items()}
-
-
-def _options_of(value: object) -> dict[str, object]:
-    """Read the options of a mapping, its JSON, a JSON file or an object with `to_dict()`.
-
-    Raises:
-        ArgumentError: It is none of these.
-    """
-    to_dict = getattr(value, "to_dict", None)
-    try:
-        if callable(to_dict):
-            value = to_dict()
-        if _holds_options(value):
-            return typing.cast("dict[str, object]", OPTIONS.read(value))
-        return read_options_file(str(PATH.read(value)))
-    except Unreadable as error:
-        hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
-        raise ArgumentError(f"`{shown('accelerator_config', value)}` cannot be read.\n\nHint: {hint}") from error
 
 
 # The value of any argument, whose type varies.

@@ -325,9 +325,7 @@ def read_profile(
     return profile, {
         name: default
         for name, default in next(of_guest, {} if profile == NEWEST else PROFILES[profile]).items()
-        if name in known and not _is_given(name, given) and checks[name].default == ours[name].default
+        if name in known
+        and (name not in given or (given[name] is None and name in _NONE_IS_DEFAULT))
+        and checks[name].default == ours[name].default
     }
-
-
-def _is_given(name: str, given: Mapping[str, ArgumentValue]) -> bool:
-    return name in given and not (given[name] is None and name in _NONE_IS_DEFAULT)

@@ -238,19 +238,16 @@ def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set
             )
             continue
         wanted = EQUIVALENTS[name](value)
-        contradicted = [n for n in wanted if n in given and _differs(args.get(n), wanted[n])]
-        problems += [_contradiction(name, value, n, args.get(n)) for n in contradicted]
+        problems += [
+            f"`trainer.{name}={value!r}` and `args.{n}={args.get(n)!r}` set the same thing to two values.\n\n"
+            "Hint: keep one of them."
+            for n in wanted
+            if n in given and _differs(args.get(n), wanted[n])
+        ]
         joined |= wanted
     if problems:
         raise ArgumentError("\n\n".join(problems))
     return joined
-
-
-def _contradiction(name: str, value: Setting, argument: str, has: Setting) -> str:
-    return (
-        f"`trainer.{name}={value!r}` and `args.{argument}={has!r}` set the same thing to two values.\n\n"
-        "Hint: keep one of them."
-    )
 
 
 def _differs(a: Setting, b: Setting) -> bool:
