@@ -311,8 +311,8 @@ TARGET_MODULES, MESH = either((NONE, _target_modules)), either((NONE, _mesh))
 @_typed("a path, true or false")
 def checkpoint(value: object) -> object:
     """A path, or a value that scripts test with `if args.resume_from_checkpoint`."""
-    is_path = not isinstance(value, bool) and value != ""
-    return PATH.read(value) if is_path else value
+    is_tested = isinstance(value, bool) or (isinstance(value, str) and not value)
+    return value if is_tested else PATH.read(value)
 
 
 @_typed("a GenerationConfig, its options, or the name or path of one")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import arguments
+import numpy as np
 import pytest
+import torch
 
+from hf_compat import TrainingArguments
 from hf_compat.errors import ArgumentError
 
 
@@ -12,6 +15,14 @@ def test_values_are_taken_or_refused_by_name():
     report = arguments.run(250, seed=3, every=29, train_every=150)
     assert report.is_well, "\n".join([*report.bad, *("  ".join(row) for row in report.table())])
     assert report.counts["3 make a Trainer"]["success"] > 50 and report.counts["4 train"]["tries"] > 1
+
+
+@pytest.mark.parametrize("several", [np.array([1, 2]), torch.tensor([1, 2]), np.array(["a", "b"])], ids=repr)
+def test_values_without_one_truth_are_taken_or_refused_by_name(tmp_path, several):
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    for name in arguments.FIELDS:
+        end, _, told = arguments.judge(lambda name=name: setattr(args, name, several), [name])
+        assert end in ("success", "ours, named"), (name, told)
 
 
 def test_there_are_enough_of_them():
