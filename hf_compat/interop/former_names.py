@@ -167,79 +167,37 @@ def is_gone(name: str) -> str | None:
     return None
 
 
-def send_example_telemetry(example_name: str, *example_args: object, framework: str = "pytorch") -> None:
-    """Send nothing. 5.0 dropped the telemetry of example scripts.
-
-    Mirrors:
-        `transformers.utils.send_example_telemetry`, 4.21 to 4.57.
-    """
+def _full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
+    api = importlib.import_module("huggingface_hub").HfApi(token=token)
+    return str(api.get_full_repo_name(model_id=model_id, organization=organization))
 
 
-def is_torch_tpu_available(check_device: bool = True) -> bool:
-    """Whether torch_xla finds a TPU.
-
-    Mirrors:
-        `transformers.is_torch_tpu_available`, until 4.49. `is_torch_xla_available(check_is_tpu=True)` replaces it.
-    """
+def _is_tpu_available(check_device: bool = True) -> bool:
     utils = importlib.import_module("transformers.utils")
     return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
 
 
-def is_offline_mode() -> bool:
-    """Whether downloads are switched off (`HF_HUB_OFFLINE=1`).
-
-    Mirrors:
-        `transformers.utils.is_offline_mode`, until 4.57. `huggingface_hub` has it now.
-    """
-    return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
-
-
-def get_full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
-    """Add the owner to a repository's name, which is the organization or the token's user.
-
-    Mirrors:
-        `transformers.utils.get_full_repo_name`, until 4.57. `huggingface_hub.HfApi` has it now.
-    """
-    hub = importlib.import_module("huggingface_hub")
-    return str(hub.HfApi(token=token).get_full_repo_name(model_id=model_id, organization=organization))
-
-
-def is_never_available() -> bool:
-    """Say no, as transformers 5 dropped the feature.
-
-    Mirrors:
-        `transformers.is_tf_available` and `transformers.is_flax_available`, until 4.57.
-    """
-    return False
-
-
-def is_always_available() -> bool:
-    """Say yes, as transformers 5 requires the package.
-
-    Mirrors:
-        `transformers.utils.is_safetensors_available`, until 4.57.
-    """
-    return True
-
-
+# Functions of 4.x: telemetry that 5.0 dropped, and two that huggingface_hub has now.
 _HUB: Mapping[str, Callable[..., object]] = {
-    one.__name__: one for one in (send_example_telemetry, is_offline_mode, get_full_repo_name)
+    "send_example_telemetry": lambda *_, **__: None,
+    "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
+    "get_full_repo_name": _full_repo_name,
 }
+# transformers 5 dropped TensorFlow and Flax, and requires safetensors.
 _AVAILABLE: Mapping[str, Callable[..., object]] = {
-    "is_flax_available": is_never_available,
-    "is_safetensors_available": is_always_available,
-    "is_tf_available": is_never_available,
-    "is_torch_tpu_available": is_torch_tpu_available,
+    "is_flax_available": lambda: False,
+    "is_safetensors_available": lambda: True,
+    "is_tf_available": lambda: False,
+    "is_torch_tpu_available": _is_tpu_available,
 }
 # Module → substitutes of names without a new module.
 _STAND_INS: dict[str, Mapping[str, object]] = {
     "transformers": _AVAILABLE,
     "transformers.file_utils": {**_HUB, **_AVAILABLE},
-    "transformers.trainer": {"is_torch_tpu_available": is_torch_tpu_available},
+    "transformers.trainer": {"is_torch_tpu_available": _is_tpu_available},
     "transformers.trainer_utils": {
         "EvaluationStrategy": IntervalStrategy,
-        "is_tf_available": is_never_available,
-        "is_torch_tpu_available": is_torch_tpu_available,
+        **{name: _AVAILABLE[name] for name in ("is_tf_available", "is_torch_tpu_available")},
     },
     "transformers.training_args": {"EvaluationStrategy": IntervalStrategy},
     "transformers.utils": {**_HUB, **_AVAILABLE},

@@ -225,7 +225,7 @@ def _low_rank(
 ) -> OptimizerEntry:
     package = "galore" if class_name.startswith("GaLore") else "apollo"
     return OptimizerEntry(
-        source=ClassSource(modules=(f"{package}_torch",), name=class_name, install=f"{package}-torch"),
+        source=ClassSource(f"{package}_torch", class_name, f"{package}-torch"),
         options=options,
         keywords=lambda request: {"params": low_rank_groups(request, group_options(request)), **(further or {})},
         check=check_targets,
@@ -327,7 +327,7 @@ def check_adalomo(request: OptimizerRequest) -> None:
 
 LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     name: OptimizerEntry(
-        source=ClassSource(modules=("lomo_optim",), name=class_name, install="lomo-optim"),
+        source=ClassSource("lomo_optim", class_name, "lomo-optim"),
         keywords=_of_whole_model,
         check=check,
         needs_model=True,

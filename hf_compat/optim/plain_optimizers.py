@@ -40,28 +40,26 @@ class Option:
     default: object = _NOT_GIVEN
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ClassSource:
-    """The class of an optimizer.
+    """The class of an optimizer: its module, its name, and the requirement for `pip install`.
 
-    Args:
-        modules: The module that has the class, and modules that had it in earlier releases.
-        name: The class.
-        install: The requirement for `pip install`.
+    `former_module` had the class in earlier releases.
     """
 
-    modules: tuple[str, ...]
+    module: str
     name: str
     install: str
+    former_module: str = ""
 
     @property
     def package(self) -> str:
-        return self.modules[0].partition(".")[0]
+        return self.module.partition(".")[0]
 
     def load(self, for_what: str) -> OptimizerClass:
         """Import the class for a feature, which the error names first."""
         reasons = []
-        for module in self.modules:
+        for module in filter(None, (self.module, self.former_module)):
             try:
                 found: OptimizerClass = getattr(need(module, self.install, for_what), self.name)
                 return found
@@ -76,17 +74,11 @@ class ClassSource:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRequest:
-    """A request for one optimizer.
-
-    Args:
-        args: The run's arguments.
-        model: The model that is trained. None if it is not known yet.
-        options: The options of `optim_args`, with the table's defaults filled in.
-    """
+    """A request for one optimizer."""
 
     args: TrainingArguments
-    model: nn.Module | None
-    options: Keywords
+    model: nn.Module | None  # None if it is not known yet
+    options: Keywords  # of `optim_args`, with the table's defaults
 
     @property
     def name(self) -> str:
@@ -115,27 +107,17 @@ def with_adam_and_decay(request: OptimizerRequest) -> Keywords:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerEntry:
-    """One optimizer name.
-
-    Args:
-        source: The package and class.
-        options: The options that `optim_args` may set.
-        keywords: Makes the keywords of the class. A missing `lr` is added.
-        check: Refuses requests that cannot be trained. It runs when a Trainer is made, with its model if there is one.
-        needs_model: The keywords can only be made with the model.
-        is_layerwise: Each parameter gets an optimizer of its own.
-        device: The device that the optimizer's kernels need. Empty if a CPU is enough.
-        refused_with: `fsdp` or `deepspeed`, and why the optimizer cannot train with it.
-    """
+    """One optimizer name."""
 
     source: ClassSource
-    options: Mapping[str, Option] = field(default_factory=dict)
-    keywords: Callable[[OptimizerRequest], Keywords] = options_alone
+    options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
+    keywords: Callable[[OptimizerRequest], Keywords] = options_alone  # of the class. A missing `lr` is added
+    # refuses what cannot be trained, when a Trainer is made, with its model if there is one
     check: Callable[[OptimizerRequest], None] | None = None
-    needs_model: bool = False
-    is_layerwise: bool = False
-    device: str = ""
-    refused_with: Mapping[str, str] = field(default_factory=dict)
+    needs_model: bool = False  # for its keywords
+    is_layerwise: bool = False  # each parameter gets an optimizer of its own
+    device: str = ""  # that its kernels need, if a CPU is not enough
+    refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
 
 
 def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
@@ -173,52 +155,39 @@ _log = logging.getLogger(__name__)
 _MIB = 2**20
 
 
-def _torchs(name: str) -> ClassSource:
-    return ClassSource(modules=("torch.optim",), name=name, install="torch")
-
-
 # Torch's own, those of its builds for other chips, and transformers' Adafactor.
 TORCH_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.ADAMW_TORCH: OptimizerEntry(source=_torchs("AdamW"), keywords=with_adam),
+    OptimizerNames.ADAMW_TORCH: OptimizerEntry(source=ClassSource("torch.optim", "AdamW", "torch"), keywords=with_adam),
     OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(
-        source=_torchs("AdamW"), keywords=lambda request: {**request.adam, "fused": True}
+        source=ClassSource("torch.optim", "AdamW", "torch"), keywords=lambda request: {**request.adam, "fused": True}
     ),
     OptimizerNames.ADAMW_TORCH_XLA: OptimizerEntry(
-        source=ClassSource(modules=("torch_xla.amp.syncfree",), name="AdamW", install="torch_xla"),
-        keywords=with_adam,
-        device="a TPU",
+        source=ClassSource("torch_xla.amp.syncfree", "AdamW", "torch_xla"), keywords=with_adam, device="a TPU"
     ),
     OptimizerNames.ADAMW_TORCH_NPU_FUSED: OptimizerEntry(
-        source=ClassSource(modules=("torch_npu.optim",), name="NpuFusedAdamW", install="torch_npu"),
-        keywords=with_adam,
-        device="an Ascend NPU",
+        source=ClassSource("torch_npu.optim", "NpuFusedAdamW", "torch_npu"), keywords=with_adam, device="an Ascend NPU"
     ),
     OptimizerNames.ADAFACTOR: OptimizerEntry(
-        source=ClassSource(
-            modules=("transformers.optimization",), name="Adafactor", install="'hf-compat[transformers]'"
-        ),
+        source=ClassSource("transformers.optimization", "Adafactor", "'hf-compat[transformers]'"),
         keywords=lambda _: {"scale_parameter": False, "relative_step": False},
     ),
     OptimizerNames.SGD: OptimizerEntry(
-        source=_torchs("SGD"),
+        source=ClassSource("torch.optim", "SGD", "torch"),
         options={
-            "momentum": Option(NOT_NEGATIVE),
+            **dict.fromkeys(("momentum", "weight_decay"), Option(NOT_NEGATIVE)),
             "dampening": Option(FINITE),
-            "weight_decay": Option(NOT_NEGATIVE),
             "nesterov": Option(TRUTH_VALUE),
         },
     ),
     OptimizerNames.ADAGRAD: OptimizerEntry(
-        source=_torchs("Adagrad"),
+        source=ClassSource("torch.optim", "Adagrad", "torch"),
         options=dict.fromkeys(("lr_decay", "weight_decay", "eps"), Option(NOT_NEGATIVE)),
     ),
     OptimizerNames.RMSPROP: OptimizerEntry(
-        source=_torchs("RMSprop"),
+        source=ClassSource("torch.optim", "RMSprop", "torch"),
         options={
-            "momentum": Option(NOT_NEGATIVE),
+            **dict.fromkeys(("momentum", "eps", "weight_decay"), Option(NOT_NEGATIVE)),
             "alpha": Option(BELOW_1),
-            "eps": Option(NOT_NEGATIVE),
-            "weight_decay": Option(NOT_NEGATIVE),
             "centered": Option(TRUTH_VALUE),
         },
     ),
@@ -240,7 +209,7 @@ def _bitsandbytes(
 ) -> OptimizerEntry:
     """The name of a request holds the bits of the state and says whether it is paged."""
     return OptimizerEntry(
-        source=ClassSource(modules=("bitsandbytes.optim",), name=name, install="bitsandbytes"),
+        source=ClassSource("bitsandbytes.optim", name, "bitsandbytes"),
         keywords=lambda request: {
             **keywords(request),
             "optim_bits": 8 if "8bit" in request.name else 32,
@@ -257,13 +226,11 @@ _ADEMAMIX = _bitsandbytes(
     "AdEMAMix",
     _ademamix,
     {
-        "beta1": Option(BELOW_1),
-        "beta2": Option(BELOW_1),
+        **dict.fromkeys(("beta1", "beta2"), Option(BELOW_1)),
         "beta3": Option(BELOW_1, 0.9999),
         "alpha": Option(FINITE, 5.0),
         "eps": Option(NOT_NEGATIVE),
-        "t_alpha": Option(COUNT),
-        "t_beta3": Option(COUNT),
+        **dict.fromkeys(("t_alpha", "t_beta3"), Option(COUNT)),
     },
 )
 _RMSPROP = _bitsandbytes(
@@ -275,9 +242,8 @@ _RMSPROP = _bitsandbytes(
 
 
 def _torchao(name: str) -> OptimizerEntry:
-    modules = ("torchao.optim", "torchao.prototype.low_bit_optim")
     return OptimizerEntry(
-        source=ClassSource(modules=modules, name=name, install="'torchao>=0.4.0'"),
+        source=ClassSource("torchao.optim", name, "'torchao>=0.4.0'", "torchao.prototype.low_bit_optim"),
         options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(TRUTH_VALUE, False)},
         keywords=with_adam,
     )
@@ -285,31 +251,16 @@ def _torchao(name: str) -> OptimizerEntry:
 
 # Their states take 8 or 4 bits, or paged memory.
 LOW_BIT_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.ADAMW_TORCH_4BIT: _torchao("AdamW4bit"),
-    OptimizerNames.ADAMW_TORCH_8BIT: _torchao("AdamW8bit"),
-    **dict.fromkeys(
-        (
-            OptimizerNames.ADAMW_BNB,
-            OptimizerNames.ADAMW_8BIT,
-            OptimizerNames.PAGED_ADAMW,
-            OptimizerNames.PAGED_ADAMW_8BIT,
-        ),
-        _ADAMW,
-    ),
-    **dict.fromkeys(
-        (
-            OptimizerNames.ADEMAMIX,
-            OptimizerNames.ADEMAMIX_8BIT,
-            OptimizerNames.PAGED_ADEMAMIX,
-            OptimizerNames.PAGED_ADEMAMIX_8BIT,
-        ),
-        _ADEMAMIX,
-    ),
-    **dict.fromkeys(
-        (OptimizerNames.LION, OptimizerNames.LION_8BIT, OptimizerNames.PAGED_LION, OptimizerNames.PAGED_LION_8BIT),
-        _LION,
-    ),
-    **dict.fromkeys((OptimizerNames.RMSPROP_BNB, OptimizerNames.RMSPROP_8BIT, OptimizerNames.RMSPROP_32BIT), _RMSPROP),
+    OptimizerNames(name): entry
+    for names, entry in (
+        ("adamw_torch_4bit", _torchao("AdamW4bit")),
+        ("adamw_torch_8bit", _torchao("AdamW8bit")),
+        ("adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit", _ADAMW),
+        ("ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit", _ADEMAMIX),
+        ("lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit", _LION),
+        ("rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit", _RMSPROP),
+    )
+    for name in names.split()
 }
 
 
@@ -342,21 +293,16 @@ _DTYPE = ValueType(_DTYPE_NAME.expected, lambda value: _DTYPES[str(_DTYPE_NAME.r
 # Each of these packages has one optimizer.
 PACKAGE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.ADAMW_ANYPRECISION: OptimizerEntry(
-        source=ClassSource(
-            modules=("torchdistx.optimizers",),
-            name="AnyPrecisionAdamW",
-            install="git+https://github.com/pytorch/torchdistx",
-        ),
+        source=ClassSource("torchdistx.optimizers", "AnyPrecisionAdamW", "git+https://github.com/pytorch/torchdistx"),
         options={
             "use_kahan_summation": Option(TRUTH_VALUE, False),
-            "momentum_dtype": Option(_DTYPE, torch.float32),
-            "variance_dtype": Option(_DTYPE, torch.float32),
+            **dict.fromkeys(("momentum_dtype", "variance_dtype"), Option(_DTYPE, torch.float32)),
             "compensation_buffer_dtype": Option(_DTYPE, torch.bfloat16),
         },
         keywords=with_adam,
     ),
     OptimizerNames.GROKADAMW: OptimizerEntry(
-        source=ClassSource(modules=("grokadamw",), name="GrokAdamW", install="grokadamw"),
+        source=ClassSource("grokadamw", "GrokAdamW", "grokadamw"),
         options={
             "alpha_init": Option(BELOW_1, 0.98),
             "lamb": Option(FINITE, 2.0),
@@ -367,7 +313,7 @@ PACKAGE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         refused_with={"fsdp": "its step does not end on sharded parameters"},
     ),
     OptimizerNames.STABLE_ADAMW: OptimizerEntry(
-        source=ClassSource(modules=("optimi",), name="StableAdamW", install="torch-optimi"),
+        source=ClassSource("optimi", "StableAdamW", "torch-optimi"),
         options={
             "decouple_lr": Option(TRUTH_VALUE, False),
             "max_lr": Option(either((NONE, NOT_NEGATIVE)), None),
@@ -402,7 +348,7 @@ def _schedule_free(
     release: str = "",
 ) -> OptimizerEntry:
     return OptimizerEntry(
-        source=ClassSource(modules=("schedulefree",), name=name, install=f"schedulefree{release}"),
+        source=ClassSource("schedulefree", name, f"schedulefree{release}"),
         options={"weight_lr_power": Option(FINITE, 2.0), "r": Option(FINITE, 0.0)},
         keywords=keywords,
         check=check,
