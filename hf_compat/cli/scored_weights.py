@@ -52,11 +52,6 @@ _WEIGHTS = (
 def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> str | None:
     """Find the checkpoint that a command uses, before anything is made.
 
-    Args:
-        command: `fit`, `validate`, `test` or `predict`.
-        config: The whole configuration.
-        line: The words of the command line.
-
     Returns:
         A path, `best` or `last`. None stands for the weights that the configuration makes.
 
@@ -159,13 +154,7 @@ def _of_folder(trainer: Trainer, folder: str, wanted: str) -> str:
 
 
 def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
-    """Load a checkpoint's weights into a trainer's model, and the progress of its run.
-
-    Args:
-        trainer: The trainer.
-        path: A folder or a `.ckpt`.
-        is_named: Whether the user named this folder. If its files were edited, it is read with a warning.
-    """
+    """Load a checkpoint's weights into a trainer's model, and the progress of its run."""
     if os.path.isdir(path):
         is_listed = has_manifest(Path(path))
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
@@ -209,17 +198,7 @@ IsSame = Callable[[bytes], bool]  # whether a file already has the content
 
 
 def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) -> str:
-    """Write a file unless one has the content already. Other files stay, and the name gets a number.
-
-    Args:
-        folder: The folder, which is made if it is missing.
-        name: A name such as `config.yaml`. The next ones are `config-2.yaml` and so on.
-        content: The content.
-        is_same: Compares the contents. By default the bytes must be equal.
-
-    Returns:
-        The path of the file with the content.
-    """
+    """Write a file unless one has the content already. Other files stay, and the name gets a number."""
     stem, suffix = os.path.splitext(name)
     number, path = 1, os.path.join(folder, name)
     try:
@@ -244,11 +223,6 @@ def keep_metrics(folder: str, split: str, metrics: Mapping[str, object]) -> str:
     """Write metrics to `{split}_results.json`. The first ones of a split go to `all_results.json`, too.
 
     Existing metrics stay. If others are different, apart from times, they go to `{split}_results-2.json`.
-
-    Args:
-        folder: The output folder.
-        split: `eval`, `test` or `predict`.
-        metrics: Names and numbers.
     """
     text, name = _as_text(metrics), f"{split}_results.json"
     is_first = not os.path.lexists(os.path.join(folder, name))

@@ -425,12 +425,7 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
 
 
 def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
-    """Return a loader that starts after `skip` batches. It avoids reading their samples if possible.
-
-    Args:
-        loader: A `PreparedDataLoader`, a torch `DataLoader`, or any iterable of batches.
-        skip: Number of batches to skip.
-    """
+    """Return a loader that starts after `skip` batches. It avoids reading their samples if possible."""
     if isinstance(loader, PreparedDataLoader):
         loader.skip_batches = skip
         return loader

@@ -68,18 +68,9 @@ class Pushes:
     def push_folder(self, message: str, *, blocking: bool, token: str | None, revision: str | None) -> object:
         """Push the output folder.
 
-        Args:
-            message: The commit's message.
-            blocking: Whether to wait until it has arrived.
-            token: A token that may write there.
-            revision: The branch.
-
         Returns:
             huggingface_hub's `CommitInfo`, or a `Future` of it without `blocking`. None after a failed push within
             a training.
-
-        Raises:
-            HubError: The push failed outside of a training.
         """
         output_dir = str(self._host.args.output_dir)
         commit = Commit(

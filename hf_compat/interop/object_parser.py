@@ -164,15 +164,7 @@ class Word:
 
 
 def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:
-    """Separate the options of objects from a command line.
-
-    Args:
-        line: The words.
-        sections: The places of the objects. False leaves a value for the whole object to the parser, unless it is JSON.
-
-    Returns:
-        The other words, and the options of objects, in order.
-    """
+    """Separate the options of objects from a command line."""
     rest, taken, waiting = [], [], list(line)
     while waiting:
         word = waiting.pop(0)
@@ -281,13 +273,7 @@ def read_plain(word: str | bool) -> bool | int | float | str:
 
 
 def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
-    """Make the options of an argument. An old name gives options of current names, which override a file's.
-
-    Args:
-        prefix: The place of the arguments, such as `args.`.
-        name: A current or old name.
-        text: The value as it was written.
-    """
+    """Make the options of an argument. An old name gives options of current names, which override a file's."""
     today = todays_values(name, read_plain(text)) if name in OLD_NAMES else {}
     if not today:
         return [f"--{prefix}{name}={text}"]

@@ -136,16 +136,7 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
 
 
 def of_transformers(module: str, name: str, for_what: str) -> type[Any]:
-    """A class of transformers that this package has no other form of.
-
-    Args:
-        module: Its module within transformers.
-        name: The class.
-        for_what: The feature that needs it, with which an error begins.
-
-    Raises:
-        MissingPackage: transformers is not installed, or its release has no such class.
-    """
+    """A class of transformers that this package has no other form of."""
     theirs = need(f"transformers.{module}", "'hf-compat[transformers]'", for_what)
     need_names(dir(theirs), (name,), for_what)
     found: type[Any] = getattr(theirs, name)

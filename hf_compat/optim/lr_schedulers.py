@@ -355,13 +355,6 @@ def follows_metric(scheduler: object) -> bool:
 class DeepSpeedSchedule:
     """A schedule of DeepSpeed that the training steps once an update, as DeepSpeed's engine does.
 
-    Args:
-        section: `type`, and `params` without an `auto`.
-        optimizer: The optimizer whose rates it sets.
-
-    Raises:
-        ArgumentError: DeepSpeed refuses the section.
-
     Mirrors:
         `accelerate.utils.DeepSpeedSchedulerWrapper`, 1.15.
     """

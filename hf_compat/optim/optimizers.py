@@ -368,13 +368,7 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:
-    """Refuse what is known to fail before the optimizer is made.
-
-    Raises:
-        ArgumentError: The optimizer does not take an option, or cannot work with the arguments.
-        MissingOptimizer: Its package is missing.
-        UnsupportedArgument: It does not run on the device, or cannot be combined with another argument.
-    """
+    """Refuse what is known to fail before the optimizer is made."""
     entry = OPTIMIZERS[OptimizerNames(args.optim)]
     request = OptimizerRequest(args, model, read_options(args, entry))
     entry.source.load(f"`optim={request.name!r}`")

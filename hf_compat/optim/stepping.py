@@ -233,10 +233,6 @@ class UpdateRhythm(MicroBatchRhythm, Protocol):
 class PreparedOptimizer(Optimizer):
     """An optimizer whose `step` and `zero_grad` do nothing before an update's last micro-batch.
 
-    Args:
-        optimizer: The script's own.
-        rhythm: Knows the last micro-batch, and has the gradient scaler.
-
     Mirrors:
         `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
     """
@@ -300,11 +296,6 @@ class PreparedOptimizer(Optimizer):
 class PreparedScheduler:
     """A schedule that steps with its optimizers, once an update for each process.
 
-    Args:
-        scheduler: The script's own.
-        optimizers: The optimizers that it follows.
-        rhythm: Knows the last micro-batch and the number of processes.
-
     Mirrors:
         `accelerate.scheduler.AcceleratedScheduler`, 1.15.
     """
@@ -330,12 +321,7 @@ class PreparedScheduler:
 
 
 class HeldOptimizer:
-    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end.
-
-    Args:
-        optimizer: The optimizer that the engine steps.
-        rhythm: Knows the last micro-batch.
-    """
+    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end."""
 
     def __init__(self, optimizer: Optimizer, rhythm: MicroBatchRhythm) -> None:
         self.optimizer = optimizer

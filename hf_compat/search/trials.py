@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from numbers import Real
+from typing import NamedTuple
 
 import torch
 
@@ -78,26 +78,18 @@ Options = dict[str, object]
 Search = Callable[[RunHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchPackage:
-    """A package that proposes trials.
-
-    Args:
-        module: The module that a search needs.
-        install: The argument of `pip install`.
-        home: Our module that runs a search on it, and its function.
-        own_space: Our default space. None if the search and its space are transformers' own.
-    """
+class SearchPackage(NamedTuple):
+    """A package that proposes trials."""
 
     module: str
-    install: str
-    home: tuple[str, str]
-    own_space: Callable[..., Space] | None = None
+    install: str  # the argument of `pip install`
+    home: str  # our module that runs a search on it
+    own_space: Callable[..., Space] | None = None  # None if the search and its space are transformers' own
 
     def search(self) -> Search:
         """Import the function that runs a search on it."""
-        module, name = self.home
-        run: Search = getattr(importlib.import_module(f"hf_compat.search.{module}"), name)
+        name = f"search_{self.module.partition('.')[0]}"
+        run: Search = getattr(importlib.import_module(f"hf_compat.search.{self.home}"), name)
         return run
 
     @property
@@ -116,22 +108,9 @@ class SearchPackage:
 
 
 PACKAGES = {
-    HPSearchBackend.OPTUNA: SearchPackage(
-        module="optuna",
-        install="'hf-compat[search]'",
-        home=("with_optuna", "search"),
-        own_space=default_hp_space_optuna,
-    ),
-    HPSearchBackend.RAY: SearchPackage(
-        module="ray.tune",
-        install="'ray[tune]'",
-        home=("with_upstream", "search_ray"),
-    ),
-    HPSearchBackend.WANDB: SearchPackage(
-        module="wandb",
-        install="'hf-compat[wandb]'",
-        home=("with_upstream", "search_wandb"),
-    ),
+    HPSearchBackend.OPTUNA: SearchPackage("optuna", "'hf-compat[search]'", "with_optuna", default_hp_space_optuna),
+    HPSearchBackend.RAY: SearchPackage("ray.tune", "'ray[tune]'", "with_upstream"),
+    HPSearchBackend.WANDB: SearchPackage("wandb", "'hf-compat[wandb]'", "with_upstream"),
 }
 
 

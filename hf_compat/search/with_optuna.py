@@ -32,25 +32,10 @@ class _End:
     error: str | None = None
 
 
-def search(
+def search_optuna(
     trainer: RunHost, n_trials: int | None, direction: Directions, options: Options
 ) -> BestRun | list[BestRun] | None:
     """Run a search.
-
-    Args:
-        trainer: The Trainer.
-        n_trials: Number of trials. None continues until the search's `timeout`, or until a callback stops the study.
-        direction: `minimize` or `maximize`, or a list for several objectives.
-        options: Keywords of `optuna.create_study` and `Study.optimize`.
-
-    Returns:
-        The best run, or the best runs with several objectives. None on ranks other than the first.
-
-    Raises:
-        UnknownArgument: optuna has no such option.
-        ArgumentError: An option does not work with one Trainer.
-        SearchError: No trial was completed.
-        ProcessError: The first rank has failed between two trials.
 
     Mirrors:
         `transformers.integrations.run_hp_search_optuna`, 5.23.

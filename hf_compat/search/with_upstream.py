@@ -17,19 +17,9 @@ _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 
 
 def search_ray(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
-    """Search on ray, which trains copies of the Trainer in its own processes.
+    """Search on ray, which trains copies of the Trainer in its own processes. `options` are those of `ray.tune.run`.
 
-    Args:
-        trainer: The Trainer.
-        n_trials: Number of samples of the space.
-        direction: `minimize` or `maximize`.
-        options: Keywords of `ray.tune.run`.
-
-    Returns:
-        The best run. Its `run_summary` is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
-
-    Raises:
-        ArgumentError: Several objectives.
+    The `run_summary` of the result is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
     """
     upstream = _upstream("ray", direction)
     board = trainer.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
@@ -46,20 +36,8 @@ def search_ray(trainer: RunHost, n_trials: int | None, direction: Directions, op
 def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search as a sweep of Weights & Biases, whose server proposes the trials.
 
-    Args:
-        trainer: The Trainer.
-        n_trials: Number of runs of the sweep.
-        direction: `minimize` or `maximize`.
-        options: `sweep_id` continues a sweep. `project`, `entity` and `name` are those of a new one. wandb compares
-            `metric` (`eval/loss`).
-
-    Returns:
-        The best run. Its `run_summary` is the sweep's id.
-
-    Raises:
-        UnknownArgument: There is no such option.
-        ArgumentError: Several objectives or ranks, or an option that is not a text.
-        SearchError: No run was completed.
+    `sweep_id` continues a sweep. `project`, `entity` and `name` are those of a new one. wandb compares `metric`
+    (`eval/loss`). The `run_summary` of the result is the sweep's id.
     """
     for name, value in options.items():
         if name not in _OF_SWEEPS:
