@@ -44,23 +44,14 @@ class TooLarge(yaml.YAMLError):
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that has begun and not ended.
+    """A list or mapping that has begun and not ended."""
 
-    Args:
-        anchor: The name for aliases.
-        is_mapping: Whether it has keys and values in turn.
-        values: Values in it so far, including itself, with aliases expanded.
-        levels: Levels below it.
-        parts: Nodes directly in it.
-        keys: Its plain keys.
-    """
-
-    anchor: str | None
-    is_mapping: bool
-    values: int = 1
-    levels: int = 0
-    parts: int = 0
-    keys: set[tuple[str | None, str]] = field(default_factory=set)
+    anchor: str | None  # the name for aliases
+    is_mapping: bool  # it has keys and values in turn
+    values: int = 1  # in it so far, including itself, with aliases expanded
+    levels: int = 0  # below it
+    parts: int = 0  # nodes directly in it
+    keys: set[tuple[str | None, str]] = field(default_factory=set)  # its plain keys
 
     def add(self, values: int, levels: int) -> None:
         self.values += values
@@ -215,14 +206,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArgu
 
 
 def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
-    """Write the help of a command.
-
-    Args:
-        command: The command, such as `fit`.
-        meaning: Its description.
-        data: The keys of the section `data`.
-        functions: The sections that are functions of a Trainer.
-    """
+    """Write the help of a command. `functions` are the sections that are functions of a Trainer."""
     count = len(_FIELDS) + len(OWN_ARGUMENTS)
     lines = [
         f"usage: hf-compat {command} --config run.yaml [--ARGUMENT VALUE …] [--SECTION.KEY VALUE …]",

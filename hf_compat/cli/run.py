@@ -85,21 +85,13 @@ def main(words: Sequence[str]) -> int:
 
 
 class Machines(NamedTuple):
-    """The machines of a run, including this one.
-
-    Args:
-        least: The fewest machines.
-        most: The most machines. If it is more than `least`, machines may leave and join.
-        rank: Rank of this machine. It is ignored if machines may leave and join.
-        address: Address of the first machine.
-        port: Its port. None takes a free one.
-    """
+    """The machines of a run, including this one."""
 
     least: int = 1
-    most: int = 1
-    rank: int = 0
-    address: str = "127.0.0.1"
-    port: int | None = None
+    most: int = 1  # if more than `least`, machines may leave and join
+    rank: int = 0  # of this machine. It is ignored if machines may leave and join
+    address: str = "127.0.0.1"  # of the first machine
+    port: int | None = None  # None takes a free one
 
 
 def machines_of(text: str) -> tuple[int, int]:

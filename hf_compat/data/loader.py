@@ -94,19 +94,12 @@ def options_of(loader: DataLoader[Batch]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """The point at which a pass over a loader starts.
+    """The point at which a pass over a loader starts."""
 
-    Args:
-        skip: Number of batches that were trained on already.
-        lookahead: The next batch, if it had been read ahead.
-        source: The state of a stateful iterable data set.
-        after_start: Called after the pass has started and before it reads. It restores random states.
-    """
-
-    skip: int
-    lookahead: Batch | None
-    source: PositionState | None
-    after_start: Callable[[], None]
+    skip: int  # batches that were trained on already
+    lookahead: Batch | None  # the next batch, if it had been read ahead
+    source: PositionState | None  # the state of a stateful iterable data set
+    after_start: Callable[[], None]  # restores random states, after the pass has started and before it reads
 
 
 def read_and_drop(batches: Iterator[Batch], skip: int) -> None:

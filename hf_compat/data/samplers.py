@@ -125,21 +125,13 @@ Indices = list[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSlice:
-    """The options that divide the data. Mirrors those of `accelerate.utils.DataLoaderConfiguration`.
-
-    Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        split_batches: Divide each batch between the ranks, instead of giving each rank whole batches.
-        even_batches: Fill the last round with the first samples.
-        dispatch_batches: Rank 0 reads for all ranks. None means so for iterable data only.
-    """
+    """The options that divide the data. Mirrors those of `accelerate.utils.DataLoaderConfiguration`."""
 
     rank: int = 0
     world_size: int = 1
-    split_batches: bool = False
-    even_batches: bool = True
-    dispatch_batches: bool | None = None
+    split_batches: bool = False  # divide each batch between the ranks, instead of giving each rank whole batches
+    even_batches: bool = True  # fill the last round with the first samples
+    dispatch_batches: bool | None = None  # rank 0 reads for all ranks. None means so for iterable data only
 
 
 def set_epoch_of(parts: Iterable[object], epoch: int) -> None:

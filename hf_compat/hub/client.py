@@ -38,27 +38,16 @@ _LINK = re.compile(r"For more information check: \S+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """The content of one commit.
+    """The content of one commit."""
 
-    Args:
-        repo_id: The repository, `owner/name`.
-        message: The commit's message.
-        source: The local folder of its files.
-        ignored: Patterns of files to leave out.
-        is_stage: Whether to remove `source` when it is sent.
-        folder: The folder in the repository. Empty for its top.
-        token: The user's token. None uses the one stored on this machine.
-        revision: The branch. None for the main one.
-    """
-
-    repo_id: str
+    repo_id: str  # `owner/name`
     message: str
-    source: str = ""
-    ignored: tuple[str, ...] = ()
-    is_stage: bool = False
-    folder: str = ""
-    token: Token = field(default=None, repr=False)
-    revision: str | None = None
+    source: str = ""  # the local folder of its files
+    ignored: tuple[str, ...] = ()  # patterns of files to leave out
+    is_stage: bool = False  # whether to remove `source` when it is sent
+    folder: str = ""  # in the repository
+    token: Token = field(default=None, repr=False)  # None uses the one stored on this machine
+    revision: str | None = None  # None for the main branch
 
 
 class HubClient:

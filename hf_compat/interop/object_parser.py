@@ -150,17 +150,11 @@ _AROUND = ("class_path", "init_args", "dict_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """An option for a part of an object of the configuration.
+    """An option for a part of an object of the configuration."""
 
-    Args:
-        section: The object's place, such as `model` or `data.train_dataset`.
-        path: The keys that lead to the value. It is empty for the whole object.
-        text: The value as it was written.
-    """
-
-    section: str
-    path: tuple[str, ...]
-    text: str
+    section: str  # the object's place, such as `model` or `data.train_dataset`
+    path: tuple[str, ...]  # the keys that lead to the value. It is empty for the whole object
+    text: str  # the value as it was written
 
 
 def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:

@@ -73,9 +73,7 @@ _TRAINER = "transformers.trainer"
 # Modules whose globals transformers' Trainer reads when it trains
 _WATCHED = (_TRAINER, "transformers.trainer_seq2seq", "transformers.trainer_optimizer", "transformers.optimization")
 # Names that our Trainer reads there as well, and names that scripts import from there instead of the Trainer
-_READ_OR_IMPORTED = frozenset(
-    {"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler", "Trainer", "Seq2SeqTrainer"}
-)
+_READ_OR_IMPORTED = ("DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler", "Trainer", "Seq2SeqTrainer")
 
 _before: dict[str, dict[str, object]] = {}  # module → name → its value at the time of `patch()`
 
@@ -169,15 +167,10 @@ HOMES = (
     "transformers.hf_argparser",
 )
 # Modules whose names replace those of transformers, besides the public names
-_MIRRORS = (
-    "trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data",
-)  # fmt: skip
+_MIRRORS = ("trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data")
 # Helpers that upstream's own code calls with arguments that ours do not take
-_KEPT = frozenset(
-    {
-        "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify",
-        "number_of_arguments",
-    }
+_KEPT = (
+    "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify", "number_of_arguments",
 )  # fmt: skip
 # A module that has imported or subclassed one of these before trains, or parses arguments, with transformers' own
 _TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
@@ -193,15 +186,10 @@ _ADVICE = (
 
 @dataclass(kw_only=True, slots=True)
 class _Swap:
-    """The replaced names.
+    """The replaced names."""
 
-    Args:
-        pairs: Name → transformers' own object and ours.
-        not_loaded: Names that transformers' lazy top level had not loaded before.
-    """
-
-    pairs: dict[str, tuple[object, object]]
-    not_loaded: list[tuple[ModuleType, str]]
+    pairs: dict[str, tuple[object, object]]  # name → transformers' own object and ours
+    not_loaded: list[tuple[ModuleType, str]]  # names that transformers' lazy top level had not loaded before
 
 
 _in_force: list[_Swap] = []  # at most one
