@@ -1,4 +1,7 @@
-"""Run a user's script up to its first `train()`, for the commands that check, explain or export a run."""
+"""Run a user's script up to its first `train()`, and find what is the user's in its Trainer.
+
+The commands that check, explain or export a run use it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ from hf_compat.errors import ScriptError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop import child_site, patching
 from hf_compat.interop.user_script import run_module, run_script
+from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.launch import let_children_import_from
 from hf_compat.trainer import Trainer
 
 Result = TypeVar("Result")
+_OWN = ("hf_compat.", "transformers.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +165,28 @@ def restore_as_written(args: TrainingArguments) -> None:
     """Give overridden arguments the script's values again. None becomes the default again."""
     for name, value in vars(args).get("_as_written", {}).items():
         setattr(args, name, value)
+
+
+def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
+    """Yield the methods of HF's Trainer that are the user's: name, owner and the first value.
+
+    They belong to a subclass or to this object, or the script has put them on our own class.
+    """
+    seen = set[str]()
+    for owner in (trainer, *type(trainer).__mro__):
+        is_ours = isinstance(owner, type) and home_of(owner).startswith(_OWN)
+        # our methods that torch has decorated are still ours
+        homes = (*_OWN, "torch.") if is_ours else _OWN[:1]
+        for name, value in vars(owner).items():
+            is_users = callable(value) and not home_of(value).startswith(homes)
+            if is_users and name not in seen and callable(getattr(Trainer, name, None)) and not name.startswith("__"):
+                seen.add(name)
+                yield name, (owner if isinstance(owner, type) else type(owner)).__name__, value
+
+
+def overrides(trainer: Trainer, name: str) -> bool:
+    """Whether a method is the user's."""
+    return any(name == one for one, *_ in overrides_of(trainer))
 
 
 def _without_bar(init: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ import hf_compat.trainer_callback
 from hf_compat import Trainer
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning, OverrideError
 from hf_compat.interop import upstream_log
-from hf_compat.tools.ejection.own_part import overrides_of
+from hf_compat.tools.until_train import overrides, overrides_of
 
 APIS = pytest.mark.parametrize("api", [transformers, hf_compat], ids=["theirs", "ours"])
 
@@ -210,3 +210,10 @@ def test_an_ejected_project_knows_a_method_that_was_put_on_the_object(tmp_path):
     assert list(overrides_of(trainer)) == []
     trainer.training_step = functools.wraps(trainer.training_step)(lambda *args: None)
     assert list(overrides_of(trainer)) == [("training_step", "Trainer", trainer.training_step)]
+
+
+def test_the_tools_know_a_method_that_was_put_on_our_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(hf_compat.Trainer, "log", functools.wraps(hf_compat.Trainer.log)(lambda *_: None))
+    trainer = make_trainer(hf_compat, tmp_path)
+    assert [(name, owner) for name, owner, _ in overrides_of(trainer)] == [("log", "Trainer")]
+    assert overrides(trainer, "log") and not overrides(trainer, "evaluate")

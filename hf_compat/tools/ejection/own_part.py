@@ -13,6 +13,7 @@ from hf_compat.runtime.inspection import home_of
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Definition
+from hf_compat.tools.until_train import overrides_of
 from hf_compat.trainer import Trainer
 
 # Overrides that the project calls, and Lightning's counterparts for those that cannot be taken over.
@@ -109,19 +110,6 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
     return part
 
 
-def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
-    """Yield the methods of HF's Trainer that a subclass or this object overrides: name, owner and the first value."""
-    seen = set[str]()
-    for owner in (trainer, *type(trainer).__mro__):
-        if isinstance(owner, type) and home_of(owner).startswith(("transformers.", "hf_compat.")):
-            continue
-        for name, value in vars(owner).items():
-            is_users = callable(value) and not home_of(value).startswith("hf_compat.")
-            if is_users and name not in seen and callable(getattr(Trainer, name, None)) and not name.startswith("__"):
-                seen.add(name)
-                yield name, (owner if isinstance(owner, type) else type(owner)).__name__, value
-
-
 class _Reach:
     """Collects the methods that some methods reach, and the attributes with their values."""
 
@@ -176,6 +164,8 @@ class _Reach:
                 )
         if name in vars(self.trainer):
             raise CannotBeWritten(f"`{name}` was put on the Trainer object, and is in no class of the script")
+        if not any(name in vars(kind) for kind in self.kinds):
+            raise CannotBeWritten(f"`{name}` was put on HF's Trainer, and is in no class of the script")
         for kind in self.kinds:
             if name not in vars(kind):
                 continue

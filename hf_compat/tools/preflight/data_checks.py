@@ -19,8 +19,9 @@ from hf_compat.errors import HfCompatError
 from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
 from hf_compat.runtime.inspection import call_by_place, has_length
 from hf_compat.tools.preflight.report import line_of
-from hf_compat.tools.preflight.session import Session, overrides, without_workers
+from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
+from hf_compat.tools.until_train import overrides
 
 CHECK, NUMBERS = "training data", "numbers"
 _NOT_AGAIN = (

@@ -18,8 +18,9 @@ from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import leaves
 from hf_compat.tools.preflight.plan_checks import in_words
-from hf_compat.tools.preflight.session import Session, overrides, without_workers
+from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
+from hf_compat.tools.until_train import overrides
 from hf_compat.training_run.run import tracked_value
 
 CHECK, METRIC = "evaluation", "metric name"

@@ -151,11 +151,6 @@ class Session:
         )
 
 
-def overrides(trainer: Trainer, name: str) -> bool:
-    """Whether a method is the user's: in a subclass, on this object, or assigned to our class."""
-    return name in vars(trainer) or not getattr(type(trainer), name).__module__.startswith("hf_compat.")
-
-
 def without_workers(args: TrainingArguments) -> None:
     """Let a copy of arguments read its data in this process. Only the update starts the workers."""
     vars(args).update(
