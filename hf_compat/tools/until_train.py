@@ -72,11 +72,13 @@ def run_until_train(
     let_children_import_from(child_site.FOLDER)
     results: list[Result] = []
     errors: list[BaseException] = []
+    own_train = vars(Trainer)["train"]
 
     def train(self: Trainer, *positional: object, **keywords: object) -> None:
         if not results and not errors:
             try:
-                results.append(use(CapturedTrain(trainer=self, positional=positional, keywords=keywords)))
+                with replaced(Trainer, "train", own_train):  # a check trains
+                    results.append(use(CapturedTrain(trainer=self, positional=positional, keywords=keywords)))
             except BaseException as error:  # raised to the caller below, because it is not an error of the script
                 errors.append(error)
         raise _TrainReached
