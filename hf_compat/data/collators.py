@@ -7,8 +7,8 @@ and never for every batch.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
@@ -154,15 +154,13 @@ def raise_for_bad_batch(batch: Batch, taker: str) -> None:
 def is_raised_by_user_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
     """Whether user code, rather than the end of the data, ended a pass over torch's loader.
 
-    A `StopIteration` from `__getitem__` or a collator looks like the end of the data. Its traceback shows the origin.
-
-    Args:
-        error: The error raised by torch's loader.
-        is_map_style: Whether the data is read by index.
-        auto_collates: Whether the loader makes batches of samples. It then handles the end of a stream itself.
+    A `StopIteration` from `__getitem__` or a collator looks like the end of the data. Its traceback shows the origin. A
+    loader that makes batches of samples (`auto_collates`) handles the end of a stream itself.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    modules = [frame.f_globals.get("__name__") for frame, _ in frames]
+    modules, trace = [], error.__traceback__
+    while trace is not None:
+        modules.append(trace.tb_frame.f_globals.get("__name__"))
+        trace = trace.tb_next
     if "torch._utils" in modules:  # sent by a worker
         return True
     within_fetch = "torch.utils.data._utils.fetch" in modules
@@ -203,8 +201,9 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     join, join_labels = (_join, _join_labels) if return_tensors == "pt" else (_join_arrays, _join_label_arrays)
     batch: dict[str, Batch] = {}
     try:
-        # the type check avoids `Mapping`'s slow one for each sample
-        rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
+        rows = features
+        if set(map(type, features)) != {dict}:  # the usual samples, which need no slower test
+            rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
         first = rows[0]
         for label_key in ("label", "label_ids"):
             if first.get(label_key) is not None:
@@ -212,7 +211,7 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
                 break
         for key, value in first.items():
             if key not in ("label", "label_ids") and value is not None and not isinstance(value, str):
-                batch[key] = join([row[key] for row in rows])
+                batch[key] = join(list(map(itemgetter(key), rows)))
     except Exception as error:
         raise_for_bad_samples(features, error)
         raise

@@ -53,7 +53,9 @@ class OpenPasses:
 
     def end(self, loader: Iterable[Batch]) -> None:
         """Remove a loader that was read to its end."""
-        self._loaders = [held for held in self._loaders if held() is not loader]
+        for held in tuple(self._loaders):
+            if held() is loader:
+                self._loaders.remove(held)
 
     @contextlib.contextmanager
     def reading(self, loader: Iterable[Batch]) -> Iterator[None]:
@@ -66,18 +68,14 @@ class OpenPasses:
         try:
             yield
         finally:
-            self._loaders = [other for other in self._loaders if other is not held]
+            with contextlib.suppress(ValueError):  # it has ended
+                self._loaders.remove(held)
 
     @property
     def innermost(self) -> Iterable[Batch] | None:
         """The loader that is being read, or None."""
         self._loaders = [held for held in self._loaders if held() is not None]
         return self._loaders[-1]() if self._loaders else None
-
-
-def draw_seed() -> int:
-    """Draw a seed from torch's current generator, as Accelerate does for a sampler without a generator."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 # Keywords of torch's `DataLoader` that do not choose samples.
@@ -200,7 +198,8 @@ class PreparedDataLoader(DataLoader[Batch]):
             return batches
         sampler = options.get("sampler")
         if isinstance(sampler, RandomSampler) and sampler.generator is None:
-            sampler.generator = torch.Generator().manual_seed(broadcast_object(draw_seed()))
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as Accelerate draws it
+            sampler.generator = torch.Generator().manual_seed(broadcast_object(seed))
         order = SequentialSampler(dataset) if sampler is None else sampler
         return BatchSampler(order, self.samples_of_a_batch, self.drops_last)  # type: ignore[arg-type]  # torch checks it
 

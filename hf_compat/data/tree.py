@@ -128,7 +128,7 @@ def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) 
         is_tensor = isinstance(parts[0], torch.Tensor)
         if not is_tensor and not isinstance(parts[0], np.ndarray):
             raise TypeError(f"predictions of type {type(parts[0]).__name__} cannot be joined")
-        parts = [part if part.ndim else part.reshape(1) for part in parts]
+        parts = list(map(torch.atleast_1d if is_tensor else np.atleast_1d, parts))
         lengths = {part.shape[1] for part in parts} if parts[0].ndim > 1 else set()
         if len(lengths) <= 1:
             return torch.cat(parts) if is_tensor else np.concatenate(parts)

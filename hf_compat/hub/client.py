@@ -204,18 +204,8 @@ def set_aside(
 ) -> str:
     """Keep files as they are now, while rotation removes them, the next save replaces them or a log grows.
 
-    Args:
-        files: Files by their path in the repository.
-        output_dir: The folder to keep them in.
-        unchanging: Files that may be removed but are never written to, by the path of the same content. They are
-            linked.
-        link_from_bytes: Other files of at least this size are linked, too, as copies would take too long.
-
-    Returns:
-        The folder that holds them under these paths.
-
-    Raises:
-        OSError: The disk is full, or a file cannot be read.
+    Files are named by their path in the repository. `unchanging` ones may be removed, but are never written to, so they
+    are linked. Others of at least `link_from_bytes` are linked, too, as copies would take too long.
     """
     remove_left_over(output_dir)
     os.makedirs(output_dir, exist_ok=True)

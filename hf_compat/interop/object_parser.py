@@ -89,15 +89,10 @@ def _by_name(name: str, where: str) -> Made:
 
 
 def build(spec: Spec, where: str) -> Made:
-    """Make the object of a part of a configuration.
+    """Make the object of a part of a configuration, whose place is `where`.
 
-    Args:
-        spec: A mapping with `class_path` (and `init_args`) is called. Lists and mappings are made part by part. Other
-            values stay unchanged.
-        where: Its place in the configuration, for errors.
-
-    Raises:
-        ArgumentError: The path does not exist, or does not take an argument.
+    A mapping with `class_path` (and `init_args`) is called. Lists and mappings are made part by part. Other values stay
+    unchanged.
     """
     if isinstance(spec, Namespace):
         spec = spec.as_dict()

@@ -33,10 +33,8 @@ def loaded(package: str) -> ModuleType | None:
 
 
 def _is_instance(candidate: object, package: str, *names: str) -> bool:
-    module = loaded(package)
-    if module is None:
-        return False
-    for name in names:
+    module = sys.modules.get(package)
+    for name in names if module is not None else ():
         kind = getattr(module, name, None)
         if isinstance(kind, type) and isinstance(candidate, kind):
             return True
@@ -225,11 +223,8 @@ def is_datasets_stream(dataset: object) -> bool:
 
 def reporting_callback(tracker: str) -> type | None:
     """Transformers' own callback of a tracker, or None without transformers or such a callback."""
-    if not is_installed("transformers"):
-        return None
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    return INTEGRATION_TO_CALLBACK.get(tracker)
+    known: Mapping[str, type] = _of_installed("integrations.integration_utils", "INTEGRATION_TO_CALLBACK") or {}
+    return known.get(tracker)
 
 
 def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
@@ -494,18 +489,18 @@ def overflow_debugger() -> type:
 
 def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
-    if not in_notebook() or not is_installed("transformers"):
-        return None
-    bar: type = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
-    return bar
+    return _of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
 
 
 def exportable_of_transformers() -> type | None:
     """Transformers' `ExportableState`, or None without transformers or before 4.44."""
-    if not is_installed("transformers"):
-        return None
-    theirs = getattr(importlib.import_module("transformers.trainer_callback"), "ExportableState", None)
-    return theirs if isinstance(theirs, type) else None
+    return _of_installed("trainer_callback", "ExportableState")
+
+
+def _of_installed(module: str, name: str) -> Any:  # of transformers
+    return (
+        getattr(importlib.import_module(f"transformers.{module}"), name, None) if is_installed("transformers") else None
+    )
 
 
 @functools.cache

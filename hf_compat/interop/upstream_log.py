@@ -23,14 +23,7 @@ def log_line(line: str, otherwise: logging.Logger | None = None) -> None:
 def log_ignored_columns(
     columns: Iterable[str], description: str | None, model: str | None, ours: logging.Logger
 ) -> None:
-    """Log the columns of a data set that the model does not take.
-
-    Args:
-        columns: The names.
-        description: The name of the data set.
-        model: The name of the model's class.
-        ours: The logger in a process that is not patched.
-    """
+    """Log the columns of a data set that the model does not take."""
     where = "" if description is None else f"in the {description} set "
     names = ", ".join(sorted(columns))
     log_line(

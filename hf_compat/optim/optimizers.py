@@ -179,11 +179,7 @@ def _targets(request: OptimizerRequest) -> str | list[str]:
 
 
 def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = True) -> list[ParameterGroup]:
-    """Divide the model's parameters into the weights of the target layers, which get the options, and the others.
-
-    Returns:
-        Two groups. The second one holds the weights of the target layers.
-    """
+    """Divide the model's parameters into the weights of the target layers, which get the options, and the others."""
     targets = _targets(request)
     if request.model is None:
         raise ArgumentError(
