@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -135,11 +135,11 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
         )
 
 
-def of_transformers(module: str, name: str, for_what: str) -> type[Any]:
+def of_transformers(module: str, name: str, for_what: str) -> type:
     """A class of transformers that this package has no other form of."""
     theirs = need(f"transformers.{module}", "'hf-compat[transformers]'", for_what)
     need_names(dir(theirs), (name,), for_what)
-    found: type[Any] = getattr(theirs, name)
+    found: type = getattr(theirs, name)
     return found
 
 

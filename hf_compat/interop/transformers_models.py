@@ -223,8 +223,11 @@ def is_datasets_stream(dataset: object) -> bool:
 
 def reporting_callback(tracker: str) -> type | None:
     """Transformers' own callback of a tracker, or None without transformers or such a callback."""
-    known: Mapping[str, type] = _of_installed("integrations.integration_utils", "INTEGRATION_TO_CALLBACK") or {}
-    return known.get(tracker)
+    if not is_installed("transformers"):
+        return None
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    return INTEGRATION_TO_CALLBACK.get(tracker)
 
 
 def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
@@ -497,10 +500,11 @@ def exportable_of_transformers() -> type | None:
     return _of_installed("trainer_callback", "ExportableState")
 
 
-def _of_installed(module: str, name: str) -> Any:  # of transformers
-    return (
-        getattr(importlib.import_module(f"transformers.{module}"), name, None) if is_installed("transformers") else None
-    )
+def _of_installed(module: str, name: str) -> type | None:  # of transformers
+    if not is_installed("transformers"):
+        return None
+    found: type | None = getattr(importlib.import_module(f"transformers.{module}"), name, None)
+    return found
 
 
 @functools.cache

@@ -307,7 +307,7 @@ def make_schedule(
     if kind == SchedulerType.CONSTANT:
         return LambdaLR(optimizer, lambda _: 1)
     if kind in METRIC_SCHEDULES:
-        follower: type[Any] = ReduceLROnPlateau
+        follower: type = ReduceLROnPlateau
         if kind == SchedulerType.GREEDY:
             follower = of_transformers("optimization", "GreedyLR", "`lr_scheduler_type='greedy'`")
         try:
