@@ -17,7 +17,7 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
-from hf_compat.engine.internals import start_from
+from hf_compat.engine.internals import start_from, start_within_epoch
 from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
@@ -194,11 +194,14 @@ class Fit:
             module = host._make_module(plan)
             module.num_training_updates, module.observer = self._counts.max_updates, bridge
             trainer = host._make_lightning_trainer(plan, bridge)
-            start_from(trainer, run.start.epoch, host.state.global_step)
+            done = host.state.global_step
+            start_from(trainer, run.start.epoch, done)
+            if run.windows is not None and run.windows.updates_to_skip:
+                start_within_epoch(trainer, done, run.windows.updates_to_skip, done)
             precision, host.accelerator.scaler = trainer.precision_plugin, None
             if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
                 host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
-            parameters, done = host.get_num_trainable_parameters(), host.state.global_step
+            parameters = host.get_num_trainable_parameters()
             log_start(plan, self._counts, args, parameters, done, is_resumed=run.checkpoint is not None)
             host.lightning_trainer, run.lightning_trainer, run.module = trainer, trainer, module
             try:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import callbacks as plc
 from lightning.pytorch.loggers import CSVLogger
-from toy import EVENTS, Classifier, rows
+from toy import EVENTS, Classifier, Stream, rows
 
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback
 from hf_compat.errors import CallbackError, HfCompatWarning
@@ -414,3 +414,26 @@ def test_a_callback_that_names_them_sees_the_inside(make_args):
     assert float(loss) == pytest.approx(trainer.state.log_history[0]["loss"]) and not loss.requires_grad
     assert inputs["x"].shape == (4, 8) and outputs["logits"].shape == (4, 3)
     assert not outputs["logits"].requires_grad and not trainer.model._forward_hooks
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize("data", ["map", "stream"])
+def test_a_resumed_epoch_numbers_its_batches_as_the_whole_one(make_args, tmp_path, data, step):
+    def run(resume_from=None):
+        seen = []
+        see = plc.LambdaCallback(
+            on_train_batch_end=lambda trainer, module, outputs, batch, index: seen.append(
+                (trainer.global_step, trainer.current_epoch, index, trainer.is_last_batch)
+            ),
+            on_train_epoch_end=lambda trainer, module: seen.append((trainer.current_epoch, trainer.is_last_batch)),
+        )
+        length = {"num_train_epochs": 2} if data == "map" else {"max_steps": 6}
+        args = make_args(**length, save_strategy="steps", save_steps=1, gradient_accumulation_steps=2)
+        samples = rows(24) if data == "map" else Stream(rows(24))
+        Trainer(Classifier(), args, train_dataset=samples, callbacks=[see]).train(resume_from_checkpoint=resume_from)
+        return seen
+
+    whole = run()
+    resumed = run(str(tmp_path / "out" / f"checkpoint-{step}"))
+    start = next(place for place, entry in enumerate(whole) if len(entry) == 4 and entry[0] == step + 1)
+    assert resumed[-len(whole[start:]) :] == whole[start:] and len([e for e in resumed if len(e) == 4]) == 6 - step
