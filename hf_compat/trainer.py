@@ -298,7 +298,7 @@ class Trainer(
                 self._refuse_late_overrides()
                 compare_arguments(self.args, wanted)
                 with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
-                    while True:
+                    while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)
                             with watching_for_overflow(self.model, self.args.debug):

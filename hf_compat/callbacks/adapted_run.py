@@ -110,7 +110,7 @@ class AdaptedRun(pl.Callback):
         in_update: Whether an update is running.
         grad_norm: Gradient norm of the last update, if measured.
         learning_rate: Learning rate of the last update.
-        flags: Synchronizes the flags between ranks if a callback may set one.
+        flag_agreement: Synchronizes the flags between ranks if a callback may set one.
         flags_decide: Whether only flags trigger evaluations. Otherwise Lightning's intervals do.
         evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
         is_best: Whether the last evaluation is the best of the run so far.
@@ -124,18 +124,18 @@ class AdaptedRun(pl.Callback):
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = self.evaluation_batches = 0
-        self.in_update = self.flags_decide = self.is_best = False
+        self.in_update = self.flag_agreement_decide = self.is_best = False
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
-        self.flags = NO_AGREEMENT
+        self.flag_agreement = NO_AGREEMENT
         self._start_time = self._evaluation_start = 0.0
         self._first_update = self._micro_batches = 0
 
     def take_callbacks(self, callbacks: list[Callback]) -> None:
         """Call these HF callbacks from now on."""
         self.handler.callbacks = callbacks
-        self.flags_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
+        self.flag_agreement_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Start a fit, and fill the state from Lightning's progress."""
@@ -188,7 +188,7 @@ class AdaptedRun(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training. `begin` and `restore` have made the state."""
-        if self.flags_decide:
+        if self.flag_agreement_decide:
             switch_off_own_validation(trainer)
         # the fit's optimizer, schedule and loader, for the callbacks
         optimizers, schedules, handler = trainer.optimizers, trainer.lr_scheduler_configs, self.handler
@@ -219,7 +219,7 @@ class AdaptedRun(pl.Callback):
         """Record learning rate and gradient norm of the update that is about to be made."""
         if not isinstance(pl_module, WindowModule):  # it has clipped already, and reports its numbers after the update
             self.learning_rate = float(optimizer.param_groups[0]["lr"])
-            if self.flags_decide:
+            if self.flag_agreement_decide:
                 gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
                 self.grad_norm = torch.nn.utils.get_total_norm(gradients)
         self.fire("on_pre_optimizer_step")
@@ -253,16 +253,16 @@ class AdaptedRun(pl.Callback):
         self.fire("on_step_end")
         self.updates_done, self.in_update = trainer.global_step, False
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not self.flags_decide and interval and state.global_step % interval == 0:
+        if not self.flag_agreement_decide and interval and state.global_step % interval == 0:
             self.control.should_log = True
-        self._act_on_flags(trainer, self.flags.sources.in_updates)
+        self._act_on_flags(trainer, self.flag_agreement.sources.in_updates)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""
-        if self.flags_decide:
+        if self.flag_agreement_decide:
             trainer.should_stop = False  # the control has this flag, too, and a callback of this event may clear it
         self.fire("on_epoch_end")
-        self._act_on_flags(trainer, self.flags.sources.in_epochs)
+        self._act_on_flags(trainer, self.flag_agreement.sources.in_epochs)
         self._obey(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -317,7 +317,7 @@ class AdaptedRun(pl.Callback):
         self.is_best = is_tracked and note_best_metric(self.state, self.args, evaluated)
         if self.args.save_strategy == SaveStrategy.BEST:
             self.control.should_save = self.is_best
-        self.flags.agree(self.control)  # metrics may differ between ranks, and so may early stopping
+        self.flag_agreement.agree(self.control)  # metrics may differ between ranks, and so may early stopping
         if self.evaluation_cause == "interval" and self.control.should_save:
             self._save(trainer)
         self._obey(trainer)
@@ -345,13 +345,13 @@ class AdaptedRun(pl.Callback):
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         if may_differ:
-            self.flags.agree(self.control)
+            self.flag_agreement.agree(self.control)
         log_evaluate_save(
             self,
             log=self._log_training,
             evaluate=lambda: self.evaluate(trainer, "flag"),
             save=lambda: self._save(trainer),
-            agreement=self.flags,
+            agreement=self.flag_agreement,
         )
 
     def _log_training(self) -> None:

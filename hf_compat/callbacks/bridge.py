@@ -97,8 +97,8 @@ class HFBridge(HFEvents):
             arranged += (HFEvents(self, segment), callback)
         return [*arranged, self]
 
-    def prepare(self, hook: str, given: Mapping[str, Given]) -> None:
-        """Prepare a hook's event before its first callback.
+    def note_progress(self, hook: str, given: Mapping[str, Given]) -> None:
+        """Update epoch, update count and moment before a hook's event. It runs once a hook.
 
         Args:
             hook: Lightning's hook.
@@ -114,7 +114,8 @@ class HFBridge(HFEvents):
             is_first = self.epoch == start.epoch
             self.run.begin_epoch(is_first)
             if is_first and start.epoch_is_over:
-                # the run acted on the restored flags before the checkpoint was complete, and no update clears them
+                # The restored control has the flags of the update that saved it. They were obeyed, and no
+                # `on_step_begin` of this epoch clears them.
                 control = trainer.control
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
@@ -181,17 +182,17 @@ class HFBridge(HFEvents):
         trainer.current_flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
 
-    def should_break(self) -> bool:
+    def agree_to_stop(self) -> bool:
         """Whether a flag asks to leave the window."""
         control = self.hf_trainer.control
-        if self.run.flags.sources.in_windows:
-            self.run.flags.agree(control)
+        if self.run.flag_agreement.sources.in_windows:
+            self.run.flag_agreement.agree(control)
         return control.should_epoch_stop or control.should_training_stop
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
-        """Count an update, then log, evaluate and save according to the flags."""
+        """Fire `on_step_end` (`note_progress` counts the update), then log, evaluate and save as the flags say."""
         control = self.hf_trainer.control
         if self._writer is not None:
             self._writer.check()
@@ -200,10 +201,10 @@ class HFBridge(HFEvents):
         self.fire_at_hook("on_train_batch_end", trainer, pl_module, outputs, batch)
         if batch.is_trained:
             self.run.losses.end_update()
-            self._act_on_flags(trainer, self.run.flags.sources.in_updates)
+            self._act_on_flags(trainer, self.run.flag_agreement.sources.in_updates)
             if self.hf_trainer.stop_signals.agree():
                 self._obey_signals()
-        if not self.should_break():
+        if not self.agree_to_stop():
             return
         control, windows = self.hf_trainer.control, self.run.windows  # a callback may have replaced the control
         trainer.should_stop = control.should_training_stop
@@ -223,7 +224,7 @@ class HFBridge(HFEvents):
             run.windows.finish_epoch()
         if isinstance(pl_module, WindowModule):
             pl_module.step_schedule_of_epochs()
-        self._act_on_flags(trainer, run.flags.sources.in_epochs)
+        self._act_on_flags(trainer, run.flag_agreement.sources.in_epochs)
         trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _obey_signals(self) -> None:
@@ -250,7 +251,7 @@ class HFBridge(HFEvents):
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         hf_trainer, run = self.hf_trainer, self.run
         if may_differ:
-            run.flags.agree(hf_trainer.control)
+            run.flag_agreement.agree(hf_trainer.control)
         if hf_trainer.control.should_save:
             self._last_saved = hf_trainer.state.global_step
         values = (

@@ -49,7 +49,7 @@ class HFEvents(pl.Callback):
         """Fire a hook's event for this segment. The first segment also prepares it."""
         named = dict(zip(PARAMETERS[hook], given, strict=False))
         if self.segment == 0:
-            self.bridge.prepare(hook, named)
+            self.bridge.note_progress(hook, named)
         if hook != "on_train_batch_end" or named["batch"].is_trained:
             self.bridge.fire(PAIRS[hook], self.segment)
 

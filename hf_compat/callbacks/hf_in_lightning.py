@@ -152,7 +152,7 @@ class HFCallbackAdapter(pl.Callback):
                     adapter.handler.callbacks[index] = type(callback).from_state(exported)
         callbacks = [callback for adapter in adapters for callback in adapter.handler.callbacks]
         run.take_callbacks(callbacks)
-        run.flags = FlagAgreement(run.args.ddp_timeout, flag_sources(callbacks, False, HFCallbackAdapter, 1))
+        run.flag_agreement = FlagAgreement(run.args.ddp_timeout, flag_sources(callbacks, False, HFCallbackAdapter, 1))
         run.on_train_start(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:

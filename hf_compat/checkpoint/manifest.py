@@ -596,8 +596,8 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
     """Find the newest checkpoint with which nothing is wrong, and warn of each newer one.
 
-    It is the one of the last run with the most updates. An earlier run may have left one with more. Checkpoints that
-    name no run, of `transformers` or of an earlier version, are ordered with those of the last run.
+    It is the one of the last turn with the most updates. An earlier turn may have left one with more. Checkpoints that
+    name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
 
     Args:
         folder: The output folder.

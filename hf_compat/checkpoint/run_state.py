@@ -192,7 +192,7 @@ class DataPosition:
 
     Args:
         epoch: The current epoch, or between two epochs the next one.
-        is_open: Windows of `epoch` are trained already.
+        is_open: The pass over the data of `epoch` has begun.
         is_over: No window of `epoch` is left, as its data has ended or a callback has ended it.
         micro_batches_done: Micro-batches of `epoch` that are trained.
         window_size: Micro-batches of an update.
@@ -426,7 +426,7 @@ class ResumePoint:
         position: The exact position of the data in that epoch, random states included.
         epoch_is_over: Only the end of that epoch is left.
         is_finished: Nothing is left to train.
-        restores_folder_rng: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
+        restores_rng_file: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
         is_exact: The run continues as if it had not stopped, with its loss sums.
         shuffle_seed: Torch's seed for the orders of the run, whatever torch was seeded with since.
     """
@@ -436,7 +436,7 @@ class ResumePoint:
     position: DataPosition | None = None
     epoch_is_over: bool = False
     is_finished: bool = False
-    restores_folder_rng: bool = False
+    restores_rng_file: bool = False
     is_exact: bool = False
     shuffle_seed: int | None = None
 
@@ -465,7 +465,7 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
                 epoch=epoch,
                 skip_micro_batches=updates * before.window_size * size // cut.samples_per_micro_batch,
                 is_finished=_is_finished(epoch, updates_done, cut.counts),
-                restores_folder_rng=True,
+                restores_rng_file=True,
             )
     else:
         # Take the very position that the state holds
@@ -491,7 +491,7 @@ def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> Resu
         epoch=epoch,
         skip_micro_batches=0 if ignore_data_skip else updates * cut.window_size,
         is_finished=_is_finished(epoch, updates_done, cut.counts),
-        restores_folder_rng=True,
+        restores_rng_file=True,
     )
 
 

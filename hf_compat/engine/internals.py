@@ -1,4 +1,6 @@
-"""Every private attribute of Lightning that this package uses, each in one function, base class or constant.
+"""Private attributes of Lightning, each in one function, base class or constant.
+
+`loops.py` and `window_trainer.py` have those of its loops and its trainer.
 
 Each docstring gives the reason and the condition for removal. `tests/house/test_lightning_internals.py` finds uses
 outside this file.

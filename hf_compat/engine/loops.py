@@ -250,7 +250,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
         self._listeners = found = find_listeners(self.trainer, "train")
         if isinstance(module, WindowModule):
             is_plain = found is not None and found.optimizer_is_plain
-            module.skip_hooks(found is not None and found.backward_is_plain, self._step_directly if is_plain else None)
+            module.set_shortcuts(
+                found is not None and found.backward_is_plain, self._step_directly if is_plain else None
+            )
 
     def _step_directly(self) -> None:
         """Step the optimizer as `LightningOptimizer.step` ends up doing."""

@@ -312,7 +312,7 @@ class WindowModule(HooksOfPlainBatches):
         if self.steps.args.gradient_accumulation_steps > 1:
             self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
-    def skip_hooks(self, of_backward: bool, take_step: Callable[[], None] | None) -> None:
+    def set_shortcuts(self, of_backward: bool, take_step: Callable[[], None] | None) -> None:
         """Make updates without Lightning's own code around them, which calls hooks.
 
         Args:
@@ -345,7 +345,7 @@ class WindowModule(HooksOfPlainBatches):
                 self._update(window)
                 break
             observer.fire("on_substep_end")
-            if observer.should_break():
+            if observer.agree_to_stop():
                 break
         return total
 
@@ -354,7 +354,7 @@ class WindowModule(HooksOfPlainBatches):
         model = self if self.names_beside else steps.model_wrapped  # whose gradients are clipped and zeroed
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
-        # Lightning's strategy calls the hooks before the step
+        # Either calls `on_before_optimizer_step`: `LeanEpochLoop._step_directly`, or Lightning's optimizer
         take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
         if self._held is not None:
             take_step = functools.partial(self._held.step_with, take_step)

@@ -108,9 +108,9 @@ class Windows:
         counts: The run's counts of windows and micro-batches in an epoch.
         device: The device for counts of items.
         start: The point at which the run starts.
-        restore_rng: Sets the random states stored with a position. A checkpoint without a position passes None, which
-            loads those of the checkpoint's own file, as HF does. This happens once the first window after a skip is
-            read, or before an epoch that starts at its beginning.
+        restore_random_states: Sets the random states stored with a position. A checkpoint without a position passes
+            None, which loads those of the checkpoint's own file, as HF does. It runs once the first window after a skip
+            is read, or before an epoch that starts at its beginning.
         has_length: Whether Lightning may ask for the length. Without one, Lightning's trainer ends the run itself.
 
     Attributes:
@@ -129,7 +129,7 @@ class Windows:
         counts: RunCounts,
         device: torch.device,
         start: ResumePoint | None = None,
-        restore_rng: Callable[[PlainState | None], None] | None = None,
+        restore_random_states: Callable[[PlainState | None], None] | None = None,
         has_length: bool = True,
     ) -> None:
         self.loader = loader
@@ -140,8 +140,10 @@ class Windows:
         self.device = device
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
-        self._restore_rng = restore_rng or _write_known_rng
-        self._folder_rng: PlainState | None = None  # from a transformers checkpoint that Lightning loads
+        self._restore_rng = restore_random_states or _write_known_rng
+        self._rng_of_lightning_checkpoint: PlainState | None = (
+            None  # from a transformers checkpoint that Lightning loads
+        )
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
@@ -269,8 +271,8 @@ class Windows:
         data = DataPosition.from_plain(state_dict)
         if data.updates_done:  # from transformers, which stores nothing else
             skip, rng = data.updates_done * self.window_size, data.rng
-            self._folder_rng = rng
-            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_folder_rng=True))
+            self._rng_of_lightning_checkpoint = rng
+            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_rng_file=True))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
         over = data.is_open and is_over
@@ -334,7 +336,7 @@ class Windows:
         self._is_leaving = self._is_over = self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         position = start.position
-        rng, restores = self._folder_rng, start.restores_folder_rng
+        rng, restores = self._rng_of_lightning_checkpoint, start.restores_rng_file
         if position is not None:
             rng, restores = position.rng, position.rng is not None
         restore = functools.partial(self._restore_rng, rng) if restores else None
@@ -507,7 +509,7 @@ class UpdateObserver(Protocol):
     def fire(self, event: str) -> None:
         """Fire HF's `on_substep_end` or `on_optimizer_step`."""
 
-    def should_break(self) -> bool:
+    def agree_to_stop(self) -> bool:
         """Whether to skip the rest of the window."""
 
 
@@ -516,5 +518,5 @@ class SilentObserver:
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
     def fire(self, event: str) -> None: ...
-    def should_break(self) -> bool:
+    def agree_to_stop(self) -> bool:
         return False

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
             counts: RunCounts,
             start: ResumePoint | None = None,
             *,
-            restore_rng: Callable[[PlainState | None], None] | None = None,
+            restore_random_states: Callable[[PlainState | None], None] | None = None,
         ) -> Windows: ...
         def evaluation_loop(
             self,

@@ -170,7 +170,7 @@ class CheckpointMethods(TrainerBase):
         torch.save(saved, os.path.join(folder, names.TRAINING_ARGS_NAME))
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
-        """Remove checkpoints beyond `save_total_limit`. An override is called instead, after each save.
+        """Remove checkpoints beyond `save_total_limit`. A run calls only an override of it; else `Saver` rotates.
 
         Args:
             use_mtime: Unused, as manifests hold the order.
@@ -200,7 +200,7 @@ class CheckpointMethods(TrainerBase):
             `transformers.Trainer._sorted_checkpoints`, 4.57. Rotation uses an override's order.
         """
         run_dir = str(output_dir or self.args.output_dir)
-        ordered = self._saver.oldest_first(run_dir, self.state.global_step)
+        ordered = self._saver.in_rotation_order(run_dir, self.state.global_step)
         ordered = [path for path in ordered if os.path.basename(path).startswith(f"{checkpoint_prefix}-")]
         best = self.state.best_model_checkpoint
         if best in ordered[:-1]:

@@ -334,11 +334,11 @@ class DataloaderMethods(StepsBase):
         counts: RunCounts,
         start: ResumePoint | None = None,
         kind: Callable[..., Windows] = Windows,
-        restore_rng: Callable[[PlainState | None], None] | None = None,
+        restore_random_states: Callable[[PlainState | None], None] | None = None,
     ) -> Windows:
         """Cut a loader's micro-batches into updates, from a start on.
 
-        `restore_rng` sets the random states of the start. With None it sets those of the checkpoint.
+        `restore_random_states` sets the random states of the start. With None it sets those of the checkpoint.
         """
         return kind(
             loader,
@@ -347,5 +347,5 @@ class DataloaderMethods(StepsBase):
             counts=counts,
             device=self.args.device,
             start=start,
-            restore_rng=restore_rng,
+            restore_random_states=restore_random_states,
         )

@@ -79,7 +79,7 @@ class LogMethods(TrainerBase):
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
             self._saver.adopt_changes()
 
-        log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
+        log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flag_agreement)
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

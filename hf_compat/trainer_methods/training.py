@@ -93,8 +93,8 @@ class TrainingMethods(TrainerBase):
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
             self._resumer.start(run)
-            restore_rng = functools.partial(self._resumer.restore_rng, resume_from_checkpoint)
-            run.windows = self._make_windows(loader, counts, run.start, restore_rng=restore_rng)
+            restore_random_states = functools.partial(self._resumer.restore_random_states, resume_from_checkpoint)
+            run.windows = self._make_windows(loader, counts, run.start, restore_random_states=restore_random_states)
         Fit(self, run, counts).run()
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
@@ -181,7 +181,7 @@ class Fit:
             if args.world_size > 1:
                 callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
                 sources = flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
-                run.flags = FlagAgreement(args.ddp_timeout, sources)
+                run.flag_agreement = FlagAgreement(args.ddp_timeout, sources)
             plan = self._plan()
             host._call_wrap_model(training=True)
             host.is_deepspeed_enabled = plan.strategy == "deepspeed"

@@ -125,18 +125,18 @@ class Resumer:
                 place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
                 folder = os.path.join(place, "checkpoint")
                 with naming(wanted):
-                    with _agreeing():
+                    with _agreeing_on_errors():
                         to_hf(read_lightning(wanted), folder)
                     self.refuse_misfits(folder)
                     yield folder
             elif holds_model_alone(Path(wanted)):
-                with _agreeing():
+                with _agreeing_on_errors():
                     self.refuse_misfits(wanted)
                 logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
                 self.weights_alone = wanted
                 yield None
             else:
-                with _agreeing():
+                with _agreeing_on_errors():
                     self._check_named(wanted, reading)
                 yield wanted
 
@@ -154,7 +154,7 @@ class Resumer:
             return wrong
 
         newest: str | None = None
-        with _agreeing():
+        with _agreeing_on_errors():
             if self._host.is_world_process_zero():
                 manifest.recover(folder)
                 newest = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
@@ -240,9 +240,9 @@ class Resumer:
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
         if run.start.is_finished and run.checkpoint is not None:
             position = run.start.position
-            self.restore_rng(run.checkpoint, None if position is None else position.rng)
+            self.restore_random_states(run.checkpoint, None if position is None else position.rng)
 
-    def restore_rng(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
+    def restore_random_states(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
         """Let `_load_rng_state` set the exact states, or else those of the folder's file.
 
         An override that skips the base class leaves them as they are.
@@ -376,7 +376,7 @@ def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None
 
 
 @contextlib.contextmanager
-def _agreeing() -> Iterator[None]:
+def _agreeing_on_errors() -> Iterator[None]:
     """Make a check on all ranks. If one fails, all raise."""
     failed: Exception | None = None
     try:

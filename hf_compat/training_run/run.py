@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Modules whose callbacks set no flag before an evaluation. Ranks synchronize after each evaluation in any case.
+# Modules whose callbacks set flags by arguments and counts, so equally on every rank. Those that follow a metric are
+# agreed on after the evaluation.
 _KNOWN = ("hf_compat.", "transformers.integrations.")
 # Events before the point at which a flag may end a window early.
 _BEFORE_WINDOWS_END = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end")
@@ -202,7 +203,7 @@ class TrainingRun:
     start_time: float = field(default_factory=time.time)
     updates_before: int = 0  # made before this call
     tokens_before: int = 0
-    flags: FlagAgreement = NO_AGREEMENT
+    flag_agreement: FlagAgreement = NO_AGREEMENT
 
     moment: Moment = field(default=Moment.UPDATE, init=False)  # where in an epoch a checkpoint would be written now
     grad_norm: torch.Tensor | float | None = field(default=None, init=False)  # None before the epoch's first update

@@ -55,12 +55,12 @@ _ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
 
 
 def checkpoints_to_delete(
-    oldest_first: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
+    in_rotation_order: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
 ) -> list[str]:
     """Choose the oldest checkpoints to delete, except those in `keep`.
 
     Args:
-        oldest_first: All checkpoints, folders or files.
+        in_rotation_order: All checkpoints, folders or files.
         save_total_limit: Number of checkpoints to keep. None or 0 keeps all.
         keep: The best one, and the newest or the one just written. None for one that does not exist.
 
@@ -73,9 +73,9 @@ def checkpoints_to_delete(
     if save_total_limit is None or save_total_limit <= 0:
         return []
     kept = {os.path.abspath(path) for path in keep if path is not None}
-    candidates = [path for path in oldest_first if os.path.abspath(path) not in kept]
-    room = max(save_total_limit, len(oldest_first) - len(candidates))
-    return candidates[: max(len(oldest_first) - room, 0)]
+    candidates = [path for path in in_rotation_order if os.path.abspath(path) not in kept]
+    room = max(save_total_limit, len(in_rotation_order) - len(candidates))
+    return candidates[: max(len(in_rotation_order) - room, 0)]
 
 
 def in_order_of_rotation(
@@ -165,7 +165,7 @@ class Saver:
                 alone.enter_context(self.taking_folder(at_once=False))
             self.folder.take(run_dir, args.should_save)
             assert self.folder.owner is not None  # `begin` has set it
-            place = SavingPlace(final, self.folder.owner, in_place=self._writes_beside())
+            place = SavingPlace(final, self.folder.owner, in_place=self._writes_in_place())
             with self._together(place):
                 if args.should_save:
                     self.folder.keep(run_dir)
@@ -219,7 +219,7 @@ class Saver:
             else:
                 self._extras[name] = plain
 
-    def _writes_beside(self) -> bool:
+    def _writes_in_place(self) -> bool:
         """Whether user code takes part in writing. It may look for files beside the checkpoint."""
         host = self._host
         model, processor = host.accelerator.unwrap_model(host.model), host.processing_class
@@ -297,7 +297,7 @@ class Saver:
             host._pushes.push_checkpoint(final)
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
-        """Force a checkpoint to the disk with its hashes. Then delete checkpoints beyond the limit.
+        """With `LATER`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
 
         Checkpoints of other runs go first. The best one and the one just written stay.
         """
@@ -317,7 +317,7 @@ class Saver:
             ordered = host._sorted_checkpoints(output_dir=run_dir, use_mtime=True)
             self.remove_surplus([path for path in ordered if manifest.is_ours(path)], [best, final])
         elif host.args.save_total_limit:  # reading the manifests takes longer with every checkpoint
-            self.remove_surplus(self.oldest_first(run_dir, names.checkpoint_step(final) or 0), [best, final])
+            self.remove_surplus(self.in_rotation_order(run_dir, names.checkpoint_step(final) or 0), [best, final])
 
     def adopt_changes(self) -> None:
         """List anew what the run's callbacks or overrides have changed in the checkpoint just written."""
@@ -405,7 +405,7 @@ class Saver:
 
         return write
 
-    def oldest_first(self, run_dir: str, updates_done: int) -> list[str]:
+    def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""
         ours = {
             path: names.checkpoint_step(path) or 0 for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)
@@ -422,7 +422,7 @@ class Saver:
         limit = self._host.args.save_total_limit
         if limit != 1 or best is None:  # reading the manifests takes longer with every checkpoint
             return
-        for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0), limit, best):
+        for path in checkpoints_to_delete_at_end(self.in_rotation_order(run_dir, 0), limit, best):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             remove_or_warn(path, manifest.remove)
 
@@ -466,8 +466,8 @@ class BackgroundWriter:
     def settle(self) -> BaseException | None:
         """Wait for the running write, and return its error. For a caller with another error to raise.
 
-        Ctrl-C may come while the thread starts. A write that has not begun by now never does. One that has can be
-        joined: a thread that runs has been started, whatever `Thread.start` had time to note.
+        Ctrl-C may interrupt `submit` before the thread runs. Taking `begun` here keeps such a write from ever
+        beginning. If it has begun, the thread runs and can be joined.
         """
         if self._write is not None:
             thread, begun = self._write

@@ -1,6 +1,6 @@
-"""Internals of Lightning are touched in four files only: found by names, read off both sources.
+"""Internals of Lightning are touched in three files only: found by names, read off both sources.
 
-`engine/internals.py` has a function or base class for each; `engine/window_trainer.py`, `engine/loops.py` and
+`engine/internals.py` has a function or base class for each; `engine/window_trainer.py` and
 `engine/loops.py` are Lightning's trainer and loops.
 
 Private names have a leading underscore; the classes and modules of Lightning's trainer, loops, strategies, precision
