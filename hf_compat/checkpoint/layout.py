@@ -108,14 +108,19 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
     return path
 
 
-def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
+def hidden_folders(folder: str, *prefixes: str) -> list[tuple[str, Owner]]:
     """List the hidden folders that runs have made, each with its owner. A link is never one of them."""
     if not os.path.isdir(folder):
         return []
+    found = []
     with os.scandir(folder) as inside:
-        entries = [entry for entry in inside if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)]
-    found = ((entry.path, Owner.of_id(entry.name.removeprefix(prefix))) for entry in entries)
-    return sorted((path, owner) for path, owner in found if owner is not None and _has_record(path))
+        for entry in inside:
+            prefix = next(filter(entry.name.startswith, prefixes), None)
+            if prefix is not None and entry.is_dir(follow_symlinks=False):
+                owner = Owner.of_id(entry.name.removeprefix(prefix))
+                if owner is not None and _has_record(entry.path):
+                    found.append((entry.path, owner))
+    return sorted(found)
 
 
 def _has_record(path: str) -> bool:

@@ -34,7 +34,6 @@ from hf_compat.checkpoint.layout import (
     hidden_folder,
     hidden_folders,
     make_hidden,
-    remove_ended,
     remove_hidden,
 )
 from hf_compat.checkpoint.reading import (
@@ -478,27 +477,25 @@ def run_of(folder: str) -> str | None:
     return None if writer is None else writer.run
 
 
-def next_turn(run_dir: str) -> int:
-    """The number of the call of `train` that begins to save into a folder."""
-    writers = [read_writer(Path(path)) for path in names.list_checkpoints(run_dir)]
-    return 1 + max((writer.turn for writer in writers if writer is not None), default=0)
-
-
 def tidy(run_dir: str) -> None:
     """Remove what killed runs have left, after finishing what is whole. For a run that has the folder's lock."""
-    recover(run_dir, is_alone=True)
-    remove_ended(run_dir, SAVING, is_locked=True)
-    remove_ended(run_dir, CONVERTING)
+    left = hidden_folders(run_dir, SAVING, CONVERTING)
+    saving = [(path, owner) for path, owner in left if os.path.basename(path).startswith(SAVING)]
+    recover(run_dir, saving, is_alone=True)
+    for path, owner in left:
+        if has_ended(owner, is_alone=(path, owner) in saving):
+            remove_hidden(path)
 
 
-def recover(run_dir: str, is_alone: bool = False) -> None:
+def recover(run_dir: str, saving: list[tuple[str, Owner]] | None = None, is_alone: bool = False) -> None:
     """Finish saves that were killed after everything was on disk. Nothing is deleted.
 
     Args:
         run_dir: The output folder.
+        saving: Its hidden folders of saves, if the caller has listed them.
         is_alone: Whether no other run saves there, as the caller has the lock. Without a lock, no run saves there.
     """
-    for place, owner in hidden_folders(run_dir, SAVING):
+    for place, owner in hidden_folders(run_dir, SAVING) if saving is None else saving:
         if not has_ended(owner, is_alone or not is_locked(run_dir)):
             continue
         for path in names.list_checkpoints(place):

@@ -72,7 +72,16 @@ class Writer:
 
 def read_writer(folder: Path) -> Writer | None:
     """Read who wrote a checkpoint, if its manifest says so."""
-    manifest = _read(folder)
+    return _writer_in(_read(folder))
+
+
+def read_writers(paths: Iterable[str]) -> dict[str, Writer | None]:
+    """Read who wrote each of the checkpoints that have a manifest of ours. Others are left out."""
+    manifests = {path: _read(Path(path)) for path in paths}
+    return {path: _writer_in(found) for path, found in manifests.items() if isinstance(found.get("files"), dict)}
+
+
+def _writer_in(manifest: Mapping[str, object]) -> Writer | None:
     run, turn = manifest.get("run"), manifest.get("turn")
     return Writer(run, turn) if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN else None
 

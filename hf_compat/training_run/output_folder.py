@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.reading import Writer
+from hf_compat.checkpoint.reading import Writer, read_writer, read_writers
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import HfCompatError, OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
@@ -78,9 +79,12 @@ class OutputFolder:
 
 def is_from_run(path: str, run: TrainingRun) -> bool:
     """Whether a run, or the one that it resumes, wrote a checkpoint."""
-    run_id = manifest.run_of(path)
-    if run_id is not None:
-        return run_id == run.run_id
+    return _is_writer(run, path, read_writer(Path(path)))
+
+
+def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:
+    if writer is not None:
+        return writer.run == run.run_id
     # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
     origin, update = run.checkpoint, names.checkpoint_step(path)
     if origin is None or update is None:
@@ -92,9 +96,9 @@ def is_from_run(path: str, run: TrainingRun) -> bool:
 def writer_of_run(run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
     """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
     if run.turn is None:
-        run.turn = manifest.next_turn(folder)
-        ours = [path for path in names.list_checkpoints(folder) if manifest.is_ours(path)]
-        others = [os.path.basename(path) for path in ours if not is_from_run(path, run)]
+        writers = read_writers(names.list_checkpoints(folder))
+        run.turn = 1 + max((writer.turn for writer in writers.values() if writer is not None), default=0)
+        others = [os.path.basename(path) for path, writer in writers.items() if not _is_writer(run, path, writer)]
         if others:
             is_one = len(others) == 1
             fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
