@@ -6,8 +6,9 @@ NEFTune (https://arxiv.org/abs/2310.05914) adds uniform noise to the input embed
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -152,6 +153,20 @@ class OverflowWatch(_Debugger):
         for handle in self._handles:
             handle.remove()
 
+    def __reduce__(self) -> tuple[Callable[[], OverflowWatch], tuple[()], dict[str, object]]:
+        """Pickle without the class, which has no name in this file: the hooks are part of a model."""
+        return _empty_watch, (), self.__dict__
+
+
+@functools.cache
+def _watch_class() -> type[OverflowWatch]:
+    return type("Watch", (OverflowWatch, overflow_debugger()), {})
+
+
+def _empty_watch() -> OverflowWatch:
+    kind = _watch_class()
+    return kind.__new__(kind)
+
 
 def watch_if_enabled(model: nn.Module, debug: Container[object]) -> OverflowWatch | None:
     """Check every module's weights, inputs and outputs if the `debug` argument asks for it.
@@ -164,8 +179,8 @@ def watch_if_enabled(model: nn.Module, debug: Container[object]) -> OverflowWatc
     """
     if DebugOption.UNDERFLOW_OVERFLOW not in debug:
         return None
-    watch: OverflowWatch = type("Watch", (OverflowWatch, overflow_debugger()), {})(model)
-    return watch
+    make: Callable[[nn.Module], OverflowWatch] = _watch_class()
+    return make(model)
 
 
 @contextlib.contextmanager

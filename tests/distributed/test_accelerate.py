@@ -25,7 +25,7 @@ if plan.strategy.startswith("fsdp"):
     from accelerate.utils import FullyShardedDataParallelPlugin
     plugin = FullyShardedDataParallelPlugin()
     theirs = {
-        "version": plugin.fsdp_version, "reshard_after_forward": plugin.reshard_after_forward,
+        "reshard_after_forward": plugin.reshard_after_forward,
         "cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
         "wrap": {"transformer": "class", "size": "size"}.get(
             getattr(plugin.auto_wrap_policy, "__name__", "none").partition("_")[0], "none"
