@@ -463,7 +463,7 @@ def test_profiler(fit, tmp_path):
     assert "run_training_batch" in (tmp_path / "fit-spent.txt").read_text()
 
 
-@flag("callbacks", "Lightning's; those of HF in an `HFCallbackAdapter`")
+@flag("callbacks", "Lightning's and HF's, in one list")
 def test_callbacks(fit):
     assert len(fit()[2].batches) == 16
 

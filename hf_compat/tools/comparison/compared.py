@@ -223,7 +223,8 @@ def _complaints(theirs: SideReport, ours: SideReport) -> list[str]:
         else:
             what = (
                 "the script ended, and never called `train()` of a Trainer.\n"
-                "Hint: give it the arguments that make it train, `--do_train` say."
+                "Hint: give it the arguments that make it train, `--do_train` say. If the script imports its "
+                "Trainer from hf_compat, give the version that imports it from transformers."
             )
         told.append(f"{one.side.name}: {what}")
     if all(end.is_whole for end in ends) and ends[0].status != ends[1].status:
