@@ -155,7 +155,7 @@ def share_deepspeed(args: DeepSpeedArguments) -> object | None:
             given = read_options_file(args.deepspeed) if isinstance(args.deepspeed, str) else args.deepspeed
             shared = importlib.import_module("transformers.integrations").HfTrainerDeepSpeedConfig(given)
             shared.trainer_config_process(args)
-        except (AttributeError, TypeError):  # a section is no mapping: the Trainer says so
+        except (AttributeError, TypeError):  # a section that is not a mapping: the Trainer refuses it
             return None
     else:
         plugin = importlib.import_module("accelerate.utils").DeepSpeedPlugin()

@@ -39,7 +39,7 @@ _R = TypeVar("_R")
 def brief(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Omit inner frames from the traceback of any error that leaves the method.
 
-    The frame that raised the error stays, whoever wrote it. `HF_COMPAT_TRACEBACKS=full` keeps all.
+    The frame that raised the error always stays. `HF_COMPAT_TRACEBACKS=full` keeps all frames.
     """
 
     @functools.wraps(method)

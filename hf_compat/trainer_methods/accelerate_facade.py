@@ -531,7 +531,7 @@ class AcceleratorFacade(StateMembers):
         """Do nothing, as `report_to` chooses the trackers."""
 
     def get_tracker(self, name: str, unwrap: bool = False) -> NoReturn:
-        """Refuse, as there are no trackers."""
+        """Refuse, because the Accelerator has no trackers."""
         raise ValueError(f"{name} is not a tracker of the Accelerator.\n\nHint: log with `report_to` or a callback.")
 
     def end_training(self) -> None:
