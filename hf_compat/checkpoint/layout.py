@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hf_compat.checkpoint.files import write_new
 from hf_compat.checkpoint.run_lock import Owner
@@ -82,13 +82,23 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     """List the checkpoint folders of an output folder, oldest step first."""
+    return list(filter(os.path.isdir, checkpoints_among(folder, names_in(folder, PREFIX_CHECKPOINT_DIR))))
+
+
+def checkpoints_among(folder: str | os.PathLike[str], names: Iterable[str]) -> list[str]:
+    """Return the paths of what has a checkpoint's name in an output folder, oldest step first."""
+    numbers = {name: int(match.group(1)) for name in names if (match := _NUMBERED.match(name))}
+    return [os.path.join(folder, name) for name in sorted(numbers, key=numbers.__getitem__)]
+
+
+def names_in(folder: str | os.PathLike[str], *prefixes: str) -> list[str]:
+    """List the names in a folder that begin so. An output folder may hold many other files."""
     if not os.path.isdir(folder):
         return []
     try:
-        inside = [entry.path for entry in os.scandir(folder) if _NUMBERED.match(entry.name)]
+        return [name for name in os.listdir(folder) if name.startswith(prefixes)]
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
-    return sorted(filter(os.path.isdir, inside), key=lambda path: checkpoint_step(path) or 0)
 
 
 SAVING = ".saving-"  # a save, a removal, a manifest
@@ -110,16 +120,18 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
 
 def hidden_folders(folder: str, *prefixes: str) -> list[tuple[str, Owner]]:
     """List the hidden folders that runs have made, each with its owner. A link is never one of them."""
-    if not os.path.isdir(folder):
-        return []
+    return hidden_among(folder, names_in(folder, *prefixes), *prefixes)
+
+
+def hidden_among(folder: str, names: Iterable[str], *prefixes: str) -> list[tuple[str, Owner]]:
+    """Return those of the names that are hidden folders, each with its owner."""
     found = []
-    with os.scandir(folder) as inside:
-        for entry in inside:
-            prefix = next(filter(entry.name.startswith, prefixes), None)
-            if prefix is not None and entry.is_dir(follow_symlinks=False):
-                owner = Owner.of_id(entry.name.removeprefix(prefix))
-                if owner is not None and _has_record(entry.path):
-                    found.append((entry.path, owner))
+    for name in names:
+        prefix = next(filter(name.startswith, prefixes), None)
+        owner = None if prefix is None else Owner.of_id(name.removeprefix(prefix))
+        path = os.path.join(folder, name)
+        if owner is not None and os.path.isdir(path) and not os.path.islink(path) and _has_record(path):
+            found.append((path, owner))
     return sorted(found)
 
 

@@ -32,7 +32,6 @@ from hf_compat.checkpoint.layout import (
     SAVING,
     has_ended,
     hidden_folder,
-    hidden_folders,
     make_hidden,
     remove_hidden,
 )
@@ -45,6 +44,7 @@ from hf_compat.checkpoint.reading import (
     has_manifest,
     listed_files,
     marker_of,
+    read_both,
     read_manifest,
     read_writer,
     saving_owner,
@@ -477,27 +477,42 @@ def run_of(folder: str) -> str | None:
     return None if writer is None else writer.run
 
 
-def tidy(run_dir: str) -> None:
-    """Remove what killed runs have left, after finishing what is whole. For a run that has the folder's lock."""
-    left = hidden_folders(run_dir, SAVING, CONVERTING)
+def tidy(run_dir: str) -> dict[str, Writer | None]:
+    """Remove what killed runs have left, after finishing what is whole. For a run that has the folder's lock.
+
+    Returns:
+        By path, who wrote each checkpoint of ours in the folder, oldest step first.
+    """
+    # once, as the folder may hold thousands of files
+    listed = names.names_in(run_dir, names.PREFIX_CHECKPOINT_DIR, SAVING, CONVERTING)
+    left = names.hidden_among(run_dir, listed, SAVING, CONVERTING)
     saving = [(path, owner) for path, owner in left if os.path.basename(path).startswith(SAVING)]
-    recover(run_dir, saving, is_alone=True)
+    writers = _recover(run_dir, listed, saving, is_alone=True)
     for path, owner in left:
         if has_ended(owner, is_alone=(path, owner) in saving):
             remove_hidden(path)
+    return writers
 
 
-def recover(run_dir: str, saving: list[tuple[str, Owner]] | None = None, is_alone: bool = False) -> None:
-    """Finish saves that were killed after everything was on disk. Nothing is deleted.
+def recover(run_dir: str) -> None:
+    """Finish saves that were killed after everything was on disk. Nothing is deleted. Without a lock, no run saves."""
+    listed = names.names_in(run_dir, names.PREFIX_CHECKPOINT_DIR, SAVING)
+    _recover(run_dir, listed, names.hidden_among(run_dir, listed, SAVING), is_alone=False)
+
+
+def _recover(
+    run_dir: str, listed: list[str], saving: list[tuple[str, Owner]], is_alone: bool
+) -> dict[str, Writer | None]:
+    """Do it for a folder that was listed. Returns who wrote each checkpoint of ours.
 
     Args:
         run_dir: The output folder.
-        saving: Its hidden folders of saves, if the caller has listed them.
-        is_alone: Whether no other run saves there, as the caller has the lock. Without a lock, no run saves there.
+        listed: The names in it.
+        saving: Its hidden folders of saves.
+        is_alone: Whether the caller has the lock. Without a lock, no run saves there.
     """
-    for place, owner in hidden_folders(run_dir, SAVING) if saving is None else saving:
-        if not has_ended(owner, is_alone or not is_locked(run_dir)):
-            continue
+    ended = [(place, owner) for place, owner in saving if has_ended(owner, is_alone or not is_locked(run_dir))]
+    for place, owner in ended:
         for path in names.list_checkpoints(place):
             final = os.path.join(run_dir, os.path.basename(path))
             if not os.path.lexists(final) and is_ours(path) and not problems(path):
@@ -506,16 +521,25 @@ def recover(run_dir: str, saving: list[tuple[str, Owner]] | None = None, is_alon
                     os.replace(path, final)
         with contextlib.suppress(OSError):
             _put_back(place, owner, names.list_checkpoints(run_dir))
-    # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
-    for path in names.list_checkpoints(run_dir):
-        if is_unfinished(Path(path)):
+    writers: dict[str, Writer | None] = {}
+    for path in names.list_checkpoints(run_dir) if ended else names.checkpoints_among(run_dir, listed):
+        files, writer = read_both(path)
+        if files is not None:
+            writers[path] = writer
+        if files is not None and _is_unfinished(files):
+            # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
             with contextlib.suppress(OSError):
                 finish(path)
+    return writers
 
 
 def is_unfinished(folder: Path) -> bool:
     """Whether a folder has files that are listed and not flushed yet."""
-    return any(map(_is_of_this_boot, (read_manifest(folder) or {}).values()))
+    return _is_unfinished(read_manifest(folder) or {})
+
+
+def _is_unfinished(listed: Listed) -> bool:
+    return any(map(_is_of_this_boot, listed.values()))
 
 
 def problems(folder: str) -> list[str]:

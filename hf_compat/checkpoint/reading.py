@@ -75,10 +75,13 @@ def read_writer(folder: Path) -> Writer | None:
     return _writer_in(_read(folder))
 
 
-def read_writers(paths: Iterable[str]) -> dict[str, Writer | None]:
-    """Read who wrote each of the checkpoints that have a manifest of ours. Others are left out."""
-    manifests = {path: _read(Path(path)) for path in paths}
-    return {path: _writer_in(found) for path, found in manifests.items() if isinstance(found.get("files"), dict)}
+def read_both(folder: str) -> tuple[Listed | None, Writer | None]:
+    """Read what a manifest of ours lists, and who wrote it, at once. An output folder may hold thousands."""
+    if not os.path.lexists(os.path.join(folder, MANIFEST_NAME)):  # much faster than an error
+        return None, None
+    manifest = _read(folder)
+    listed = manifest.get("files")
+    return listed if isinstance(listed, dict) else None, _writer_in(manifest)
 
 
 def _writer_in(manifest: Mapping[str, object]) -> Writer | None:
@@ -109,10 +112,10 @@ def why_unreadable(folder: Path) -> str:
     return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
 
 
-def _read(folder: Path) -> dict[str, object]:
+def _read(folder: str | os.PathLike[str]) -> dict[str, object]:
     """Read a manifest of ours. Empty without a readable one."""
     try:
-        manifest = read_json(folder / MANIFEST_NAME)
+        manifest = read_json(os.path.join(folder, MANIFEST_NAME))
     except CheckpointError:
         return {}
     return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.reading import Writer, read_writer, read_writers
+from hf_compat.checkpoint.reading import Writer, read_writer
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import HfCompatError, OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
@@ -30,6 +30,7 @@ class OutputFolder:
     def __init__(self) -> None:
         self.owner: Owner | None = None
         self._locks: dict[str, RunLock | None] = {}  # by folder. None on a rank that does not save
+        self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
     def begin(self) -> None:
         """Set one owner on all ranks. Folders are locked in its name until `release`."""
@@ -54,7 +55,7 @@ class OutputFolder:
                 error = lock.try_to_acquire()
                 if error is None:
                     manifest.flush_above(folder)
-                    manifest.tidy(folder)
+                    self._found[folder] = manifest.tidy(folder)
             except (HfCompatError, OSError) as failed:
                 error = failed
         agree(error)
@@ -69,9 +70,25 @@ class OutputFolder:
         if lock is not None:
             lock.renew()
 
+    def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
+        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
+        if run.turn is None:
+            writers = self._found[folder]
+            run.turn = 1 + max((writer.turn for writer in writers.values() if writer is not None), default=0)
+            others = [os.path.basename(path) for path, writer in writers.items() if not _is_writer(run, path, writer)]
+            if others:
+                is_one = len(others) == 1
+                fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
+                if not save_total_limit:
+                    stays = "it stays" if is_one else "each stays"
+                    fate = f"{stays} until this run saves a checkpoint of the same name"
+                comes = "comes" if is_one else "come"
+                logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
+        return Writer(run.run_id, run.turn)
+
     def release(self) -> None:
         """Unlock every folder."""
-        locks, self._locks, self.owner = self._locks, {}, None
+        locks, self._locks, self._found, self.owner = self._locks, {}, {}, None
         for lock in locks.values():
             if lock is not None:
                 lock.release()
@@ -91,22 +108,6 @@ def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:
         return False
     is_beside = os.path.realpath(os.path.dirname(origin)) == os.path.realpath(os.path.dirname(path))
     return is_beside and update <= run.updates_before
-
-
-def writer_of_run(run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
-    """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
-    if run.turn is None:
-        writers = read_writers(names.list_checkpoints(folder))
-        run.turn = 1 + max((writer.turn for writer in writers.values() if writer is not None), default=0)
-        others = [os.path.basename(path) for path, writer in writers.items() if not _is_writer(run, path, writer)]
-        if others:
-            is_one = len(others) == 1
-            fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
-            if not save_total_limit:
-                fate = f"{'it stays' if is_one else 'each stays'} until this run saves a checkpoint of the same name"
-            comes = "comes" if is_one else "come"
-            logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
-    return Writer(run.run_id, run.turn)
 
 
 def saves_checkpoints(args: TrainingArguments) -> bool:

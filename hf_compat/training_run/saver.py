@@ -43,7 +43,7 @@ from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_rng, unpack_rng
-from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints, writer_of_run
+from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints
 from hf_compat.training_run.run import RunHost, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -288,7 +288,8 @@ class Saver:
                 # user code may have written a folder of that name just now, which stays until this one is safe
                 is_flushed = timing is not Timing.LATER or place.is_there
                 self.folder.keep(place.run_dir)
-                place.seal(writer_of_run(host._run, place.run_dir, host.args.save_total_limit), is_flushed)
+                writer = self.folder.writer(host._run, place.run_dir, host.args.save_total_limit)
+                place.seal(writer, is_flushed)
                 self.folder.keep(place.run_dir)
                 place.put(is_flushed)
         if timing is Timing.BACKGROUND:  # the next update pushes, as an override runs in the training thread

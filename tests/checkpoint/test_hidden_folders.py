@@ -176,12 +176,14 @@ def test_a_link_at_the_final_place_is_not_followed(tmp_path, caplog):
 
 
 def test_a_link_that_leads_to_everything_is_judged_without_a_walk(tmp_path, monkeypatch):
-    everything, scandir, seen = tmp_path / "everything", os.scandir, []
+    everything, seen = tmp_path / "everything", []
     (everything / "usr" / "lib").mkdir(parents=True)
     (everything / "usr" / "lib" / "model.pt").write_bytes(b"x")
     out = tmp_path / "out"
     out.mkdir()
     (out / "checkpoint-9").symlink_to(everything)
-    monkeypatch.setattr(os, "scandir", lambda path: (seen.append(str(path)), scandir(path))[1])
+    for name in ("scandir", "listdir"):
+        listing = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path, listing=listing: (seen.append(str(path)), listing(path))[1])
     assert manifest.get_last_checkpoint(out) is None
     assert seen and not any("usr" in path for path in seen)
