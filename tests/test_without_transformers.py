@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.real_python
 
 SCRIPT = """
+import builtins
 import sys
 
 BLOCKED = ("transformers", "accelerate", "datasets", "peft", "tokenizers", "huggingface_hub")
@@ -22,6 +23,17 @@ class Block:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Block())
+
+importers, real_import = set(), builtins.__import__
+
+def noting_import(name, globals=None, *rest, **named):
+    importer = (globals or {}).get("__name__", "")
+    own = ("matplotlib", "mpl_toolkits", "__main__")  # the last is what its compiled parts give
+    if name.split(".")[0] == "matplotlib" and not importer.startswith(own):
+        importers.add(importer)
+    return real_import(name, globals, *rest, **named)
+
+builtins.__import__ = noting_import
 sys.path.insert(0, sys.argv[2])
 import toy
 from hf_compat import Trainer, TrainingArguments, EarlyStoppingCallback
@@ -41,17 +53,32 @@ trainer.save_model()
 assert result.global_step == 14, result
 assert not any(name.split(".")[0] in BLOCKED for name in sys.modules)
 print("trained", trainer.evaluate()["eval_accuracy"])
+print("matplotlib is imported by", *sorted(importers))
 """
 
 
-def test_training_where_transformers_cannot_be_imported(tmp_path):
-    script = tmp_path / "script.py"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train once in a process of its own: what it printed, and its output folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(script), str(tmp_path / "out"), str(Path(__file__).parent)]
+    command = [sys.executable, str(script), str(folder / "out"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "trained" in done.stdout
-    assert (tmp_path / "out" / "model.safetensors").is_file()
+    return done.stdout, folder / "out"
+
+
+def test_training_where_transformers_cannot_be_imported(trained):
+    printed, out = trained
+    assert "trained" in printed
+    assert (out / "model.safetensors").is_file()
+
+
+def test_a_training_leaves_matplotlib_to_torchmetrics(trained):
+    """Lightning needs torchmetrics, which imports matplotlib where it is installed (docs/operations.md)."""
+    (line,) = [line for line in trained[0].splitlines() if line.startswith("matplotlib is imported by")]
+    assert set(line.removeprefix("matplotlib is imported by").split()) <= {"torchmetrics.utilities.plot"}
 
 
 def test_importing_the_package_loads_nothing_heavy():
