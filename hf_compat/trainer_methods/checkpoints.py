@@ -290,6 +290,14 @@ class CheckpointMethods(TrainerBase):
         own = getattr(self.lr_scheduler, "lr_lambdas", None)
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
         content = {**functions, **content}
+        groups = self.optimizer.param_groups
+        if len(content.get("base_lrs", groups)) != len(groups) and not any(content.get("lr_lambdas", ())):
+            # the optimizer fits, so it is that DeepSpeed drops a group without parameters
+            of_groups = {
+                "base_lrs": [group["initial_lr"] for group in groups],
+                "_last_lr": [group["lr"] for group in groups],
+            }
+            content = {**content, **functions, **of_groups}
         check_schedule_can_continue(schedule, self.lr_scheduler, content)
         with fitting(schedule):
             self.lr_scheduler.load_state_dict(content)

@@ -59,7 +59,7 @@ class Job:
                 {"zero_optimization": {"stage": 3, **SECTION}, "train_micro_batch_size_per_gpu": 2}
             )
         args = None if self.way == "by_hand" else self.make_args()
-        told = [is_deepspeed_zero3_enabled(), deepspeed_config()["train_micro_batch_size_per_gpu"]]
+        told = [is_deepspeed_zero3_enabled(), (deepspeed_config() or {}).get("train_micro_batch_size_per_gpu")]
         if self.way == "made":
             transformers.set_seed(1)
             model = transformers.AutoModelForCausalLM.from_config(self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,24 @@ def test_parts_need_zero_3(tmp_path, word, told):
     done = start(tmp_path, "hf_compat", "by_hand", word, launcher=TORCHRUN, script=JOB)
     assert done.returncode == 1, done.stderr[-3000:]
     assert told in done.stderr and "make the model before it" in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "names", [("ddp", "zero_3"), pytest.param(("ddp", "zero_2", "zero_3"), marks=pytest.mark.matrix)]
+)
+def test_adapters_resume_under_another_engine(tmp_path, names):
+    """The losses are those of a run that changed nothing. DeepSpeed drops an empty group of the optimizer."""
+    ways = {"ddp": "deepspeed=None", "zero_2": "stage=2", "zero_3": "stage=3"}
+
+    def train(name: str, way: str, *words: str) -> list[list[float]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        found = result(folder, "hf_compat", "loaded", "adapters=True", way, *words, launcher=TORCHRUN, script=JOB)
+        return found["runs"][0]["logs"]
+
+    whole = {name: train(name, ways[name]) for name in names}
+    for before, after in itertools.permutations(names, 2):
+        resume = f"resume={str(tmp_path / before / 'hf_compat' / 'checkpoint-3')!r}"
+        resumed = train(f"{before}_{after}", ways[after], resume)
+        # the engines add gradients in different orders
+        assert sum(resumed, []) == pytest.approx(sum(whole[before], []), rel=1e-4), (before, after)

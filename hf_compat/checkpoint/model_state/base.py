@@ -322,7 +322,11 @@ class TorchState(ModelState):
         groups = [[own[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         order = [name for group in groups for name in group]
         other = set(order) ^ saved.by_name.keys()
-        if other or len(groups) != len(saved.param_groups):
+        options = list(saved.param_groups)
+        if len(options) == len([group for group in groups if group]) < len(groups):
+            told = iter(options)  # DeepSpeed drops an empty group, for which the optimizer's own options serve
+            options = [next(told) if own_group["params"] else own_group for own_group in optimizer.param_groups]
+        if other or len(groups) != len(options):
             which = ", ".join(sorted(other)[:5]) or "other groups of them"
             raise CheckpointMismatch(
                 f"{folder} holds the optimizer's state of other parameters than the model's: {which}."
@@ -341,8 +345,7 @@ class TorchState(ModelState):
                 index: plain[index] | moments[index] for index in range(len(order)) if plain[index] | moments[index]
             },
             "param_groups": [
-                {**told, "params": [next(places) for _ in group]}
-                for told, group in zip(saved.param_groups, groups, strict=True)
+                {**told, "params": [next(places) for _ in group]} for told, group in zip(options, groups, strict=True)
             ],
         }
 

@@ -143,7 +143,10 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
                     f"{folder} holds `{key}` of {name} with the shape {tuple(one.shape)}, not {tuple(shape)}.\n\n"
                     "Hint: resume with the strategy that wrote it."
                 )
-    options = [{key: one for key, one in group.items() if key != "params"} for group in state["param_groups"]]
+    of_groups = state["param_groups"]
+    if len(of_groups) != len(zero.optimizer.param_groups):  # DeepSpeed drops an empty group
+        of_groups = [group for group in of_groups if group["params"]]
+    options = [{key: one for key, one in group.items() if key != "params"} for group in of_groups]
     return ZeroStates(by_name=by_name, plain=plain, param_groups=options, counts={})
 
 
