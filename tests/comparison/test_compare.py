@@ -109,6 +109,11 @@ FAILING = {
     "never": (NEVER, 2, "never called `train()`"),
     "leaves": ("import sys; sys.exit(3)", 2, "left by `sys.exit` with status 3 before it called `train()`"),
     "asks": ("input('name? ')", 2, "asked for input"),
+    "dropped": (
+        "import transformers\ntransformers.TrainingArguments('out', evaluation_strategy='no')",
+        1,
+        "has dropped `evaluation_strategy`, compare with the release",
+    ),
     "lacks": ("import not_there.at_all", 2, "pip install not_there"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ _UNREPEATABLE = (
     "too. The difference above does not come from the engines.\n"
     "Hint: call `set_seed(…)` before the model and the data are made, and draw no random numbers before it."
 )
+# How a script fails on a release that has dropped a name, in the last line of the traceback.
+_DROPPED = re.compile(r"unexpected keyword argument '(\w+)'|cannot import name '(\w+)'|has no attribute '(\w+)'")
 _KEPT_LINES = 12  # of the output of a failed side
 # Packages whose name on the index is not that of the module.
 _PIP_NAMES = {
@@ -214,6 +217,14 @@ def _complaints(theirs: SideReport, ours: SideReport) -> list[str]:
         told = [f"On both sides, {_account(theirs)}"]
     else:
         told = [f"{one.side.name}: {_account(one)}" for one in both if not one.end.is_whole]
+        dropped = _DROPPED.search((theirs.end.account.strip().splitlines() or [""])[-1])
+        if theirs.end.how == "error" and dropped:
+            name = next(filter(None, dropped.groups()))
+            told.append(
+                f"Hint: if transformers {theirs.side.transformers} has dropped `{name}`, compare with the release that "
+                "the script is for (`--against PYTHON`), or compare what `hf-compat migrate --to transformers-5` "
+                "writes."
+            )
     for one in both:
         if not one.end.is_whole or one.found.trainings:
             continue
