@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 warnings.filterwarnings("ignore")
 
+import torch
 import toy
 import transformers
 
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("rounds", type=int, nargs="?", default=3)
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for each other take processor time, too
     apis = {"transformers": transformers, "hf_compat": hf_compat}
     print("| subject | sizes | transformers | hf_compat | ratios | exponent | last × first |")
     print("|---|---|---|---|---|---|---|")
