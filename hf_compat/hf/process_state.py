@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 
 import torch
 
-from hf_compat.hf.value_types import read_options_file
+from hf_compat.hf.value_types import OPTIONS, TEXT, ValueType, read_options, read_options_file
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 from hf_compat.runtime.console import saying_what_is_awaited
 from hf_compat.runtime.inspection import Delegated
@@ -134,6 +134,30 @@ class DeepSpeedArguments(ProcessArguments, Protocol):
     mixed_precision: str
 
 
+_SECTION = ValueType("a dict of options", lambda value: OPTIONS.read(None if isinstance(value, str) else value))
+# What transformers and our plan read of a DeepSpeed configuration, at any depth. Only sections may be None.
+_OF_SECTIONS: dict[str, ValueType] = {
+    **dict.fromkeys(("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "checkpoint"), _SECTION),
+    **dict.fromkeys(("offload_optimizer", "offload_param"), _SECTION),
+    **{"type": TEXT, "device": TEXT, "params": OPTIONS},
+}
+
+
+def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
+    """Refuse a DeepSpeed configuration with a section that is not a mapping.
+
+    Raises:
+        ArgumentError: There is one. The message names it.
+    """
+    for name, value in config.items():
+        kind = _OF_SECTIONS.get(name)
+        if kind is None or (kind is _SECTION and value is None):
+            continue
+        read_options(owner, {name: kind}, {name: value})
+        if kind is _SECTION:
+            check_sections(value, f"{owner}[{name!r}]")
+
+
 def share_deepspeed(args: DeepSpeedArguments) -> object | None:
     """Tell transformers of DeepSpeed's configuration. For ZeRO 3 `from_pretrained` then makes models in parts.
 
@@ -151,12 +175,10 @@ def share_deepspeed(args: DeepSpeedArguments) -> object | None:
     if not is_asked or not all(map(importlib.util.find_spec, packages)):
         return None
     if args.deepspeed:
-        try:
-            given = read_options_file(args.deepspeed) if isinstance(args.deepspeed, str) else args.deepspeed
-            shared = importlib.import_module("transformers.integrations").HfTrainerDeepSpeedConfig(given)
-            shared.trainer_config_process(args)
-        except (AttributeError, TypeError):  # a section that is not a mapping: the Trainer refuses it
-            return None
+        given = read_options_file(args.deepspeed) if isinstance(args.deepspeed, str) else args.deepspeed
+        check_sections(given)
+        shared = importlib.import_module("transformers.integrations").HfTrainerDeepSpeedConfig(given)
+        shared.trainer_config_process(args)
     else:
         plugin = importlib.import_module("accelerate.utils").DeepSpeedPlugin()
         plugin.set_mixed_precision(args.mixed_precision)

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.process_state import check_sections
 from hf_compat.hf.value_types import (
-    OPTIONS,
-    TEXT,
     Range,
     Unreadable,
     ValueType,
@@ -168,14 +167,8 @@ def deepspeed_config(
     if "bfloat16" in config:
         config.setdefault("bf16", config.pop("bfloat16"))
     check_keys(config)
-    # Refuse sections that are not dicts before reading their keys
-    sections = {name: config[name] for name in _SECTIONS if config.get(name) is not None}
-    read_options("deepspeed", dict.fromkeys(_SECTIONS, OPTIONS), sections)
-    for name in ("optimizer", "scheduler"):
-        section = sections.get(name, {})
-        known = {"type": TEXT, "params": OPTIONS}
-        read_options(f"deepspeed[{name!r}]", known, {key: section[key] for key in known if key in section})
-    stage = sections.get("zero_optimization", {}).get("stage")
+    check_sections(config)
+    stage = (config.get("zero_optimization") or {}).get("stage")
     if stage is not None:
         read = read_options("deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": stage})
         config["zero_optimization"]["stage"] = read["stage"]
@@ -226,7 +219,6 @@ def deepspeed_config(
     return config
 
 
-_SECTIONS = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16")
 _STAGES = Range(low=0, high=3)
 
 

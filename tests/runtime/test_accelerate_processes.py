@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.process_state import may_be_asked, start_deepspeed
 from hf_compat.runtime import console
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -140,10 +141,31 @@ def test_transformers_knows_the_configuration_as_long_as_the_arguments_live(tmp_
     assert transformers.integrations.deepspeed.deepspeed_config() is None
 
 
-@pytest.mark.parametrize("config", [{"zero_optimization": "2"}, {"optimizer": [1]}])
-def test_a_configuration_that_cannot_be_is_left_to_the_trainer(tmp_path, launched, config):
-    make(hf_compat, tmp_path, deepspeed=config)
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"zero_optimization": "2"}, "`deepspeed` has `zero_optimization='2'`, which is not a dict"),
+        ({"zero_optimization": '{"stage": 2}'}, "which is not a dict of options"),
+        ({"optimizer": [1]}, r"`deepspeed` has `optimizer=\[1\]`"),
+        ({"optimizer": {"params": "auto"}}, r"`deepspeed\['optimizer'\]` has `params='auto'`"),
+        ({"zero_optimization": {"stage": 3, "offload_param": "cpu"}}, "has `offload_param='cpu'`"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": ["cpu"]}}}, "which is not text"),
+        ({"checkpoint": "none"}, "`deepspeed` has `checkpoint='none'`"),
+    ],
+)
+def test_a_section_that_is_not_a_mapping_is_refused_before_transformers_reads_it(tmp_path, launched, config, named):
+    with pytest.raises(ArgumentError, match=named):
+        make(hf_compat, tmp_path, deepspeed=config, save_on_each_node=True)
     assert transformers.integrations.deepspeed.deepspeed_config() is None
+
+
+def test_errors_of_transformers_own_reading_are_seen(tmp_path, launched, monkeypatch):
+    def fail(*_):
+        raise TypeError("a fault of transformers")
+
+    monkeypatch.setattr(transformers.integrations.HfTrainerDeepSpeedConfig, "trainer_config_process", fail)
+    with pytest.raises(TypeError, match="a fault of transformers"):
+        make(hf_compat, tmp_path, deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_a_build_that_was_killed_is_named(monkeypatch, caplog, tmp_path):
