@@ -50,10 +50,7 @@ _WEIGHTS = (
 
 
 def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> str | None:
-    """Find the checkpoint that a command uses, before anything is made.
-
-    Returns:
-        A path, `best` or `last`. None stands for the weights that the configuration makes.
+    """Find the checkpoint that a command uses, before anything is made. None takes the weights that `model` makes.
 
     Raises:
         ArgumentError: The path does not exist, two arguments contradict each other, or untrained weights would be

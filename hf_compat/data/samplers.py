@@ -252,12 +252,7 @@ class IterableDatasetSlice(IterableDataset[Sample]):
 
 
 def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
-    """Yield one rank's part of batches that only rank 0 reads: (batch, samples of all ranks, is the last).
-
-    Args:
-        batches: Rank 0's batches, or None on other ranks.
-        ranks: The options. With `split_batches` a rank gets a part of each batch, else one of `world_size` joined ones.
-        drop_last: Leave out an incomplete last round.
+    """Yield one rank's part of batches that only rank 0 has and reads: (batch, samples of all ranks, is the last).
 
     Mirrors:
         `accelerate.data_loader.DataLoaderDispatcher`, 1.15.

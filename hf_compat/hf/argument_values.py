@@ -66,26 +66,18 @@ _ACCUMULATION: dict[str, ValueType] = {
 class AcceleratorConfig:
     """Options of data loading across processes.
 
-    Args:
-        split_batches: Treat the batch size as global and split it over the processes.
-        dispatch_batches: Let the main process read and send batches. None decides by the kind of data set.
-        even_batches: Repeat first samples so that every process gets batches of one size.
-        use_seedable_sampler: Shuffle with a separate generator, seeded by seed + epoch.
-        non_blocking: Copy to the device without waiting (useful with pinned memory).
-        gradient_accumulation_kwargs: `num_steps` replaces `gradient_accumulation_steps`.
-        use_configured_state: Reuse an Accelerate state that the script has set up.
-
     Mirrors:
         `transformers.trainer_pt_utils.AcceleratorConfig`, 5.23.
     """
 
-    split_batches: bool = False
+    split_batches: bool = False  # treat the batch size as global and split it over the processes
+    # Let the main process read and send batches. None decides by the kind of data set.
     dispatch_batches: bool | None = None
-    even_batches: bool = True
-    use_seedable_sampler: bool = True
-    non_blocking: bool = False
-    gradient_accumulation_kwargs: dict[str, Any] | None = None
-    use_configured_state: bool = False
+    even_batches: bool = True  # repeat first samples so that every process gets batches of one size
+    use_seedable_sampler: bool = True  # shuffle with a separate generator, seeded by seed + epoch
+    non_blocking: bool = False  # copy to the device without waiting (useful with pinned memory)
+    gradient_accumulation_kwargs: dict[str, Any] | None = None  # `num_steps` replaces `gradient_accumulation_steps`
+    use_configured_state: bool = False  # reuse an Accelerate state that the script has set up
 
     @classmethod
     def from_any(cls, value: object) -> AcceleratorConfig:
@@ -251,11 +243,7 @@ LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passiv
 
 
 def _log_level(of_minus_1: str) -> ValueType:
-    """The type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`.
-
-    Args:
-        of_minus_1: The level that their default -1 meant.
-    """
+    """The type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`."""
     by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
 
     def read(value: object) -> str:
@@ -395,45 +383,31 @@ ALONE = "it only matters with several processes, and the launcher has started on
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All about one argument except name, type hint, default and help.
+    """All about one argument except name, type hint, default and help."""
 
-    Args:
-        to: The setting of Lightning or of this package that the value becomes.
-        ejected: How `hf-compat eject` treats a value other than the default. The project sets it (`taken`), does not
-            need it (`nothing`), or omits it (`left out`). `refused` and `sharded` values cannot be ejected.
-        says: Eject's message about a value that it omits or refuses, or Lightning's strategy for a sharded one.
-        subject: Its group in `--help`. None puts it among the less common ones.
-        kind: Its type, in place of the hint's.
-        allowed: The range of its numbers, if its type is the hint's.
-        takes_none: Accept None, and leave it to the rules over several fields or to upstream's meaning.
-        none_means: The value that None becomes.
-        way_out: The hint for a wrong value. Empty uses the type's hint.
-        form: Normalises an allowed value, when the arguments are complete and at every later assignment.
-        native: The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that
-            the argument applies there, too.
-        data: Whether data loading reads it. HFModule or HFDataModule then sets it for both.
-        inert: Why a value other than the default has no effect. `ALONE` applies to one process only.
-        refuse: Why a value other than the default is refused.
-        hint: The way out for a refused value.
-        refuses: Whether a value is refused. None refuses all values but the default.
-    """
-
-    to: str
+    to: str  # the setting of Lightning or of this package that the value becomes
+    # How `hf-compat eject` treats a value other than the default. The project sets it (`taken`), does not need it
+    # (`nothing`), or omits it (`left out`). `refused` and `sharded` values cannot be ejected.
     ejected: Literal["taken", "nothing", "left out", "refused", "sharded"]
     _: KW_ONLY
+    # eject's message about a value that it omits or refuses, or Lightning's strategy for a sharded one
     says: str = "the project has no word for it"
-    subject: str | None = None
-    kind: ValueType | None = None
-    allowed: Range | None = None
-    takes_none: bool = False
-    none_means: object = None
-    way_out: str = ""
+    subject: str | None = None  # Its group in `--help`. None puts it among the less common ones.
+    kind: ValueType | None = None  # its type, in place of the hint's
+    allowed: Range | None = None  # the range of its numbers, if its type is the hint's
+    takes_none: bool = False  # accept None, and leave it to the rules over several fields or to upstream's meaning
+    none_means: object = None  # the value that None becomes
+    way_out: str = ""  # The hint for a wrong value. Empty uses the type's hint.
+    # normalises an allowed value, when the arguments are complete and at every later assignment
     form: Callable[[ArgumentValue], ArgumentValue] | None = None
+    # The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that the argument
+    # applies there, too.
     native: str | None = None
-    data: bool = False
-    inert: str | None = None
-    refuse: str | None = None
-    hint: str = ""
+    data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
+    inert: str | None = None  # Why a value other than the default has no effect. `ALONE` applies to one process only.
+    refuse: str | None = None  # why a value other than the default is refused
+    hint: str = ""  # the way out for a refused value
+    # Whether a value is refused. None refuses all values but the default.
     refuses: Callable[[object], bool] | None = None
 
 
@@ -474,21 +448,13 @@ NO_DEFAULT = object()
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
-    """The check of one argument's value.
+    """The check of one argument's value."""
 
-    Args:
-        name: The argument.
-        kind: Its type. None allows any value.
-        default: Its default, which is always allowed.
-        hint: Its type hint.
-        is_lenient: Read only text. Other values of a subclass's field are the subclass's concern.
-    """
-
-    name: str
-    kind: ValueType | None
-    default: object
-    hint: object = None
-    is_lenient: bool = False
+    name: str  # the argument
+    kind: ValueType | None  # Its type. None allows any value.
+    default: object  # its default, which is always allowed
+    hint: object = None  # its type hint
+    is_lenient: bool = False  # Read only text. Other values of a subclass's field are the subclass's concern.
 
     def read(self, value: object) -> object:
         """Convert a value to the argument's type.

@@ -66,14 +66,7 @@ _declared: list[Row] = []  # of the fields of the class whose body is being read
 
 
 def _arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any:  # a field has its annotation's type
-    """Declare a field and its row. `HfArgumentParser` reads all metadata.
-
-    Args:
-        default: Its default. `list` means an empty list.
-        help: The text of `--help`.
-        row: Its type and handling.
-        metadata: Further options of argparse.
-    """
+    """Declare a field and its row. `HfArgumentParser` reads all metadata."""
     _declared.append(row)
     given: dict[str, Any] = {"default_factory": list} if default is list else {"default": default}
     return field(**given, metadata={"help": help, **metadata})
@@ -136,21 +129,13 @@ class AcceptOldNames(type):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Interface:
-    """The parameters of a class of arguments, whose `__init__` may be a subclass's.
+    """The parameters of a class of arguments, whose `__init__` may be a subclass's."""
 
-    Args:
-        places: Names by position.
-        known: All names.
-        any_name: Whether it accepts any other name.
-        own: Our own arguments that the class does not have as fields.
-        checks: Checks of its arguments.
-    """
-
-    places: tuple[str, ...]
-    known: frozenset[str]
-    any_name: bool
-    own: Set[str]
-    checks: Mapping[str, ArgumentCheck]
+    places: tuple[str, ...]  # names by position
+    known: frozenset[str]  # all names
+    any_name: bool  # whether it accepts any other name
+    own: Set[str]  # our own arguments that the class does not have as fields
+    checks: Mapping[str, ArgumentCheck]  # checks of its arguments
 
 
 @functools.lru_cache(maxsize=64)

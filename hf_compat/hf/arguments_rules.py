@@ -254,15 +254,10 @@ _NONE_IS_DEFAULT = ("report_to",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
-    """The release that ours replaces.
+    """The release that ours replaces."""
 
-    Args:
-        release: Its version.
-        defaults: Those of its defaults that differ from ours.
-    """
-
-    release: str
-    defaults: Translation
+    release: str  # its version
+    defaults: Translation  # those of its defaults that differ from ours
 
     @property
     def generation(self) -> str:
@@ -306,13 +301,6 @@ def read_profile(
     checks_of_ours: Callable[[], Mapping[str, ArgumentCheck]],
 ) -> tuple[str, Translation]:
     """Choose the generation, and its defaults of the arguments that are not given.
-
-    Args:
-        compat: The argument `compat`. Without it the variable HF_COMPAT_PROFILE counts, then the release replaced.
-        given: The given arguments, by their current names.
-        known: Names that the class accepts.
-        checks: Checks of the class's arguments. Defaults that a subclass changes stay.
-        checks_of_ours: Makes the checks of our own class, which is the same class or its base.
 
     Raises:
         ArgumentError: The profile does not exist.

@@ -30,19 +30,13 @@ Method = TypeVar("Method", bound=Callable[..., Answer])
 
 
 class Event(NamedTuple):
-    """An event. The handler, the bridge and both adapters are made from these rows.
+    """An event. The handler, the bridge and both adapters are made from these rows."""
 
-    Args:
-        name: Name of the callbacks' method.
-        hooks: Lightning's hooks at the same moment. Each of them fires the event. Without any, code fires it.
-        clears: Flags that are cleared before the event.
-        gives: `logs` or `metrics`, which the handler's method takes by position.
-    """
-
-    name: str
+    name: str  # name of the callbacks' method
+    # Lightning's hooks at the same moment. Each of them fires the event. Without any, code fires it.
     hooks: tuple[str, ...]
-    clears: tuple[str, ...]
-    gives: str | None
+    clears: tuple[str, ...]  # flags that are cleared before the event
+    gives: str | None  # `logs` or `metrics`, which the handler's method takes by position
 
 
 EVENTS: dict[str, Event] = {}

@@ -57,30 +57,19 @@ def remember(args: object, values: Translation) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldName:
-    """One retired name.
+    """One retired name."""
 
-    Args:
-        lifetime: Releases that had it.
-        means: Its current name or replacement, for the documentation and for warnings.
-        translate: Converts the old value to current keywords.
-        inert: A value other than `harmless` has no effect here and is warned about.
-        harmless: Values that had no effect.
-        kind: The type of its value. None takes the type of the current argument.
-        default: The attribute's value if it is not set.
-        read: Reads the attribute from the current arguments. None reads the value that the user set, or the default.
-        reads_if_set: The attribute is None, as in 4.x, unless the user set the name.
-        off: The current arguments that a false value sets, if the attribute is true.
-    """
-
-    lifetime: str
-    means: str
-    translate: Callable[[ArgumentValue], Translation]
-    inert: bool = False
-    harmless: tuple[ArgumentValue, ...] = (None,)
-    kind: ValueType | None = None
-    default: ArgumentValue = None
+    lifetime: str  # releases that had it
+    means: str  # its current name or replacement, for the documentation and for warnings
+    translate: Callable[[ArgumentValue], Translation]  # converts the old value to current keywords
+    inert: bool = False  # a value other than `harmless` has no effect here and is warned about
+    harmless: tuple[ArgumentValue, ...] = (None,)  # values that had no effect
+    kind: ValueType | None = None  # The type of its value. None takes the type of the current argument.
+    default: ArgumentValue = None  # the attribute's value if it is not set
+    # Reads the attribute from the current arguments. None reads the value that the user set, or the default.
     read: Callable[[ArgumentValue], ArgumentValue] | None = None
-    reads_if_set: bool = False
+    reads_if_set: bool = False  # the attribute is None, as in 4.x, unless the user set the name
+    # the current arguments that a false value sets, if the attribute is true
     off: Callable[[ArgumentValue], Translation] | None = None
 
 
@@ -306,11 +295,6 @@ ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir", "place_model_on_device
 def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
     """Read the value of an old name. None means that it is not set.
 
-    Args:
-        name: The old name.
-        value: Its value.
-        checks: Checks of the current arguments.
-
     Raises:
         ArgumentError: The value is not allowed.
     """
@@ -325,11 +309,6 @@ def translate_legacy(
     given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
 ) -> tuple[Translation, Translation]:
     """Translate the keywords of a call for any release into current ones.
-
-    Args:
-        given: The keywords of the call.
-        known: Current names.
-        checks: Checks of the current arguments.
 
     Returns:
         The arguments by current names, and the values of old names, which the old attributes read.
@@ -397,13 +376,7 @@ class Said:
 
 
 def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
-    """Merge an old name's value of an argument with the value given already.
-
-    Args:
-        by_old: The value from the old name.
-        giver: The other old name, with its value, that gave the argument. Empty for the current name.
-        given: The value given already, or None.
-    """
+    """Merge an old name's value of an argument with the value given already, by the old name `giver` or by its own."""
     said = by_old.said
     if given is None or given == said:
         return said

@@ -68,10 +68,6 @@ def denumpify_detensorize(metrics: Nested) -> Nested:
 def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
     """Convert metrics to JSON types. Tensors and arrays become numbers or lists.
 
-    Args:
-        metrics: The return value of a metric function.
-        source: The function's name, for messages.
-
     Raises:
         MetricError: The value is not a mapping, or a metric cannot be written as JSON.
     """

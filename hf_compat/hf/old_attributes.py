@@ -183,12 +183,6 @@ def asked_by_declared(
 
     A current argument wins over an old name's default, unless it has its own default.
 
-    Args:
-        args: The arguments.
-        declared: The old names, with their defaults.
-        defaults: Defaults of the current arguments.
-        checks: Checks of the current arguments.
-
     Raises:
         ArgumentError: An old name contradicts today's, or cannot have its value.
     """
@@ -237,10 +231,6 @@ def source_of_replace(kind: type, caller: FrameType) -> TrainingArguments | None
     """The object that `dataclasses.replace` is copying.
 
     Python before 3.13 has no hook, and `replace` calls the class like any caller.
-
-    Args:
-        kind: The called class, of which the object is an instance.
-        caller: The caller's frame, which runs the code REPLACE.
     """
     source: TrainingArguments | None = caller.f_locals.get("obj", caller.f_locals.get("self"))
     return source if type(source) is kind else None
@@ -264,13 +254,7 @@ def without_outdated(
 
 
 def hand_over_old(source: TrainingArguments, copied: TrainingArguments, given: Mapping[str, object]) -> None:
-    """Copy the values of the source's old names, except those that the call gives.
-
-    Args:
-        source: The copied arguments.
-        copied: The copy.
-        given: Keywords of the call.
-    """
+    """Copy the values of the source's old names, except those that the call gives."""
     remember(copied, {name: value for name, value in remembered(source).items() if name not in given})
     held = vars(source).get("_defaults_of_profile")
     if held is not None and copied.compat == source.compat:

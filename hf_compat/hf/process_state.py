@@ -74,12 +74,7 @@ _GROUP = tuple(field.name for field in fields(_Group))
 
 
 def share_processes(args: ProcessArguments, distributed_type: str) -> object:
-    """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed.
-
-    Args:
-        args: The training arguments.
-        distributed_type: The way in which the processes train together, as text of Accelerate's enum.
-    """
+    """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed."""
     state = importlib.import_module("accelerate.state")
     several = args.world_size > 1
     found: dict[str, object] = {
@@ -108,12 +103,7 @@ def wait_for_everyone(args: GroupArguments) -> None:
 
 
 def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = None) -> None:
-    """Fill `AcceleratorState()`, as an Accelerator does.
-
-    Args:
-        mixed_precision: `no`, `bf16` or `fp16`.
-        deepspeed_plugin: Accelerate's description of DeepSpeed's setup, if DeepSpeed trains.
-    """
+    """Fill `AcceleratorState()`, as an Accelerator does."""
     state = importlib.import_module("accelerate.state")
     dataclasses = importlib.import_module("accelerate.utils.dataclasses")
     state.AcceleratorState._shared_state.update(

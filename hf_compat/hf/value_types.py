@@ -45,19 +45,12 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The type of a value.
+    """The type of a value."""
 
-    Args:
-        expected: Its description in messages, such as `a whole number >= 1`.
-        read: Converts a value, or raises `Unreadable`.
-        takes_text: Whether text is kept unchanged, and not read as a number or a flag.
-        way_out: The hint for a wrong value, if neither the error nor the argument's row has one.
-    """
-
-    expected: str
-    read: Callable[[object], object]
-    takes_text: bool = False
-    way_out: str = ""
+    expected: str  # its description in messages, such as `a whole number >= 1`
+    read: Callable[[object], object]  # converts a value, or raises `Unreadable`
+    takes_text: bool = False  # whether text is kept unchanged, and not read as a number or a flag
+    way_out: str = ""  # the hint for a wrong value, if neither the error nor the argument's row has one
 
 
 def plain(value: object) -> object:
@@ -86,17 +79,11 @@ def _number_in(text: str) -> int | float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """The numbers that are allowed.
+    """The numbers that are allowed."""
 
-    Args:
-        low: The smallest number.
-        high: The largest number.
-        excludes_high: Whether `high` itself is not allowed.
-    """
-
-    low: float | None = None
-    high: float | None = None
-    excludes_high: bool = False
+    low: float | None = None  # the smallest number
+    high: float | None = None  # the largest number
+    excludes_high: bool = False  # whether `high` itself is not allowed
 
     def __str__(self) -> str:
         if self.high is None or (self.high == LARGEST_COUNT and self.low is not None):
@@ -115,12 +102,7 @@ def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
 
 
 def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
-    """The type of numbers such as `0.1` and `"5e-5"`. An int stays an int.
-
-    Args:
-        allowed: The range.
-        is_whole: Whole numbers only, each as an int.
-    """
+    """The type of numbers such as `0.1` and `"5e-5"`. An int stays an int."""
     within = allowed or Range()
 
     def read(value: object) -> int | float:
@@ -195,11 +177,6 @@ PATH = ValueType("a path", _read_path, takes_text=True)
 
 def read_choice(value: object, choices: Iterable[str], within: bool = False) -> str:
     """Read a text that is one of the choices, also as a member of an enum.
-
-    Args:
-        value: The text.
-        choices: The allowed texts.
-        within: The value is one of several, so that the error names it.
 
     Raises:
         Unreadable: It is none of them. The message names them, and the nearest.
@@ -315,12 +292,7 @@ def parts_of(hint: object) -> tuple[object, ...]:
 
 
 def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
-    """The type of a hint, or None if the hint is not checked.
-
-    Args:
-        hint: A type hint, resolved.
-        allowed: The range of its numbers.
-    """
+    """The type of a hint, or None if the hint is not checked."""
     named = {typing.get_origin(part) or part for part in parts_of(hint)}
     enums = [part for part in named if isinstance(part, type) and issubclass(part, Enum)]
     others = named - {*enums, str} if enums else named  # in `SomeEnum | str`, a text stands for a member

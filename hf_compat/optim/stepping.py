@@ -28,11 +28,7 @@ class FusedOptimizer(Protocol):
 
 
 class Stepping:
-    """Apply the gradients in one `step` after an update's backward passes, as most optimizers do.
-
-    Args:
-        optimizer: The optimizer of the steps or of Lightning.
-    """
+    """Apply the gradients in one `step` after an update's backward passes, as most optimizers do."""
 
     # whether `to_training` and `to_evaluation` do anything
     switches = False

@@ -59,9 +59,6 @@ def default_of(field: Field[Any]) -> object:
 def check_supported(args: TrainingArguments) -> None:
     """Refuse unsupported or contradictory values, and warn about values without effect.
 
-    Args:
-        args: The arguments. Fields that a subclass adds are not checked.
-
     Raises:
         ArgumentError: Fields that were set after the constructor contradict each other.
         UnsupportedArgument: A field has an unsupported value. The message lists all such fields.
@@ -219,11 +216,6 @@ ELSEWHERE = {
 def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
     """Join the arguments of a `trainer` section and an `args` section.
 
-    Args:
-        trainer: The settings of the Lightning trainer. A setting of None counts as not set.
-        args: The arguments.
-        given: Names of arguments that the user set.
-
     Raises:
         ArgumentError: One setting has two values, or another section decides it. The message lists all of them.
     """
@@ -296,10 +288,6 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
 def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
     """Compare arguments with the user's own Lightning trainer, in which a native module trains.
 
-    Args:
-        args: The arguments of the module.
-        trainer: `max_epochs`, `max_steps` and `precision` of the trainer.
-
     Raises:
         ArgumentError: An argument that was set contradicts the trainer. The message shows both values.
     """
@@ -349,14 +337,7 @@ def check_optimization(args: TrainingArguments) -> None:
 
 
 def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
-    """Build the optimizer of the arguments over one parameter with weight decay and one without.
-
-    Args:
-        args: The arguments.
-        model: The model, from whose parameters GaLore and others choose. None if unknown.
-
-    Returns:
-        The optimizer, or None if it needs a whole model's parameters.
+    """Build the optimizer over one parameter with weight decay and one without. None if it needs a whole model.
 
     Raises:
         ArgumentError: The optimizer does not accept its options, or the model has no suitable parameters.
@@ -378,11 +359,7 @@ def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = Non
 
 
 def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Compute learning rates of the arguments' schedule at some updates.
-
-    Args:
-        args: The arguments.
-        optimizer: The optimizer whose learning rate is scheduled. None builds an SGD with `learning_rate`.
+    """Compute learning rates of the arguments' schedule at some updates, with an SGD if no optimizer is given.
 
     Raises:
         ArgumentError: The schedule does not take its options, or gives no learning rate with them.

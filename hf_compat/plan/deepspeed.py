@@ -38,17 +38,11 @@ class Fate(StrEnum):
 
 
 class Key(NamedTuple):
-    """A row of `KEYS`.
+    """A row of `KEYS`."""
 
-    Args:
-        fate: The treatment of the key.
-        why: Why it has no effect or is refused, or the argument that it is compared with.
-        is_on: Whether a value switches the key on.
-    """
-
-    fate: Fate
-    why: str = ""
-    is_on: Callable[[object], bool] = bool
+    fate: Fate  # the treatment of the key
+    why: str = ""  # why it has no effect or is refused, or the argument that it is compared with
+    is_on: Callable[[object], bool] = bool  # whether a value switches the key on
 
 
 def _enabled(section: object) -> bool:
@@ -150,12 +144,7 @@ def uses_deepspeed(args: TrainingArguments, variables: Mapping[str, str]) -> boo
 def deepspeed_config(
     args: TrainingArguments, variables: Mapping[str, str], model_config: object | None = None
 ) -> Config:
-    """Resolve a DeepSpeed configuration.
-
-    Args:
-        args: `deepspeed` (a dict or a JSON file's path) and the values that replace `auto`.
-        variables: Variables of `accelerate launch`, which are read if `args.deepspeed` is empty.
-        model_config: The model's configuration, whose hidden size determines some sizes. None skips those sizes.
+    """Resolve a DeepSpeed configuration, without the sizes that follow the model if its configuration is unknown.
 
     Raises:
         ArgumentError: The configuration contradicts the arguments, or an `auto` cannot be resolved. All are listed.
@@ -362,15 +351,7 @@ def _is_set(args: TrainingArguments, name: str) -> bool:
 
 
 def schedule_section(args: TrainingArguments, variables: Mapping[str, str], updates: int) -> Config | None:
-    """Resolve the section `scheduler`, which selects one of DeepSpeed's schedules.
-
-    Args:
-        args: The arguments.
-        variables: Variables of `accelerate launch`.
-        updates: Number of updates of the training.
-
-    Returns:
-        The section, or None if there is none.
+    """Resolve the section `scheduler`, which selects one of DeepSpeed's schedules. None if there is none.
 
     Raises:
         ArgumentError: It disagrees with the training, or an `auto` cannot be resolved.

@@ -96,29 +96,17 @@ _KNOWN: dict[str, ValueType] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FsdpPlan:
-    """How parameters, gradients and optimizer states are sharded.
+    """How parameters, gradients and optimizer states are sharded."""
 
-    Args:
-        reshard_after_forward: Free gathered parameters after the forward pass instead of the backward pass.
-        hybrid: Shard within a machine, replicate over machines.
-        shard_size: Processes that share one copy if `hybrid`. None means those of one machine.
-        cpu_offload: Keep shards on the CPU.
-        wrap: How modules to shard one by one are chosen. `none` shards the model as a whole.
-        wrap_classes: Names of these classes. Empty means the model's own list.
-        min_num_params: Minimum number of parameters of a module that is sharded by `size`.
-        activation_checkpointing: Recompute the activations of wrapped modules.
-        state_dict_type: `FULL_STATE_DICT` or `SHARDED_STATE_DICT`.
-    """
-
-    reshard_after_forward: bool = True
-    hybrid: bool = False
-    shard_size: int | None = None
-    cpu_offload: bool = False
-    wrap: str = "class"
-    wrap_classes: tuple[str, ...] = ()
-    min_num_params: int = 0
-    activation_checkpointing: bool = False
-    state_dict_type: str = "FULL_STATE_DICT"
+    reshard_after_forward: bool = True  # free gathered parameters after the forward pass instead of the backward pass
+    hybrid: bool = False  # shard within a machine, replicate over machines
+    shard_size: int | None = None  # Processes that share one copy if `hybrid`. None means those of one machine.
+    cpu_offload: bool = False  # keep shards on the CPU
+    wrap: str = "class"  # How modules to shard one by one are chosen. `none` shards the model as a whole.
+    wrap_classes: tuple[str, ...] = ()  # Names of these classes. Empty means the model's own list.
+    min_num_params: int = 0  # minimum number of parameters of a module that is sharded by `size`
+    activation_checkpointing: bool = False  # recompute the activations of wrapped modules
+    state_dict_type: str = "FULL_STATE_DICT"  # `FULL_STATE_DICT` or `SHARDED_STATE_DICT`
 
 
 def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
@@ -128,10 +116,6 @@ def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
 
 def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan:
     """Translate the arguments, and fall back on the variables of `accelerate launch`.
-
-    Args:
-        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict or a JSON file's path).
-        variables: The launcher's environment.
 
     Raises:
         ArgumentError: An option is unknown, or its FSDP version lacks it.

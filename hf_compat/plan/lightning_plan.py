@@ -26,42 +26,27 @@ PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LightningPlan:
-    """The settings of a run for Lightning.
+    """The settings of a run for Lightning."""
 
-    Args:
-        device: The one device of this process (`cpu`, `cuda:0`, `mps`).
-        precision: Lightning's name of the precision. Autocast covers the model's forward.
-        max_epochs: Maximum number of epochs. -1 limits only updates.
-        default_root_dir: The output folder.
-        log_every_n_steps: Updates between logs of Lightning loggers.
-        micro_batch_size: Samples of a micro-batch.
-        micro_batches_per_update: Micro-batches of an update, which is one Lightning batch.
-        gradient_clip_norm: Norm to which the module clips. None does not clip. Lightning's own clipping stays off.
-        validate_every_updates: Updates between validations, as callbacks read it. None without validation.
-            HF's flags start them, not this interval.
-        deterministic: Ask torch for deterministic algorithms.
-        strategy: `one_device`, or `ddp`, `fsdp2` or `deepspeed` for several processes.
-        strategy_options: Options of the strategy.
-        exchange_every_micro_batch: Exchange gradients after every micro-batch, not only the last of a window.
-        world_size: Number of processes.
-        devices_per_node: Processes on this machine.
-    """
-
-    device: str = "cpu"
-    precision: PrecisionName = "32-true"
-    max_epochs: int = -1
-    default_root_dir: str = "trainer_output"
-    log_every_n_steps: int = 50
-    micro_batch_size: int = 8
-    micro_batches_per_update: int = 1
+    device: str = "cpu"  # the one device of this process (`cpu`, `cuda:0`, `mps`)
+    precision: PrecisionName = "32-true"  # Lightning's name of the precision. Autocast covers the model's forward.
+    max_epochs: int = -1  # Maximum number of epochs. -1 limits only updates
+    default_root_dir: str = "trainer_output"  # the output folder
+    log_every_n_steps: int = 50  # updates between logs of Lightning loggers
+    micro_batch_size: int = 8  # samples of a micro-batch
+    micro_batches_per_update: int = 1  # micro-batches of an update, which is one Lightning batch
+    # Norm to which the module clips. None does not clip. Lightning's own clipping stays off.
     gradient_clip_norm: float | None = 1.0
+    # Updates between validations, as callbacks read it. None without validation. HF's flags start them, not this
+    # interval.
     validate_every_updates: int | None = None
-    deterministic: bool = False
-    strategy: StrategyName = "one_device"
-    strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    deterministic: bool = False  # ask torch for deterministic algorithms
+    strategy: StrategyName = "one_device"  # `one_device`, or `ddp`, `fsdp2` or `deepspeed` for several processes
+    strategy_options: Mapping[str, Any] = field(default_factory=dict)  # options of the strategy
+    # exchange gradients after every micro-batch, not only the last of a window
     exchange_every_micro_batch: bool = False
-    world_size: int = 1
-    devices_per_node: int = 1
+    world_size: int = 1  # number of processes
+    devices_per_node: int = 1  # processes on this machine
 
     def trainer_settings(self) -> dict[str, Any]:
         """The keywords of `lightning.Trainer`, without callbacks and strategy."""
@@ -100,22 +85,15 @@ _DEFAULT_MODE = "default"
 class Compilation:
     """How a model is compiled.
 
-    Args:
-        backend: A backend of torch or one that is registered with it.
-        mode: The backend's mode.
-        fullgraph: Refuse a model that splits into several graphs.
-        dynamic: Trace sizes as symbols. None lets torch decide.
-        by_blocks: Compile repeated blocks one by one, which starts sooner.
-
     Mirrors:
         `accelerate.utils.TorchDynamoPlugin`, 1.15.
     """
 
-    backend: str
-    mode: str = _DEFAULT_MODE
-    fullgraph: bool = False
-    dynamic: bool | None = None
-    by_blocks: bool = False
+    backend: str  # a backend of torch or one that is registered with it
+    mode: str = _DEFAULT_MODE  # the backend's mode
+    fullgraph: bool = False  # refuse a model that splits into several graphs
+    dynamic: bool | None = None  # Trace sizes as symbols. None lets torch decide.
+    by_blocks: bool = False  # compile repeated blocks one by one, which starts sooner
 
     def keywords(self) -> dict[str, str | bool]:
         """The keywords of `torch.compile` that differ from its defaults."""
@@ -126,9 +104,6 @@ class Compilation:
 
 def compilation_of(args: TrainingArguments) -> Compilation | None:
     """Read how the model is compiled. None if it is not.
-
-    Args:
-        args: The arguments. If they are unset, the variables of `accelerate launch` apply.
 
     Raises:
         ArgumentError: torch has no such backend, or no such mode.
@@ -167,25 +142,15 @@ ENDLESS_EPOCHS = sys.maxsize
 
 
 class RunCounts(NamedTuple):
-    """The counts of one run, in the order of upstream's `set_initial_training_values`.
+    """The counts of one run, in the order of upstream's `set_initial_training_values`."""
 
-    Args:
-        num_train_epochs: Maximum number of epochs. `ENDLESS_EPOCHS` limits only updates.
-        updates_per_epoch: Windows of an epoch, including a short last one.
-        num_examples: Samples of an epoch, as reported.
-        num_train_samples: Samples of the run, as reported.
-        total_train_batch_size: Samples of one update over all processes.
-        micro_batches_per_epoch: Micro-batches of an epoch, or of the whole run for endless data.
-        max_updates: Updates of the run.
-    """
-
-    num_train_epochs: int
-    updates_per_epoch: int
-    num_examples: int
-    num_train_samples: float
-    total_train_batch_size: int
-    micro_batches_per_epoch: int
-    max_updates: int
+    num_train_epochs: int  # Maximum number of epochs. `ENDLESS_EPOCHS` limits only updates.
+    updates_per_epoch: int  # windows of an epoch, including a short last one
+    num_examples: int  # samples of an epoch, as reported
+    num_train_samples: float  # samples of the run, as reported
+    total_train_batch_size: int  # samples of one update over all processes
+    micro_batches_per_epoch: int  # micro-batches of an epoch, or of the whole run for endless data
+    max_updates: int  # updates of the run
 
     @property
     def is_endless(self) -> bool:
@@ -201,12 +166,6 @@ def make_run_counts(
     total_train_batch_size: int,
 ) -> RunCounts:
     """Count the updates, epochs and samples of a run.
-
-    Args:
-        args: The arguments, for `max_steps`, `num_train_epochs` and `gradient_accumulation_steps`.
-        micro_batches: Length of the training loader, or None if it has no length.
-        num_examples: Samples of an epoch. Read only if `micro_batches` is given.
-        total_train_batch_size: Samples of one update over all processes.
 
     Raises:
         ArgumentError: The data has no length and `max_steps` is not set.

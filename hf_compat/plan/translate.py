@@ -34,11 +34,6 @@ def translate(
 ) -> LightningPlan:
     """Translate arguments into the settings of a Lightning trainer.
 
-    Args:
-        args: The training arguments.
-        counts: Counts of the run, if its data is known. Otherwise the epochs come from the arguments.
-        model: The model. Some sizes of DeepSpeed follow from its configuration, and it may be sharded already.
-
     Raises:
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
         UnsupportedArgument: An argument asks for a feature that is not supported yet.
@@ -100,10 +95,6 @@ class CurrentPlan:
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
         """Translate the arguments' current values, if they have changed.
-
-        Args:
-            args: The training arguments.
-            model: The model, as for `translate`.
 
         Raises:
             ArgumentError: As `translate`.
@@ -239,23 +230,14 @@ _HINT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSizes:
-    """Copies of a model, and processes that share each copy.
+    """Copies of a model, and processes that share each copy."""
 
-    Args:
-        copies: Copies of the model (`dp_replicate_size`).
-        shards: Processes that share one copy (`dp_shard_size`).
-    """
-
-    copies: int
-    shards: int
+    copies: int  # copies of the model (`dp_replicate_size`)
+    shards: int  # processes that share one copy (`dp_shard_size`)
 
 
 def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> ParallelSizes | None:
     """Read the requested sizes. None if every size is 1 and each process has a copy.
-
-    Args:
-        args: The training arguments, whose `parallelism_config` takes precedence over the launcher's.
-        variables: The launcher's environment.
 
     Raises:
         UnsupportedArgument: A dimension is not supported.
