@@ -49,7 +49,7 @@ def install(monkeypatch, optim):
 
     Only that one, and after the arguments are made: transformers remembers for good whether there is a `torch_npu`.
     """
-    package = OPTIMIZERS[OptimizerNames(optim)].source.package
+    package = OPTIMIZERS[OptimizerNames(optim)].path.partition(".")[0]
     for module, names in CLASSES.items():
         if module.partition(".")[0] != package:
             continue

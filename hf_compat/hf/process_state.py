@@ -222,8 +222,7 @@ class _OfAccelerate:
 class ProcessMembers:
     """The members about processes that Accelerate's state and its Accelerator share.
 
-    Mirrors:
-        `accelerate.PartialState`, 1.15.
+    Mirrors `accelerate.PartialState`, 1.15.
     """
 
     _args: ProcessArguments
@@ -287,11 +286,7 @@ class ProcessMembers:
 
 
 class ProcessState(ProcessMembers):
-    """The processes of a run, as `args.distributed_state`.
-
-    Mirrors:
-        `accelerate.PartialState`, 1.15.
-    """
+    """The processes of a run, as `args.distributed_state`. Mirrors `accelerate.PartialState`, 1.15."""
 
     debug = fork_launched = False
     initialized = True

@@ -64,8 +64,7 @@ class ExportableState:
 
     `state()` returns `{"args": constructor keywords, "attributes": attributes to set afterwards}`, all of it JSON.
 
-    Mirrors:
-        `transformers.trainer_callback.ExportableState`, 5.23.
+    Mirrors `transformers.trainer_callback.ExportableState`, 5.23.
     """
 
     def state(self) -> ExportedState:
@@ -122,8 +121,7 @@ def export_states(candidates: Iterable[object]) -> ExportedState:
 class TrainerState:
     """The progress of a run. One step is one update, of any number of micro-batches.
 
-    Mirrors:
-        `transformers.TrainerState`, 5.23. Fields and JSON are the same.
+    Mirrors `transformers.TrainerState`, 5.23. Fields and JSON are the same.
     """
 
     epoch: float = 0  # epochs done, with a decimal part
@@ -225,11 +223,7 @@ class TrainerState:
 
 @dataclass
 class TrainerControl(ExportableState):
-    """The flags by which callbacks steer a run.
-
-    Mirrors:
-        `transformers.TrainerControl`, 5.23.
-    """
+    """The flags by which callbacks steer a run. Mirrors `transformers.TrainerControl`, 5.23."""
 
     should_training_stop: bool = False  # Stop after this update. It stays set.
     should_epoch_stop: bool = False  # Leave this epoch. The next epoch clears it.

@@ -26,12 +26,8 @@ from hf_compat.hf.value_types import choice
 from hf_compat.optim.plain_optimizers import (
     COUNT,
     FINITE,
-    LOW_BIT_OPTIMIZERS,
-    PACKAGE_OPTIMIZERS,
-    SCHEDULE_FREE_OPTIMIZERS,
-    TORCH_OPTIMIZERS,
+    PLAIN_OPTIMIZERS,
     ClassAndKeywords,
-    ClassSource,
     Keywords,
     OptimizerEntry,
     OptimizerRequest,
@@ -52,8 +48,7 @@ class LayerWiseDummyOptimizer(Optimizer):
         lr: The initial learning rate of a schedule.
         keywords: Ignored, as upstream.
 
-    Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
+    Mirrors `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
 
     Differs:
         It owns the hooks that step, registers them once and removes them.
@@ -109,8 +104,7 @@ class LayerWiseDummyScheduler(LRScheduler):
         lr: The rate if no parameter has an optimizer.
         keywords: Ignored, as upstream.
 
-    Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
+    Mirrors `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
 
     Differs:
         It has one rate for its one group. Since 2.9, torch refuses one rate for each parameter.
@@ -221,7 +215,8 @@ def _low_rank(
 ) -> OptimizerEntry:
     package = "galore" if class_name.startswith("GaLore") else "apollo"
     return OptimizerEntry(
-        source=ClassSource(f"{package}_torch", class_name, f"{package}-torch"),
+        f"{package}_torch.{class_name}",
+        f"{package}-torch",
         options=options,
         keywords=lambda request: {"params": low_rank_groups(request, group_options(request)), **(further or {})},
         check=check_targets,
@@ -314,7 +309,7 @@ def _of_whole_model(request: OptimizerRequest) -> Keywords:
 def check_adalomo(request: OptimizerRequest) -> None:
     """Refuse a run without CUDA, where the package keeps its averages even if the model is on the CPU."""
     check_in_backward(request)
-    found = LOMO_OPTIMIZERS[OptimizerNames.ADALOMO].source.load("AdaLomo")
+    found = LOMO_OPTIMIZERS[OptimizerNames.ADALOMO].load("AdaLomo")
     if found.__module__.startswith("lomo_optim.") and not torch.cuda.is_available():
         raise UnsupportedArgument(
             f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\nHint: `optim='lomo'`."
@@ -323,7 +318,8 @@ def check_adalomo(request: OptimizerRequest) -> None:
 
 LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     name: OptimizerEntry(
-        source=ClassSource("lomo_optim", class_name, "lomo-optim"),
+        f"lomo_optim.{class_name}",
+        "lomo-optim",
         keywords=_of_whole_model,
         check=check,
         needs_model=True,
@@ -335,11 +331,8 @@ LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
 }
 
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    **TORCH_OPTIMIZERS,
-    **LOW_BIT_OPTIMIZERS,
+    **PLAIN_OPTIMIZERS,
     **LOW_RANK_OPTIMIZERS,
-    **PACKAGE_OPTIMIZERS,
-    **SCHEDULE_FREE_OPTIMIZERS,
     **LOMO_OPTIMIZERS,
     **LAYERWISE_OPTIMIZERS,
 }
@@ -352,8 +345,7 @@ NO_DECAY_NAMES = re.compile("|".join((r"bias", r"layernorm", r"rmsnorm", r"(?:^|
 def get_decay_parameter_names(model: nn.Module) -> list[str]:
     """List the parameters that weight decay is applied to, which are all but biases and norms.
 
-    Mirrors:
-        `transformers.Trainer.get_decay_parameter_names`, 5.23.
+    Mirrors `transformers.Trainer.get_decay_parameter_names`, 5.23.
     """
     names: list[str] = []
     for child_name, child in model.named_children():
@@ -367,7 +359,7 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
     """Refuse what is known to fail before the optimizer is made."""
     entry = OPTIMIZERS[OptimizerNames(args.optim)]
     request = OptimizerRequest(args, model, read_options(args, entry))
-    entry.source.load(f"`optim={request.name!r}`")
+    entry.load(f"`optim={request.name!r}`")
     if entry.device and args.device.type == "cpu":
         raise UnsupportedArgument(
             f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
@@ -404,8 +396,7 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
         MissingOptimizer: Its package is missing.
         UnsupportedArgument: It cannot be combined with another argument.
 
-    Mirrors:
-        `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
+    Mirrors `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
 
     Differs:
         A switch may be any truth value (`nesterov=on`, `kahan_sum=false`), and other words are refused. There,
@@ -414,7 +405,7 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
     """
     entry = OPTIMIZERS[OptimizerNames(args.optim)]
     request = OptimizerRequest(args, model, read_options(args, entry))
-    found = entry.source.load(f"`optim={request.name!r}`")
+    found = entry.load(f"`optim={request.name!r}`")
     if not entry.is_layerwise:
         return found, {"lr": args.learning_rate, **entry.keywords(request)}
     refuse_in_backward(request)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from hf_compat.runtime.text import did_you_mean, need
 Keywords: TypeAlias = dict[str, Any]
 OptimizerClass: TypeAlias = type[torch.optim.Optimizer]
 ClassAndKeywords: TypeAlias = tuple[OptimizerClass, Keywords]
+KeywordsOf: TypeAlias = "Callable[[OptimizerRequest], Keywords]"
 
 _NOT_GIVEN = object()
 FINITE = number()
@@ -38,38 +39,6 @@ class Option:
 
     kind: ValueType
     default: object = _NOT_GIVEN
-
-
-@dataclass(frozen=True, slots=True)
-class ClassSource:
-    """The class of an optimizer: its module, its name, and the requirement for `pip install`.
-
-    `former_module` had the class in earlier releases.
-    """
-
-    module: str
-    name: str
-    install: str
-    former_module: str = ""
-
-    @property
-    def package(self) -> str:
-        return self.module.partition(".")[0]
-
-    def load(self, for_what: str) -> OptimizerClass:
-        """Import the class for a feature, which the error names first."""
-        reasons = []
-        for module in filter(None, (self.module, self.former_module)):
-            try:
-                found: OptimizerClass = getattr(need(module, self.install, for_what), self.name)
-                return found
-            except (AttributeError, ImportError) as error:
-                reasons.append(error)
-        raise MissingOptimizer(
-            f"{for_what} needs {self.name} of the package {self.package}, which cannot be imported: "
-            f"{reasons[0].__cause__ or reasons[0]}.\n\nHint: pip install {self.install}",
-            name=self.package,
-        ) from reasons[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +74,39 @@ def with_adam_and_decay(request: OptimizerRequest) -> Keywords:
     return {**request.adam, "weight_decay": request.args.weight_decay, **request.options}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OptimizerEntry:
     """One optimizer name."""
 
-    source: ClassSource
+    path: str  # of its class
+    install: str  # the requirement for `pip install`
+    _: KW_ONLY
+    former_module: str = ""  # which had the class in earlier releases
     options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
-    keywords: Callable[[OptimizerRequest], Keywords] = options_alone  # of the class. A missing `lr` is added
+    keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added
     # refuses what cannot be trained, when a Trainer is made, with its model if there is one
     check: Callable[[OptimizerRequest], None] | None = None
     needs_model: bool = False  # for its keywords
     is_layerwise: bool = False  # each parameter gets an optimizer of its own
     device: str = ""  # that its kernels need, if a CPU is not enough
     refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
+
+    def load(self, for_what: str) -> OptimizerClass:
+        """Import the class for a feature, which the error names first."""
+        current, _, name = self.path.rpartition(".")
+        reasons = []
+        for module in filter(None, (current, self.former_module)):
+            try:
+                found: OptimizerClass = getattr(need(module, self.install, for_what), name)
+                return found
+            except (AttributeError, ImportError) as error:
+                reasons.append(error)
+        package = current.partition(".")[0]
+        raise MissingOptimizer(
+            f"{for_what} needs {name} of the package {package}, which cannot be imported: "
+            f"{reasons[0].__cause__ or reasons[0]}.\n\nHint: pip install {self.install}",
+            name=package,
+        ) from reasons[0]
 
 
 def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
@@ -133,10 +122,7 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
             raise ArgumentError(f"`optim_args={args.optim_args!r}` has {key} twice.\n\nHint: write it once.")
         if part:
             given[key] = value
-    read: Keywords = {}
-    for name, option in entry.options.items():
-        if option.default is not _NOT_GIVEN:
-            read[name] = option.default
+    read: Keywords = {n: option.default for n, option in entry.options.items() if option.default is not _NOT_GIVEN}
     for name, text in given.items():
         if name not in entry.options:
             takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
@@ -155,43 +141,8 @@ _log = logging.getLogger(__name__)
 _MIB = 2**20
 
 
-# Torch's own, those of its builds for other chips, and transformers' Adafactor.
-TORCH_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.ADAMW_TORCH: OptimizerEntry(source=ClassSource("torch.optim", "AdamW", "torch"), keywords=with_adam),
-    OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(
-        source=ClassSource("torch.optim", "AdamW", "torch"), keywords=lambda request: {**request.adam, "fused": True}
-    ),
-    OptimizerNames.ADAMW_TORCH_XLA: OptimizerEntry(
-        source=ClassSource("torch_xla.amp.syncfree", "AdamW", "torch_xla"), keywords=with_adam, device="a TPU"
-    ),
-    OptimizerNames.ADAMW_TORCH_NPU_FUSED: OptimizerEntry(
-        source=ClassSource("torch_npu.optim", "NpuFusedAdamW", "torch_npu"), keywords=with_adam, device="an Ascend NPU"
-    ),
-    OptimizerNames.ADAFACTOR: OptimizerEntry(
-        source=ClassSource("transformers.optimization", "Adafactor", "'hf-compat[transformers]'"),
-        keywords=lambda _: {"scale_parameter": False, "relative_step": False},
-    ),
-    OptimizerNames.SGD: OptimizerEntry(
-        source=ClassSource("torch.optim", "SGD", "torch"),
-        options={
-            **dict.fromkeys(("momentum", "weight_decay"), Option(NOT_NEGATIVE)),
-            "dampening": Option(FINITE),
-            "nesterov": Option(TRUTH_VALUE),
-        },
-    ),
-    OptimizerNames.ADAGRAD: OptimizerEntry(
-        source=ClassSource("torch.optim", "Adagrad", "torch"),
-        options=dict.fromkeys(("lr_decay", "weight_decay", "eps"), Option(NOT_NEGATIVE)),
-    ),
-    OptimizerNames.RMSPROP: OptimizerEntry(
-        source=ClassSource("torch.optim", "RMSprop", "torch"),
-        options={
-            **dict.fromkeys(("momentum", "eps", "weight_decay"), Option(NOT_NEGATIVE)),
-            "alpha": Option(BELOW_1),
-            "centered": Option(TRUTH_VALUE),
-        },
-    ),
-}
+def _torchs(name: str, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
+    return OptimizerEntry(f"torch.optim.{name}", "torch", keywords=keywords, options=options)
 
 
 def _ademamix(request: OptimizerRequest) -> Keywords:
@@ -201,127 +152,29 @@ def _ademamix(request: OptimizerRequest) -> Keywords:
     return {"betas": betas, **options}
 
 
-def _bitsandbytes(
-    name: str,
-    keywords: Callable[[OptimizerRequest], Keywords],
-    options: Mapping[str, Option] | None = None,
-    pages: bool = True,
-) -> OptimizerEntry:
+def _bitsandbytes(name: str, keywords: KeywordsOf, **options: Option) -> OptimizerEntry:
     """The name of a request holds the bits of the state and says whether it is paged."""
     return OptimizerEntry(
-        source=ClassSource("bitsandbytes.optim", name, "bitsandbytes"),
+        f"bitsandbytes.optim.{name}",
+        "bitsandbytes",
         keywords=lambda request: {
             **keywords(request),
             "optim_bits": 8 if "8bit" in request.name else 32,
-            **({"is_paged": "paged" in request.name} if pages else {}),
+            **({} if name == "RMSprop" else {"is_paged": "paged" in request.name}),
         },
-        options=options or {},
+        options=options,
         refused_with={"fsdp": "the kernels of bitsandbytes take no sharded parameters (DTensor)"},
     )
 
 
-_ADAMW = _bitsandbytes("AdamW", with_adam)
-_LION = _bitsandbytes("Lion", lambda request: {"betas": request.adam["betas"]})
-_ADEMAMIX = _bitsandbytes(
-    "AdEMAMix",
-    _ademamix,
-    {
-        **dict.fromkeys(("beta1", "beta2"), Option(BELOW_1)),
-        "beta3": Option(BELOW_1, 0.9999),
-        "alpha": Option(FINITE, 5.0),
-        "eps": Option(NOT_NEGATIVE),
-        **dict.fromkeys(("t_alpha", "t_beta3"), Option(COUNT)),
-    },
-)
-_RMSPROP = _bitsandbytes(
-    "RMSprop",
-    options_alone,
-    {**TORCH_OPTIMIZERS[OptimizerNames.RMSPROP].options, "min_8bit_size": Option(COUNT)},
-    pages=False,
-)
-
-
 def _torchao(name: str) -> OptimizerEntry:
     return OptimizerEntry(
-        source=ClassSource("torchao.optim", name, "'torchao>=0.4.0'", "torchao.prototype.low_bit_optim"),
+        f"torchao.optim.{name}",
+        "'torchao>=0.4.0'",
+        former_module="torchao.prototype.low_bit_optim",
         options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(TRUTH_VALUE, False)},
         keywords=with_adam,
     )
-
-
-# Their states take 8 or 4 bits, or paged memory.
-LOW_BIT_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames(name): entry
-    for names, entry in (
-        ("adamw_torch_4bit", _torchao("AdamW4bit")),
-        ("adamw_torch_8bit", _torchao("AdamW8bit")),
-        ("adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit", _ADAMW),
-        ("ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit", _ADEMAMIX),
-        ("lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit", _LION),
-        ("rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit", _RMSPROP),
-    )
-    for name in names.split()
-}
-
-
-def keep_embeddings_in_32_bit(model: nn.Module, optimizer_class: object, keywords: Keywords) -> None:
-    """Keep the state of embeddings in 32 bits, whose gradients are too sparse for the 8 bits of bitsandbytes.
-
-    Mirrors:
-        The end of `transformers.Trainer.create_optimizer`, 5.23.
-    """
-    if "bitsandbytes" not in str(optimizer_class) or keywords.get("optim_bits") != 8:
-        return
-    manager = need("bitsandbytes", "bitsandbytes", "An optimizer of 8 bits").optim.GlobalOptimManager.get_instance()
-    kept = 0
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            kept += sum({weight.data_ptr(): weight.numel() for weight in module.parameters()}.values())
-            _log.info("skipped %s: %sM params", module, kept / _MIB)
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
-            _log.debug("bitsandbytes: will optimize %s in fp32", module)
-    _log.info("skipped: %sM params", kept / _MIB)
-
-
-_DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "float", "half", "double")
-}
-_DTYPE_NAME = choice(_DTYPES)
-_DTYPE = ValueType(_DTYPE_NAME.expected, lambda value: _DTYPES[str(_DTYPE_NAME.read(value))], takes_text=True)
-
-
-# Each of these packages has one optimizer.
-PACKAGE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.ADAMW_ANYPRECISION: OptimizerEntry(
-        source=ClassSource("torchdistx.optimizers", "AnyPrecisionAdamW", "git+https://github.com/pytorch/torchdistx"),
-        options={
-            "use_kahan_summation": Option(TRUTH_VALUE, False),
-            **dict.fromkeys(("momentum_dtype", "variance_dtype"), Option(_DTYPE, torch.float32)),
-            "compensation_buffer_dtype": Option(_DTYPE, torch.bfloat16),
-        },
-        keywords=with_adam,
-    ),
-    OptimizerNames.GROKADAMW: OptimizerEntry(
-        source=ClassSource("grokadamw", "GrokAdamW", "grokadamw"),
-        options={
-            "alpha_init": Option(BELOW_1, 0.98),
-            "lamb": Option(FINITE, 2.0),
-            "gamma": Option(FINITE, 0.1),
-            "grokking_signal_decay_rate": Option(FINITE, 0.1),
-            "gradient_clipping": Option(NOT_NEGATIVE, 1.0),
-        },
-        refused_with={"fsdp": "its step does not end on sharded parameters"},
-    ),
-    OptimizerNames.STABLE_ADAMW: OptimizerEntry(
-        source=ClassSource("optimi", "StableAdamW", "torch-optimi"),
-        options={
-            "decouple_lr": Option(TRUTH_VALUE, False),
-            "max_lr": Option(either((NONE, NOT_NEGATIVE)), None),
-            "kahan_sum": Option(either((NONE, TRUTH_VALUE)), None),
-        },
-        keywords=with_adam_and_decay,
-    ),
-}
 
 
 def _warmed_up(request: OptimizerRequest) -> Keywords:
@@ -341,24 +194,116 @@ def _warn_of_share(request: OptimizerRequest) -> None:
         )
 
 
-def _schedule_free(
-    name: str,
-    keywords: Callable[[OptimizerRequest], Keywords],
-    check: Callable[[OptimizerRequest], None] | None = None,
-    release: str = "",
-) -> OptimizerEntry:
+def _schedule_free(name: str) -> OptimizerEntry:
+    is_radam = name.startswith("RAdam")  # which warms up without a number of updates
     return OptimizerEntry(
-        source=ClassSource("schedulefree", name, f"schedulefree{release}"),
+        f"schedulefree.{name}",
+        "schedulefree>=1.4.0" if is_radam else "schedulefree",
         options={"weight_lr_power": Option(FINITE, 2.0), "r": Option(FINITE, 0.0)},
-        keywords=keywords,
-        check=check,
+        keywords=with_adam_and_decay if is_radam else _warmed_up,
+        check=None if is_radam else _warn_of_share,
     )
 
 
-# They average the trained weights instead of decaying the learning rate. `optim/stepping.py` switches between the
-# trained weights and their average.
-SCHEDULE_FREE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.SCHEDULE_FREE_RADAM: _schedule_free("RAdamScheduleFree", with_adam_and_decay, release=">=1.4.0"),
-    OptimizerNames.SCHEDULE_FREE_ADAMW: _schedule_free("AdamWScheduleFree", _warmed_up, _warn_of_share),
-    OptimizerNames.SCHEDULE_FREE_SGD: _schedule_free("SGDScheduleFree", _warmed_up, _warn_of_share),
+_DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "float", "half", "double")
 }
+_DTYPE_NAME = choice(_DTYPES)
+_DTYPE = ValueType(_DTYPE_NAME.expected, lambda value: _DTYPES[str(_DTYPE_NAME.read(value))], takes_text=True)
+_POSITIVE, _SHARE, _SWITCH = Option(NOT_NEGATIVE), Option(BELOW_1), Option(TRUTH_VALUE)
+_OF_RMSPROP = {
+    **dict.fromkeys(("momentum", "eps", "weight_decay"), _POSITIVE), "alpha": _SHARE, "centered": _SWITCH,
+}  # fmt: skip
+
+# Names → entry of the optimizers that need only the arguments.
+_ENTRIES = {
+    # Torch's own, those of its builds for other chips, and transformers' Adafactor
+    "adamw_torch": _torchs("AdamW", with_adam),
+    "adamw_torch_fused": _torchs("AdamW", lambda request: {**request.adam, "fused": True}),
+    "adamw_torch_xla": OptimizerEntry("torch_xla.amp.syncfree.AdamW", "torch_xla", keywords=with_adam, device="a TPU"),
+    "adamw_torch_npu_fused": OptimizerEntry(
+        "torch_npu.optim.NpuFusedAdamW", "torch_npu", keywords=with_adam, device="an Ascend NPU"
+    ),
+    "adafactor": OptimizerEntry(
+        "transformers.optimization.Adafactor",
+        "'hf-compat[transformers]'",
+        keywords=lambda _: {"scale_parameter": False, "relative_step": False},
+    ),
+    "sgd": _torchs("SGD", momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),
+    "adagrad": _torchs("Adagrad", lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
+    "rmsprop": _torchs("RMSprop", options_alone, **_OF_RMSPROP),
+    # Their states take 8 or 4 bits, or paged memory
+    "adamw_torch_4bit": _torchao("AdamW4bit"),
+    "adamw_torch_8bit": _torchao("AdamW8bit"),
+    "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit": _bitsandbytes("AdamW", with_adam),
+    "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit": _bitsandbytes(
+        "AdEMAMix",
+        _ademamix,
+        **{"beta1": _SHARE, "beta2": _SHARE, "beta3": Option(BELOW_1, 0.9999), "eps": _POSITIVE},
+        **{"alpha": Option(FINITE, 5.0), "t_alpha": Option(COUNT), "t_beta3": Option(COUNT)},
+    ),
+    "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit": _bitsandbytes(
+        "Lion", lambda request: {"betas": request.adam["betas"]}
+    ),
+    "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit": _bitsandbytes(
+        "RMSprop", options_alone, min_8bit_size=Option(COUNT), **_OF_RMSPROP
+    ),
+    # Each of these packages has one optimizer
+    "adamw_anyprecision": OptimizerEntry(
+        "torchdistx.optimizers.AnyPrecisionAdamW",
+        "git+https://github.com/pytorch/torchdistx",
+        options={
+            "use_kahan_summation": Option(TRUTH_VALUE, False),
+            **dict.fromkeys(("momentum_dtype", "variance_dtype"), Option(_DTYPE, torch.float32)),
+            "compensation_buffer_dtype": Option(_DTYPE, torch.bfloat16),
+        },
+        keywords=with_adam,
+    ),
+    "grokadamw": OptimizerEntry(
+        "grokadamw.GrokAdamW",
+        "grokadamw",
+        options={
+            "alpha_init": Option(BELOW_1, 0.98),
+            "lamb": Option(FINITE, 2.0),
+            "gamma": Option(FINITE, 0.1),
+            "grokking_signal_decay_rate": Option(FINITE, 0.1),
+            "gradient_clipping": Option(NOT_NEGATIVE, 1.0),
+        },
+        refused_with={"fsdp": "its step does not end on sharded parameters"},
+    ),
+    "stable_adamw": OptimizerEntry(
+        "optimi.StableAdamW",
+        "torch-optimi",
+        options={
+            "decouple_lr": Option(TRUTH_VALUE, False),
+            "max_lr": Option(either((NONE, NOT_NEGATIVE)), None),
+            "kahan_sum": Option(either((NONE, TRUTH_VALUE)), None),
+        },
+        keywords=with_adam_and_decay,
+    ),
+    # They average the trained weights instead of decaying the learning rate. `optim/stepping.py` switches between
+    # the trained weights and their average
+    "schedule_free_radam": _schedule_free("RAdamScheduleFree"),
+    "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
+    "schedule_free_sgd": _schedule_free("SGDScheduleFree"),
+}
+PLAIN_OPTIMIZERS = {OptimizerNames(name): entry for names, entry in _ENTRIES.items() for name in names.split()}
+
+
+def keep_embeddings_in_32_bit(model: nn.Module, optimizer_class: object, keywords: Keywords) -> None:
+    """Keep the state of embeddings in 32 bits, whose gradients are too sparse for the 8 bits of bitsandbytes.
+
+    Mirrors:
+        The end of `transformers.Trainer.create_optimizer`, 5.23.
+    """
+    if "bitsandbytes" not in str(optimizer_class) or keywords.get("optim_bits") != 8:
+        return
+    manager = need("bitsandbytes", "bitsandbytes", "An optimizer of 8 bits").optim.GlobalOptimManager.get_instance()
+    kept = 0
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            kept += sum({weight.data_ptr(): weight.numel() for weight in module.parameters()}.values())
+            _log.info("skipped %s: %sM params", module, kept / _MIB)
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+            _log.debug("bitsandbytes: will optimize %s in fp32", module)
+    _log.info("skipped: %sM params", kept / _MIB)

@@ -83,11 +83,7 @@ _DEFAULT_MODE = "default"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compilation:
-    """How a model is compiled.
-
-    Mirrors:
-        `accelerate.utils.TorchDynamoPlugin`, 1.15.
-    """
+    """How a model is compiled. Mirrors `accelerate.utils.TorchDynamoPlugin`, 1.15."""
 
     backend: str  # a backend of torch or one that is registered with it
     mode: str = _DEFAULT_MODE  # the backend's mode
@@ -171,8 +167,7 @@ def make_run_counts(
         ArgumentError: The data has no length and `max_steps` is not set.
         DataError: The data is empty.
 
-    Mirrors:
-        `transformers.Trainer.set_initial_training_values`, 5.23.
+    Mirrors `transformers.Trainer.set_initial_training_values`, 5.23.
     """
     window = args.gradient_accumulation_steps
     samples_per_update = total_train_batch_size

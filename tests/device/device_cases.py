@@ -9,7 +9,6 @@ from model_cases import lora
 from optimizer_runs import STEPS_AS_TORCH, settings_of
 
 from hf_compat.optim.optimizers import OPTIMIZERS
-from hf_compat.optim.plain_optimizers import TORCH_OPTIMIZERS
 
 DEVICE_CASES: dict[str, dict] = {}
 _WITHOUT_THAT_OPERATOR = ("marian_beams", "without_generation", "loss_only", "config_object", "config_and_length")
@@ -100,7 +99,7 @@ case(
 )
 for _name in STEPS_AS_TORCH:
     if (
-        OPTIMIZERS[_name] in TORCH_OPTIMIZERS.values()
+        OPTIMIZERS[_name].path.startswith(("torch.", "torch_", "transformers."))
         and not _name.value.endswith(("xla", "npu_fused"))
         and f"optim_{_name.value}" not in CASES
     ):

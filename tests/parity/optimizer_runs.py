@@ -149,7 +149,7 @@ def main(names: list[str]) -> int:
         failed += bool(differs)
         equal = "equal" if name.value.startswith(NOT_RESUMED_THERE) is False else "equal; transformers cannot resume it"
         result = differs or ("stand-in only" if why_not else equal)
-        print(f"| `{name.value}` | {entry.source.install} | {result} |", why_not, flush=True)
+        print(f"| `{name.value}` | {entry.install} | {result} |", why_not, flush=True)
     return failed
 
 
