@@ -81,9 +81,6 @@ def concatenate(batches: Sequence[Nested]) -> Nested:
     """Join batches of one nested structure along the first dimension, without padding.
 
     Lists of plain values (texts, ids) are joined end to end. Of other leaves the first batch's is kept.
-
-    Raises:
-        DataError: The other dimensions differ.
     """
 
     def is_list_of_values(data: Nested) -> bool:

@@ -42,6 +42,7 @@ from hf_compat.hf.value_types import (
     member,
     number,
     parts_of,
+    passing,
     plain,
     read_choice,
     read_options,
@@ -93,7 +94,7 @@ class AcceleratorConfig:
         to_dict = getattr(value, "to_dict", None)
         given = to_dict() if callable(to_dict) else value
         try:
-            held = OPTIONS.read(given) if _holds_options(given) else read_options_file(str(PATH.read(given)))
+            held = OPTIONS.read(given) if holds_options(given) else read_options_file(str(PATH.read(given)))
         except Unreadable as error:
             hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
             raise ArgumentError(f"`{shown('accelerator_config', given)}` cannot be read.\n\nHint: {hint}") from error
@@ -107,11 +108,7 @@ class AcceleratorConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str) -> AcceleratorConfig:
-        """Read the options from a JSON file.
-
-        Raises:
-            ArgumentError: The file cannot be read, or holds an unknown option or a wrong value.
-        """
+        """Read the options from a JSON file."""
         return cls.from_any(json_file)
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +149,8 @@ def _or_empty(kind: ValueType) -> ValueType:
     return ValueType(f"{kind.expected} or None", read)
 
 
-def _holds_options(value: object) -> bool:
+def holds_options(value: object) -> bool:
+    """Whether a value is a mapping, or the JSON of one."""
     return isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
 
 
@@ -163,7 +161,7 @@ def _is_truth_word(value: object) -> bool:
 @_typed("a dict of options, its JSON, or the path of a JSON file", takes_text=False)
 def options_or_file(value: object) -> object:
     """Options as a dict. The path of a JSON file stays a path, as upstream."""
-    if not _holds_options(value):
+    if not holds_options(value):
         path = PATH.read(value)
         read_options_file(str(path))
         return path
@@ -282,14 +280,8 @@ def _target_modules(value: object) -> object:
     return targets
 
 
-@_typed("a ParallelismConfig of Accelerate", takes_text=False)
-def _mesh(value: object) -> object:
-    if not hasattr(type(value), "to_json"):
-        raise Unreadable
-    return value
-
-
-TARGET_MODULES, MESH = either((NONE, _target_modules)), either((NONE, _mesh))
+TARGET_MODULES = either((NONE, _target_modules))
+MESH = either((NONE, passing("a ParallelismConfig of Accelerate", lambda value: hasattr(type(value), "to_json"))))
 
 
 @_typed("a path, true or false")
@@ -301,7 +293,7 @@ def checkpoint(value: object) -> object:
 
 @_typed("a GenerationConfig, its options, or the name or path of one")
 def _generation_config(value: object) -> object:
-    if _holds_options(value):
+    if holds_options(value):
         return OPTIONS.read(value)
     if isinstance(value, os.PathLike) or callable(getattr(value, "to_diff_dict", None)):
         return value
@@ -319,14 +311,7 @@ def metric_inputs(value: object) -> object:
     return _METRIC_INPUTS.read([value] if is_one else value)
 
 
-@_typed("false", takes_text=False)
-def _false(value: object) -> object:
-    if value is not False:
-        raise Unreadable
-    return value
-
-
-TEXT_OR_FALSE = either((NONE, TEXT, _false))
+TEXT_OR_FALSE = either((NONE, TEXT, passing("false", lambda value: value is False)))
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
 TOKEN = either((TEXT, TRUTH_VALUE))
 TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))
@@ -334,14 +319,10 @@ ACCELERATOR_CONFIG = ValueType(options_or_file.expected, AcceleratorConfig.from_
 OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(options_or_file), either((NONE, NAME))
 
 
-def _zero_if_off(allowed: Range) -> ValueType:
-    found = number(allowed)
-    return ValueType(found.expected, lambda value: found.read(0.0 if value is False else value))
-
-
-_SHARE = number(_BELOW_1)
+_SHARE, _AMOUNT = number(_BELOW_1), number(NOT_NEGATIVE)
 BETA = ValueType(_SHARE.expected, lambda value: float(str(_SHARE.read(value))))  # torch takes no int beside a float
-ZERO_IF_OFF, BELOW_1_OR_OFF = _zero_if_off(NOT_NEGATIVE), _zero_if_off(_BELOW_1)
+BELOW_1_OR_OFF = ValueType(_SHARE.expected, lambda value: _SHARE.read(0.0 if value is False else value))
+ZERO_IF_OFF = ValueType(_AMOUNT.expected, lambda value: _AMOUNT.read(0.0 if value is False else value))
 
 
 def folder(value: ArgumentValue) -> str:
@@ -453,11 +434,7 @@ class ArgumentCheck:
     is_lenient: bool = False  # Read only text. Other values of a subclass's field are the subclass's concern.
 
     def read(self, value: object) -> object:
-        """Convert a value to the argument's type.
-
-        Raises:
-            ArgumentError: The value is not allowed. The message names the argument, the value and the way out.
-        """
+        """Convert a value to the argument's type."""
         if self.kind is None or value is self.default or (self.is_lenient and not isinstance(value, str)):
             return value
         row = ROWS.get(self.name)
@@ -548,9 +525,5 @@ def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) 
 
 
 def read_as(name: str, kind: ValueType, value: object) -> object:
-    """Read the value of a method's argument, or of one from an earlier release.
-
-    Raises:
-        ArgumentError: It is not of that type.
-    """
+    """Read the value of a method's argument, or of one from an earlier release."""
     return ArgumentCheck(name, kind, NO_DEFAULT).read(value)

@@ -105,7 +105,10 @@ class AcceptOldNames(type):
         old: Translation = {}
         known = takes.known | (given.keys() - OLD_NAMES.keys() if takes.any_name else set())
         if not given.keys() <= known:
-            given, old = translate_legacy({**given, **_as_written(kwargs)}, known, takes.checks)
+            # Options before parsing, because an old name may add missing ones
+            config = kwargs.get("accelerator_config")
+            written = {"accelerator_config": config} if values.holds_options(config) else {}
+            given, old = translate_legacy({**given, **written}, known, takes.checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
         # Add the defaults of the generation that the call, the environment or the replaced release sets
@@ -148,13 +151,6 @@ def _interface_of(kind: type) -> _Interface:
         own=OWN_ARGUMENTS.keys() - {f.name for f in fields(kind)},
         checks=kind._checks(),  # type: ignore[attr-defined]  # a subclass of TrainingArguments
     )
-
-
-def _as_written(values: Mapping[str, object]) -> dict[str, object]:
-    """Give options before parsing, because an old name may add missing ones."""
-    config = values.get("accelerator_config")
-    is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
-    return {"accelerator_config": config} if is_written else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:

@@ -90,11 +90,7 @@ def fill_in(args: TrainingArguments) -> None:
 
 
 def check_again(args: TrainingArguments) -> None:
-    """Check fields again that may have been set after the constructor, before they end training late.
-
-    Raises:
-        ArgumentError: Fields contradict each other.
-    """
+    """Check fields again that may have been set after the constructor, before they end training late."""
     problems = [*intervals(args), *workers_and_repository(args)]
     config: ArgumentValue = args.accelerator_config
     num_steps, steps = (config.gradient_accumulation_kwargs or {}).get("num_steps"), args.gradient_accumulation_steps
@@ -299,11 +295,7 @@ def read_profile(
     checks: Mapping[str, ArgumentCheck],
     checks_of_ours: Callable[[], Mapping[str, ArgumentCheck]],
 ) -> tuple[str, Translation]:
-    """Choose the generation, and its defaults of the arguments that are not given.
-
-    Raises:
-        ArgumentError: The profile does not exist.
-    """
+    """Choose the generation, and its defaults of the arguments that are not given."""
     named = compat or variable(VARIABLE) or (_guests[0].generation if _guests else NEWEST)
     if named == NEWEST and not _guests:
         return NEWEST, {}

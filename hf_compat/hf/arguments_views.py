@@ -44,9 +44,6 @@ _HELPERS = {
 }
 
 
-_COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
-
-
 class ArgumentViews:
     """Properties, dumps and group setters of `TrainingArguments`, which adds the fields."""
 
@@ -108,11 +105,7 @@ class ArgumentViews:
         return self._launch.local_process_index
 
     def _refuse_claims(self) -> None:
-        """Refuse a subclass's own count of processes or rank, with which processes would wait for each other forever.
-
-        Raises:
-            ArgumentError: A property contradicts the launcher.
-        """
+        """Refuse a subclass's own count of processes or rank, with which processes would wait forever."""
         names = ("world_size", "process_index", "local_process_index")
         for name in names if self._launch.world_size > 1 else names[:1]:
             claimed, started = getattr(self, name), getattr(self._launch, name)
@@ -221,7 +214,11 @@ class ArgumentViews:
 
         Mirrors `transformers.TrainingArguments.to_dict`, 5.23.
         """
-        return {f.name: _plain(f.name, getattr(self, f.name)) for f in fields(self) if f.init}  # type: ignore[arg-type]  # the subclass is the dataclass
+        dumped = {}
+        for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
+            if field.init:
+                dumped[field.name] = _plain(field.name, getattr(self, field.name))
+        return dumped
 
     def to_json_string(self) -> str:
         """Convert the fields to JSON."""
@@ -246,12 +243,14 @@ class ArgumentViews:
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in PROCESS_ATTRIBUTES}
 
-    def _set(self, **values: object) -> Self:
+    def _set(self, jit_mode: bool = False, **values: object) -> Self:
+        if jit_mode:
+            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name, which is no field
         good, problems = read_all(self._checks(), values)
         problems += [
             f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."
-            for kind, steps in _COUNTING
-            if good.get(kind) == "steps" and good.get(steps) == 0
+            for steps in ("logging_steps", "eval_steps", "save_steps")
+            if good.get(steps) == 0 and good.get(steps.replace("steps", "strategy")) == "steps"
         ]
         if problems:
             raise ArgumentError("\n\n".join(problems))
@@ -297,8 +296,8 @@ class ArgumentViews:
         jit_mode: bool = False,
     ) -> Self:
         """Set when and how to evaluate, and `do_eval`. `jit_mode` is `jit_mode_eval` of 4.x."""
-        self._set_jit_mode(jit_mode)
         self._set(
+            jit_mode=jit_mode,
             eval_strategy=strategy,
             eval_steps=steps,
             per_device_eval_batch_size=batch_size,
@@ -310,12 +309,9 @@ class ArgumentViews:
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set how to predict, and `do_predict`. `jit_mode` is `jit_mode_eval` of 4.x."""
-        self._set_jit_mode(jit_mode)
-        return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
-
-    def _set_jit_mode(self, jit_mode: bool) -> None:
-        if jit_mode:
-            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name, which is no field
+        return self._set(
+            jit_mode=jit_mode, do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only
+        )
 
     def set_save(
         self,
@@ -458,15 +454,19 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         return value.value
     if name == "parallelism_config" and value is not None:
         return value.to_json()
-    if isinstance(value, AcceleratorConfig):
-        # not an option, so upstream omits it as well
-        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
-    if name == "report_to":  # Lightning loggers among the names
-        return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):
-        return [item.value if isinstance(item, Enum) else item for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(str(key), item) for key, item in value.items()}
+        items = []
+        for item in value:
+            is_logger = name == "report_to" and not isinstance(item, str)  # a Lightning logger among the names
+            items.append(type(item).__name__ if is_logger else item.value if isinstance(item, Enum) else item)
+        return items
+    options = vars(value) if isinstance(value, AcceleratorConfig) else value
+    if isinstance(options, dict):
+        dumped = {}
+        for key, item in options.items():
+            if key != "use_configured_state":  # not an option of loading, so upstream omits it as well
+                dumped[key] = _plain(str(key), item)
+        return dumped
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return copy.copy(value)

@@ -326,7 +326,13 @@ class CallbackHandler(_WithoutMethods):
                     "eval_dataloader": self.eval_dataloader,
                     **kwargs,
                 }
-            answer = _call(method, (args, state, control), visible, self.requestable_kwargs)
+            accepted, given = accepted_parameters(method), visible
+            if accepted is not None:
+                known = {**visible, **self.requestable_kwargs}
+                given = visible.copy() if accepted.takes_any_keyword else {}
+                for name in accepted.names & known.keys():
+                    given[name] = known[name]
+            answer = method(args, state, control, **given)
             if answer is not None and answer is not control:
                 control = _apply_answer(answer, control, callback, event)
         return control
@@ -334,21 +340,6 @@ class CallbackHandler(_WithoutMethods):
 
 for _row in EVENTS.values():
     setattr(CallbackHandler, _row.name, _calling(_row))
-
-
-def _call(
-    method: Callable[..., Answer],
-    args: tuple[TrainingArguments, TrainerState, TrainerControl],
-    visible: dict[str, Kwarg],
-    requestable: Mapping[str, Kwarg],
-) -> Answer:
-    accepted = accepted_parameters(method)
-    if accepted is None:
-        return method(*args, **visible)
-    kwargs = {**visible, **{name: requestable[name] for name in REQUESTABLE_KWARGS if name in accepted.names}}
-    if not accepted.takes_any_keyword:
-        kwargs = {name: value for name, value in kwargs.items() if name in accepted.names}
-    return method(*args, **kwargs)
 
 
 def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, event: str) -> TrainerControl:

@@ -55,13 +55,17 @@ def remember(args: object, values: Translation) -> None:
         vars(args)[PLACE] = {**remembered(args), **values}
 
 
+def _nothing(value: ArgumentValue) -> Translation:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldName:
     """One retired name."""
 
     lifetime: str  # releases that had it
     means: str  # its current name or replacement, for the documentation and for warnings
-    translate: Callable[[ArgumentValue], Translation]  # converts the old value to current keywords
+    translate: Callable[[ArgumentValue], Translation] = _nothing  # converts the old value to current keywords
     inert: bool = False  # a value other than `harmless` has no effect here and is warned about
     harmless: tuple[ArgumentValue, ...] = (None,)  # values that had no effect
     kind: ValueType | None = None  # The type of its value. None takes the type of the current argument.
@@ -105,16 +109,11 @@ def _item(lifetime: str, new: str, item: str, translated: ArgumentValue) -> OldN
     )
 
 
-def _nothing(value: ArgumentValue) -> Translation:
-    return {}
-
-
 def _inert(lifetime: str, kind: ValueType, default: ArgumentValue, why: str, *harmless: ArgumentValue) -> OldName:
     """A name that no longer has an effect, with further values that never had one."""
     return OldName(
         lifetime=lifetime,
         means=f"nothing: {why}",
-        translate=_nothing,
         inert=True,
         kind=kind,
         default=default,
@@ -190,10 +189,6 @@ _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 _TORCHS = "only torch's own mixed precision is left"
 
 
-def _backend(args: ArgumentValue) -> str:
-    return str(remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto")
-
-
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy", if_set=False),
     "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
@@ -203,7 +198,6 @@ OLD_NAMES: dict[str, OldName] = {
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
         kind=PATH,
-        translate=_nothing,
         read=_logging_dir,
     ),
     "warmup_ratio": OldName(
@@ -229,14 +223,12 @@ OLD_NAMES: dict[str, OldName] = {
         lifetime="4.8-4.57",
         means="the part of hub_model_id before the slash",
         kind=TEXT,
-        translate=_nothing,
     ),
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
         means="nothing: a flag for scripts; an output folder is never wiped",
         kind=TRUTH_VALUE,
         default=False,
-        translate=_nothing,
     ),
     "save_safetensors": _inert("4.28-4.57", TRUTH_VALUE, True, "weights are always written as safetensors"),
     "torchdynamo": _renamed("4.20-4.57", "torch_compile_backend"),
@@ -259,7 +251,6 @@ OLD_NAMES: dict[str, OldName] = {
         lifetime="5.2.0.dev0",
         means="kept as the attribute `place_model_on_device`, a property otherwise",
         kind=either((NONE, TRUTH_VALUE)),
-        translate=_nothing,
     ),
     "_n_gpu": replace(
         _inert("4.2-4.57", number(Range(low=-1)), -1, "the number of devices is found out", 0, 1),
@@ -270,7 +261,12 @@ OLD_NAMES: dict[str, OldName] = {
         *("3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1"),
         "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
     ),
-    "half_precision_backend": replace(_inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP), read=_backend),
+    "half_precision_backend": replace(
+        _inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP),
+        read=lambda args: next(
+            filter(None, map(remembered(args).get, ("half_precision_backend", "fp16_backend"))), "auto"
+        ),
+    ),
     "jit_mode_eval": _inert("4.20-4.57", TRUTH_VALUE, False, "gone upstream; `torch_compile` took its place"),
     "model_parallel": _inert("4.1", TRUTH_VALUE, False, "gone upstream; load the model with a `device_map`"),
     "mp_parameters": _inert(
@@ -293,11 +289,7 @@ ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir", "place_model_on_device
 
 
 def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
-    """Read the value of an old name. None means that it is not set.
-
-    Raises:
-        ArgumentError: The value is not allowed.
-    """
+    """Read the value of an old name. None means that it is not set."""
     row = OLD_NAMES[name]
     if value is None or (isinstance(value, str) and value == f"<{name.upper()}>"):  # masked in a dump of 4.x
         return None

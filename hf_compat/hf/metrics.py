@@ -130,11 +130,7 @@ def _shown(value: object) -> str:
 
 
 def number_of_metric(value: object, name: str) -> float:
-    """Convert a metric to a number that can be compared.
-
-    Raises:
-        MetricError: The metric is not a number.
-    """
+    """Convert a metric to a number that can be compared."""
     plain = _plain_metric(value, name, "evaluate")
     if isinstance(plain, (int, float)):
         return plain

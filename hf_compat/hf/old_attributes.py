@@ -97,14 +97,7 @@ def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) 
 
 
 def assign_old(args: TrainingArguments, name: str, value: object) -> None:
-    """Set the current arguments that replace an old name, and remember the value.
-
-    Raises:
-        ArgumentError: The value is not allowed. Nothing is changed.
-
-    Warns:
-        InertArgumentWarning: The old name no longer has an effect.
-    """
+    """Set the current arguments that replace an old name, and remember the value."""
     read = set_by_old(args, name, value)
     if read is not None:
         remember(args, {name: read})
@@ -155,15 +148,7 @@ def declared_old_names(kind: type) -> Mapping[str, object]:
 
 
 def obey_declared(args: TrainingArguments) -> None:
-    """Set the current arguments that declared old names replace, before they are normalised.
-
-    Raises:
-        ArgumentError: An old name contradicts today's, or cannot have its value.
-
-    Warns:
-        HfCompatWarning: A field has only the name of an old argument.
-        InertArgumentWarning: A value of an old name has no effect.
-    """
+    """Set the current arguments that declared old names replace, before they are normalised."""
     defaults = {one.name: default_of(one) for one in fields(args)}
     for today, said in asked_by_declared(args, declared_old_names(type(args)), defaults, args._checks()).items():
         setattr(args, today, said)
@@ -182,9 +167,6 @@ def asked_by_declared(
     """The current arguments that declared old names change.
 
     A current argument wins over an old name's default, unless it has its own default.
-
-    Raises:
-        ArgumentError: An old name contradicts today's, or cannot have its value.
     """
     changed: Translation = {}
     read: Translation = {}

@@ -134,11 +134,7 @@ _OF_SECTIONS: dict[str, ValueType] = {
 
 
 def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
-    """Refuse a DeepSpeed configuration with a section that is not a mapping.
-
-    Raises:
-        ArgumentError: There is one. The message names it.
-    """
+    """Refuse a DeepSpeed configuration with a section that is not a mapping."""
     for name, value in config.items():
         kind = _OF_SECTIONS.get(name)
         if kind is None or (kind is _SECTION and value is None):

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from hf_compat.errors import CallbackError
 from hf_compat.hf.search import hp_params
@@ -37,13 +37,6 @@ def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
 ExportedState: TypeAlias = dict[str, Any]
 #: Fields with the updates between logs, evaluations and saves.
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
-
-
-class HasState(Protocol):
-    """A callback that can export its state."""
-
-    def state(self) -> ExportedState:
-        """Export the values that rebuild this object."""
 
 
 class ProcessRole(Protocol):
@@ -80,24 +73,20 @@ class ExportableState:
         return instance
 
 
-def is_exportable(candidate: object) -> TypeGuard[HasState]:
+def is_exportable(candidate: object) -> bool:
     """Whether a callback has a state to save, by duck typing."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
 
-def export_states(candidates: Iterable[object]) -> ExportedState:
+def export_states(candidates: Iterable[Any]) -> ExportedState:
     """Collect the states of exportable objects under their class names. Several states of one class become a list."""
     exported: ExportedState = {}
     for candidate in candidates:
         if not is_exportable(candidate):
             continue
         name, state = type(candidate).__name__, candidate.state()
-        is_dict = isinstance(state, dict)
-        if (
-            not is_dict
-            or not isinstance(state.get("args", {}), dict)
-            or not isinstance(state.get("attributes", {}), dict)
-        ):
+        parts = (state.get("args", {}), state.get("attributes", {})) if isinstance(state, dict) else (None, None)
+        if not isinstance(parts[0], dict) or not isinstance(parts[1], dict):
             raise CallbackError(
                 f"{name}.state() returned {state!r}, which cannot be read back.\n\n"
                 "Hint: return {'args': {…}, 'attributes': {…}}."
@@ -109,11 +98,8 @@ def export_states(candidates: Iterable[object]) -> ExportedState:
                 f"{name}.state() returned something that JSON does not have: {error}.\n\n"
                 "Hint: return numbers, text, lists and dicts."
             ) from error
-        if name in exported:
-            earlier = exported[name] if isinstance(exported[name], list) else [exported[name]]
-            exported[name] = [*earlier, state]
-        else:
-            exported[name] = state
+        earlier = exported.get(name)
+        exported[name] = state if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), state]
     return exported
 
 

@@ -5,6 +5,7 @@ jsonargparse does the same, but takes 0.4 ms for each of the 114 arguments.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -67,13 +68,10 @@ def plain(value: object) -> object:
 
 def _number_in(text: str) -> int | float:
     word = text.strip()
-    if len(word) > 100 or _NUMBER.fullmatch(word) is None:
-        raise Unreadable
-    for convert in (int, float):
-        try:
-            return convert(word)
-        except ValueError:
-            continue
+    if len(word) <= 100 and _NUMBER.fullmatch(word) is not None:
+        for convert in (int, float):
+            with contextlib.suppress(ValueError):
+                return convert(word)
     raise Unreadable
 
 
@@ -94,11 +92,6 @@ class Range:
 
 
 _ANY_COUNT = Range(low=-LARGEST_COUNT, high=LARGEST_COUNT)
-
-
-def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
-    """The type of whole numbers such as `3`, `"3"`, `3.0` and `"3e2"`."""
-    return number(allowed, is_whole=True)
 
 
 def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
@@ -125,6 +118,11 @@ def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
     return ValueType(f"a {'whole' if is_whole else 'finite'} number{'' if within is _ANY_COUNT else within}", read)
 
 
+def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
+    """The type of whole numbers such as `3`, `"3"`, `3.0` and `"3e2"`."""
+    return number(allowed, is_whole=True)
+
+
 def _read_truth(value: object) -> bool:
     if type(value) is bool:
         return value
@@ -145,21 +143,25 @@ def _read_text(value: object) -> str:
     return value
 
 
-def _read_name(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise Unreadable
-    return _read_text(value)
+def passing(expected: str, test: Callable[[object], bool], takes_text: bool = False) -> ValueType:
+    """The type of values that pass a test. They are kept unchanged."""
+
+    def read(value: object) -> object:
+        if not test(value):
+            raise Unreadable
+        return value
+
+    return ValueType(expected, read, takes_text)
 
 
-def _read_none(value: object) -> None:
-    if value is not None:
-        raise Unreadable
+def _is_writable(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and not _UNWRITABLE.search(value)
 
 
 TRUTH_VALUE = ValueType("true or false", _read_truth)
 TEXT = ValueType("text", _read_text, takes_text=True)
-NAME = ValueType("a non-empty text", _read_name, takes_text=True)
-NONE = ValueType("None", _read_none)
+NAME = passing("a non-empty text", _is_writable, takes_text=True)
+NONE = passing("None", lambda value: value is None)
 ANYTHING = ValueType("anything", lambda value: value, takes_text=True)
 
 
@@ -176,11 +178,7 @@ PATH = ValueType("a path", _read_path, takes_text=True)
 
 
 def read_choice(value: object, choices: Iterable[str], within: bool = False) -> str:
-    """Read a text that is one of the choices, also as a member of an enum.
-
-    Raises:
-        Unreadable: It is none of them. The message names them, and the nearest.
-    """
+    """Read a text that is one of the choices, also as a member of an enum."""
     word, known = plain(value), list(choices)
     if isinstance(word, str) and word in known:
         return str(word)
@@ -314,11 +312,7 @@ _LARGEST_FILE = 10_000_000
 
 
 def read_options_file(path: str) -> dict[str, object]:
-    """Read the options of a JSON file.
-
-    Raises:
-        Unreadable: The file cannot be read, or holds something else.
-    """
+    """Read the options of a JSON file."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device might never end
             raise Unreadable("it is not a regular file.")
@@ -334,11 +328,7 @@ def read_options_file(path: str) -> dict[str, object]:
 
 
 def read_options(owner: str, known: Mapping[str, ValueType], options: Mapping[str, object]) -> dict[str, object]:
-    """Read the options of an argument that is a dict.
-
-    Raises:
-        ArgumentError: An option is unknown or has a wrong value. The message names both.
-    """
+    """Read the options of an argument that is a dict."""
     read: dict[str, object] = {}
     for name, value in options.items():
         if name not in known:

@@ -57,12 +57,7 @@ def default_of(field: Field[Any]) -> object:
 
 
 def check_supported(args: TrainingArguments) -> None:
-    """Refuse unsupported or contradictory values, and warn about values without effect.
-
-    Raises:
-        ArgumentError: Fields that were set after the constructor contradict each other.
-        UnsupportedArgument: A field has an unsupported value. The message lists all such fields.
-    """
+    """Refuse unsupported or contradictory values, and warn about values without effect."""
     check_again(args)
     refused: list[str] = []
     for field in fields(args):
@@ -214,11 +209,7 @@ ELSEWHERE = {
 
 
 def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
-    """Join the arguments of a `trainer` section and an `args` section.
-
-    Raises:
-        ArgumentError: One setting has two values, or another section decides it. The message lists all of them.
-    """
+    """Join the arguments of a `trainer` section and an `args` section."""
     joined, problems = dict(args), []
     for name, value in trainer.items():
         if value is None or name in PASSED_ON:
@@ -258,11 +249,7 @@ class MechanicsOfTrainer(Protocol):
 
 
 def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> None:
-    """Refuse a trainer of the user's own that accumulates or clips beside the arguments.
-
-    Raises:
-        ArgumentError: It does. The message names the equivalent argument.
-    """
+    """Refuse a trainer of the user's own that accumulates or clips beside the arguments."""
     if trainer.accumulate_grad_batches != 1:
         wanted, set_to = "gradient_accumulation_steps", trainer.accumulate_grad_batches
         shown = f"accumulate_grad_batches={set_to}"
@@ -286,11 +273,7 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
 
 
 def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
-    """Compare arguments with the user's own Lightning trainer, in which a native module trains.
-
-    Raises:
-        ArgumentError: An argument that was set contradicts the trainer. The message shows both values.
-    """
+    """Compare arguments with the user's own Lightning trainer, in which a native module trains."""
     defaults = {field.name: default_of(field) for field in fields(args)}
     problems = []
     for name, value in trainer.items():
@@ -327,23 +310,12 @@ _METRICS = (1.0, 0.5, 0.5, 2.0, 3.0)
 
 
 def check_optimization(args: TrainingArguments) -> None:
-    """Build the optimizer and the schedule of the arguments, and compute sample learning rates.
-
-    Raises:
-        ArgumentError: One of them does not work with its options. The message names the argument.
-        MissingOptimizer: The optimizer's package is missing.
-    """
+    """Build the optimizer and the schedule of the arguments, and compute sample learning rates."""
     check_schedule(args, check_optimizer(args))
 
 
 def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
-    """Build the optimizer over one parameter with weight decay and one without. None if it needs a whole model.
-
-    Raises:
-        ArgumentError: The optimizer does not accept its options, or the model has no suitable parameters.
-        MissingOptimizer: Its package is missing.
-        UnsupportedArgument: It cannot be combined with another argument.
-    """
+    """Build the optimizer over one parameter with weight decay and one without. None if it needs a whole model."""
     check_request(args, model)
     if OPTIMIZERS[OptimizerNames(args.optim)].needs_model:
         return None
@@ -359,11 +331,7 @@ def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = Non
 
 
 def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Compute learning rates of the arguments' schedule at some updates, with an SGD if no optimizer is given.
-
-    Raises:
-        ArgumentError: The schedule does not take its options, or gives no learning rate with them.
-    """
+    """Compute learning rates of the arguments' schedule at some updates, with an SGD if no optimizer is given."""
     if optimizer is None:
         optimizer = torch.optim.SGD(_two_groups(), lr=args.learning_rate)
     try:

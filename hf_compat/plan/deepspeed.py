@@ -107,11 +107,7 @@ KEYS: dict[str, Key] = {
 
 
 def check_keys(config: Mapping[str, object]) -> None:
-    """Refuse or warn about keys of a configuration, as `KEYS` specifies.
-
-    Raises:
-        UnsupportedArgument: A key is not supported. The message lists all such keys.
-    """
+    """Refuse or warn about keys of a configuration, as `KEYS` specifies."""
     told = {name: KEYS[name] for name, value in config.items() if name in KEYS and KEYS[name].is_on(value)}
     refused = [f"  {name}: {key.why}" for name, key in told.items() if key.fate is Fate.REFUSED]
     if refused:

@@ -115,11 +115,7 @@ def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
 
 
 def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan:
-    """Translate the arguments, and fall back on the variables of `accelerate launch`.
-
-    Raises:
-        ArgumentError: An option is unknown, or its FSDP version lacks it.
-    """
+    """Translate the arguments, and fall back on the variables of `accelerate launch`."""
     options = _options_of(args.fsdp_config)
     # In 4.x a size alone means wrapping by size. Checked first, because the launcher's options always have a size.
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")

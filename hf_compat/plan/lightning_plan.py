@@ -99,11 +99,7 @@ class Compilation:
 
 
 def compilation_of(args: TrainingArguments) -> Compilation | None:
-    """Read how the model is compiled. None if it is not.
-
-    Raises:
-        ArgumentError: torch has no such backend, or no such mode.
-    """
+    """Read how the model is compiled. None if it is not."""
     variables = launcher_variables()
     by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
     backend = (by_arguments or variables.get(_VARIABLE + "BACKEND") or OFF).lower()

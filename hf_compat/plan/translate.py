@@ -94,12 +94,7 @@ class CurrentPlan:
         self._plan = LightningPlan()
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
-        """Translate the arguments' current values, if they have changed.
-
-        Raises:
-            ArgumentError: As `translate`.
-            UnsupportedArgument: As `translate`.
-        """
+        """Translate the arguments' current values, if they have changed."""
         values = [getattr(args, field.name) for field in dataclasses.fields(TrainingArguments)]
         seen = repr([args.mixed_precision, args.device, args.world_size, launcher_variables(), *values])
         if self._seen != seen or self._plan.strategy != "one_device":
@@ -176,11 +171,7 @@ def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: 
 
 
 def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None) -> FsdpPlan:
-    """Plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards.
-
-    Raises:
-        ArgumentError: DeepSpeed is asked for as well.
-    """
+    """Plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards."""
     if uses_deepspeed(args, variables):
         raise ArgumentError(
             "`deepspeed` is set, and `from_pretrained` has sharded the model (`distributed_config`).\n\n"
