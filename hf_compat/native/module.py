@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -87,13 +88,24 @@ _EXPECTED = [
     # every HFModule has a `validation_step`
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
 ]
+_hidden: list[tuple[object, ...]] = []  # the filters that hide them
+
+
+def hide_expected() -> None:
+    """Hide the expected warnings until `show_expected`."""
+    for message in _EXPECTED:
+        entry = ("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0)
+        if entry not in warnings.filters:
+            warnings.filterwarnings("ignore", message)
+            _hidden.append(entry)
 
 
 def show_expected() -> None:
-    """Show the expected warnings again. Other modules of this process may need them."""
+    """Show the expected warnings again, unless the user hides them. Other modules of this process may need them."""
     warnings.filters[:] = [  # type: ignore[index]  # a list, which typeshed declares to be read only
-        entry for entry in warnings.filters if getattr(entry[1], "pattern", None) not in _EXPECTED
+        entry for entry in warnings.filters if entry not in _hidden
     ]
+    _hidden.clear()
 
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -270,8 +282,7 @@ class HFModule(OverridePoints, LoadableModule):
         adopt_callbacks_of(self.trainer)
         wrap_hf_callbacks(self.trainer)
         adopt_data_of(self.trainer, self)
-        for message in _EXPECTED:
-            warnings.filterwarnings("ignore", message)
+        hide_expected()
         count_updates(self.trainer, 1)
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":

@@ -80,6 +80,15 @@ def test_a_pretrained_model_in_eval_mode_gives_no_warning(make, lightning, caplo
     assert "eval mode" not in caplog.text and model.training
 
 
+def test_warnings_that_the_user_hides_stay_hidden_after_a_fit(make, lightning):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\).*", FutureWarning)
+        warnings.filterwarnings("ignore", ".*no pre-optimization state was saved.*")
+        before = warnings.filters[:]
+        lightning().fit(HFModule(Classifier(), make()), HFDataModule(make(), rows(16)))
+        assert [entry for entry in before if entry not in warnings.filters] == []
+
+
 def test_batches_that_are_overfitted_are_the_same_in_every_epoch(make, lightning):
     sums = Seen(lambda trainer, batch: round(float(batch["x"].sum()), 4))
     trainer = lightning(overfit_batches=2, max_epochs=3, callbacks=[sums])
