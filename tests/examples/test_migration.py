@@ -1,17 +1,13 @@
-"""The migration guide says what is so: its code runs, its commands run, and its tables agree with the package."""
+"""The tables of the migration guide agree with the package; `tests/docs/test_blocks.py` runs its code."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import shlex
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import lightning
-import pytest
 import torch
 
 import hf_compat
@@ -20,19 +16,6 @@ from hf_compat.plan.argument_support import EQUIVALENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text()
-SECTIONS = {text.split("\n", 1)[0]: text for text in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
-
-# Lightning's words in the table of settings that are no parameters of its Trainer
-OTHER_WORDS = {"batch_size", "num_workers", "configure_optimizers", "seed_everything", "ckpt_path"}
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-
-
-(SCRIPT,) = blocks(SECTIONS["One script"], "python")
-CODE = [name for name, text in SECTIONS.items() if name != "One script" and blocks(text, "python")]
-COMMANDS = [line for text in blocks(PAGE, "sh") for line in text.splitlines()]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -40,52 +23,6 @@ def rows(heading: str) -> list[list[str]]:
     text = PAGE.split(f"\n### {heading}\n", 1)[1].split("\n#", 1)[0]
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[re.findall(r"`([^`]+)`", cell) for cell in line] for line in lines[2:]]
-
-
-def before_equals(words) -> set[str]:
-    return {word.split("=")[0] for word in words}
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "script", raising=False)
-    return tmp_path
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
-@pytest.mark.filterwarnings("ignore:These were imported from transformers")  # by other tests of this process
-@pytest.mark.parametrize("name", CODE)
-def test_the_code_of_a_section_runs(name, folder):
-    torch.manual_seed(0)
-    names = {"__name__": "guide"}
-    try:
-        for block in blocks(SECTIONS[name], "python"):
-            exec(compile(block, f"docs/migration.md: {name}", "exec"), names)
-    finally:
-        hf_compat.unpatch()
-    assert "trainer" in names or "Trainer" in names
-
-
-def test_the_diff_is_all_that_the_import_changes():
-    (diff,) = blocks(SECTIONS["Change the import"], "diff")
-    taken, put = diff.splitlines()
-    assert taken[1:] in SCRIPT.splitlines() and put[1:] == taken[1:].replace("transformers", "hf_compat")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_runs(command, folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    door, *words = shlex.split(command, comments=True)
-    assert door == "hf-compat"
-    done = subprocess.run([sys.executable, "-m", "hf_compat", *words], capture_output=True, text=True)
-    expected = re.search(r"# exit status (\d)", command)
-    assert done.returncode == int(expected[1] if expected else 0), done.stdout[-1000:] + done.stderr[-2000:]
 
 
 def test_settings_are_those_that_the_package_translates():
