@@ -102,12 +102,14 @@ NAMES = {
 # Files that pages use without having shown them. What has no source here is `SCRIPT`.
 SOURCES = {
     "my_project.py": SENTENCES,
+    "classification.py": (ROOT / "tests" / "scripts" / "classification.py").read_text(),
     "digits.py": (ROOT / "tests" / "scripts" / "plain_module.py").read_text(),
     "train_sft.py": (ROOT / "examples" / "lora_sft.py").read_text().replace("num_train_epochs=8", "max_steps=2"),
 }
 FILES = {
     "tutorial": "",
     "README": "script.py my_project.py",
+    "command_compare": "script.py classification.py",
     "command_fit": "my_project.py",
     "command_run": "script.py package/module.py",
     "contributing": "digits.py",

@@ -58,8 +58,7 @@ NOT_RUN = {
 }
 
 
-# Commands that take long, by how they begin: outside of the tutorial they run with `-m matrix`.
-LONG = ("hf-compat compare ",)
+LONG = ("hf-compat compare ",)  # commands that take long, by how they begin: they run with `-m matrix`
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
@@ -87,21 +86,22 @@ class Reader:
 
     Attributes:
         names: The namespace of the page.
-        printed: What the last block or command has printed.
+        printed: What the last block or command has printed. None if it was left out.
         seen: Each line that the page shows, and the line that was printed in its place.
     """
 
     def __init__(self, page: str, folder: Path, skipped: tuple[str, ...]) -> None:
         self.page, self.folder, self.skipped = page, folder, skipped
         self.names = {"__name__": page, **prepared.names(page)}
-        self.printed = ""
+        self.printed: str | None = ""
         self.seen: dict[str, str] = {}
 
     def read(self, language: str, title: str, text: str) -> None:
         if language == "diff" and text.startswith("--- "):
             assert text in self.printed, self.printed
         elif language == "text":
-            self.compare(text)
+            if self.printed is not None:
+                self.compare(text)
         elif title and language == "diff":
             self.change(self.folder / title, text)
         elif title:
@@ -126,6 +126,7 @@ class Reader:
 
     def run(self, command: str) -> None:
         """Run a line of a shell; a comment may name the exit status."""
+        self.printed = None
         if why_not_run(command) or command.startswith(self.skipped):
             return
         expected = re.search(r"#.*exit status (\d)", command)
@@ -153,7 +154,7 @@ class Reader:
             self.seen[line] = found[0]
 
 
-WITH_LONG = [page for page in PAGES if page != "tutorial" and any(start in PAGES[page] for start in LONG)]
+WITH_LONG = [page for page in PAGES if any(start in PAGES[page] for start in LONG)]
 ROWS = [page for page in PAGES if blocks(page)]
 ROWS += [pytest.param(f"{page}-whole", marks=pytest.mark.matrix) for page in WITH_LONG]
 
@@ -190,10 +191,11 @@ def folder(tmp_path, monkeypatch, request):
 @pytest.mark.parametrize("page", ROWS)
 def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     page, _, is_whole = page.partition("-")
+    assert PAGES[page].count("```") == 2 * len(blocks(page)), "a fence is not understood"
     assert {language for language, _, _ in blocks(page)} <= {"", "python", "yaml", "diff", "sh", "text"}
     prepared.write_files(page, folder)
     with prepared.surroundings(page, monkeypatch):
-        reader = Reader(page, folder, skipped=() if is_whole or page not in WITH_LONG else LONG)
+        reader = Reader(page, folder, skipped=() if is_whole else LONG)
         for language, title, text in blocks(page):
             reader.read(language, title, text)
 
@@ -219,6 +221,11 @@ def test_what_is_left_out_is_in_the_pages_and_is_right_as_far_as_can_be_checked(
             continue
         words = shlex.split(text, comments=True)
         subprocess.run(["bash", "-nc", text], check=True)
+        if words[0] == "hf-compat":
+            shown = subprocess.run(
+                [sys.executable, "-m", "hf_compat", words[1], "--help"], capture_output=True, text=True
+            )
+            assert [word for word in words[2:] if word.startswith("--") and word not in shown.stdout] == []
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert {name for word in words for name in ",".join(re.findall(r"\[(.*)\]", word)).split(",") if name} <= {
             *extras
