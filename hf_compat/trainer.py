@@ -25,12 +25,11 @@ from hf_compat.hf.search import Trial
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_globals
-from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.translate import CurrentPlan, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
-from hf_compat.runtime.console import brief
+from hf_compat.runtime.console import brief, follow_level, log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.signals import StopSignals

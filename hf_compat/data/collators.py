@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.types import Batch, Collator, DataSource, Sample
 from hf_compat.errors import DataError, OverrideError
-from hf_compat.interop.upstream_log import log_ignored_columns
+from hf_compat.runtime.console import log_ignored_columns
 
 _LONGEST = 80
 

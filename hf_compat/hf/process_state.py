@@ -21,7 +21,7 @@ import torch
 from hf_compat.hf.value_types import OPTIONS, TEXT, ValueType, read_options, read_options_file
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 from hf_compat.runtime.console import saying_what_is_awaited
-from hf_compat.runtime.inspection import Delegated
+from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import is_launched, launcher_variables, read_launch, set_for_children, variable
 from hf_compat.runtime.text import need, parse_switch
 
@@ -231,10 +231,10 @@ class ProcessMembers:
     on_local_process = _OfAccelerate()
     split_between_processes = _OfAccelerate(needs_group=True)
 
-    device = Delegated[torch.device]("_args.device")
-    num_processes = Delegated[int]("_args.world_size")
-    process_index = Delegated[int]("_args.process_index")
-    local_process_index = Delegated[int]("_args.local_process_index")
+    device: torch.device = delegated("_args.device")
+    num_processes: int = delegated("_args.world_size")
+    process_index: int = delegated("_args.process_index")
+    local_process_index: int = delegated("_args.local_process_index")
 
     @property
     def is_main_process(self) -> bool:

@@ -195,11 +195,6 @@ class _Swap:
 _in_force: list[_Swap] = []  # at most one
 
 
-def is_patched() -> bool:
-    """Whether our names replace those of transformers."""
-    return bool(_in_force)
-
-
 def patch() -> None:
     """Replace transformers' names by ours, for all imports from now on.
 

@@ -44,7 +44,7 @@ GIVE_UP_SECONDS = 5.0
 
 @functools.cache
 def leave_at_exit() -> None:
-    """Wait for Gloo's threads when the process ends; nothing happens at a second call.
+    """Wait for Gloo's threads when the process ends. A second call does nothing.
 
     Exit handlers run in reverse order: a later one, such as that of `destroy_at_exit`, runs before the wait.
     """
@@ -52,17 +52,14 @@ def leave_at_exit() -> None:
 
 
 def destroy_at_exit() -> None:
-    """Destroy the process group that this process has made, where it still stands at the end."""
+    """Destroy this process's group at exit if it still exists then."""
     leave_at_exit()
     atexit.register(lambda: distributed.destroy_process_group() if distributed.is_initialized() else None)
 
 
 def wait_for_gloo() -> None:
-    """Wait until Gloo's threads sleep, at most 5 seconds: what they had to free is free then.
-
-    Only Linux tells what a thread does; elsewhere one pause has to do.
-    """
-    if not TASKS.is_dir():
+    """Wait until Gloo's threads sleep, at most 5 seconds. Their memory is free then."""
+    if not TASKS.is_dir():  # only Linux shows the state of a thread
         time.sleep(0.05)
         return
     give_up, looks = time.monotonic() + GIVE_UP_SECONDS, 0
@@ -94,29 +91,22 @@ class GroupArguments(Protocol):
     ddp_timeout: int
 
     @property
-    def world_size(self) -> int:
-        """Processes that train together."""
+    def world_size(self) -> int: ...
 
     @property
-    def process_index(self) -> int:
-        """Rank of this process."""
+    def process_index(self) -> int: ...
 
     @property
-    def device(self) -> torch.device:
-        """Device of this process."""
+    def device(self) -> torch.device: ...
 
 
 def is_distributed() -> bool:
-    """Return whether several processes train together and have a process group."""
+    """Whether several processes train together and have a process group."""
     return _IS_AVAILABLE and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def start_processes(args: GroupArguments) -> None:
-    """Join the process group that the launcher has prepared; nothing happens in one process, or a second time.
-
-    Args:
-        args: The training arguments.
-    """
+    """Join the process group that the launcher has prepared. One process, or a second call, does nothing."""
     if args.world_size <= 1:
         return
     leave_at_exit()
@@ -146,30 +136,31 @@ def limit_waiting(timeout_seconds: float) -> None:
 
 
 def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:
-    """Return the store through which the processes find each other, with keys that belong to this start alone.
+    """Make the store through which the processes find each other, with keys that belong to this start alone.
 
     torch's elastic launcher keeps its store when it restarts processes, and it still holds the last start's addresses.
+    Launchers on several machines count restarts differently: a machine that came later begins at 0. So the first
+    process draws a name for this start. It answers every process that asks, until each has confirmed this very name.
     """
     address, port = main_address()
     method = "env://" if has_rendezvous() else f"tcp://{address}:{port}"
-    store = _meet(method, args, timeout)
+    give_up = time.monotonic() + PORT_WAIT_SECONDS
+    while True:  # the last start may still hold the port
+        try:
+            store, _, _ = next(rendezvous(method, rank=args.process_index, world_size=args.world_size, timeout=timeout))
+            break
+        except distributed.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.5)
     store.set_timeout(timeout)
-    return PrefixStore(_agree_on_start(store, args, timeout), store)
-
-
-def _agree_on_start(store: Store, args: GroupArguments, timeout: datetime.timedelta) -> str:
-    """Let all processes agree on a name for this start, through a store that may hold keys of earlier starts.
-
-    Launchers on several machines count restarts differently: a machine that came later begins at 0. So the first
-    process draws the name. It answers every process that asks, until each has confirmed this very name.
-    """
     own = uuid.uuid4().hex
     asks = "hf_compat/asks_{}"
     if args.process_index > 0:
         store.set(asks.format(args.process_index), own)  # replaces what this rank asked in an earlier start
         name = store.get(own).decode()
         store.set(f"{name}/{args.process_index}", "")
-        return name
+        return PrefixStore(name, store)
     give_up = time.monotonic() + timeout.total_seconds()
     absent = set(range(1, args.world_size))
     while absent:
@@ -180,21 +171,7 @@ def _agree_on_start(store: Store, args: GroupArguments, timeout: datetime.timede
         if time.monotonic() > give_up:
             raise TimeoutError(f"Ranks {sorted(absent)} did not come within {timeout.total_seconds():g} s.")
         time.sleep(0.02 if absent else 0)
-    return own
-
-
-def _meet(method: str, args: GroupArguments, timeout: datetime.timedelta) -> Store:
-    """Return torch's store; where the last start still holds the port, wait until it is free."""
-    give_up = time.monotonic() + PORT_WAIT_SECONDS
-    while True:
-        found = rendezvous(method, rank=args.process_index, world_size=args.world_size, timeout=timeout)
-        try:
-            store, _, _ = next(found)
-            return store
-        except distributed.DistNetworkError as error:
-            if "EADDRINUSE" not in str(error) or time.monotonic() > give_up:
-                raise
-            time.sleep(0.5)
+    return PrefixStore(own, store)
 
 
 def barrier() -> None:
@@ -226,7 +203,7 @@ def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_objects(data: Object) -> list[Object]:
-    """Return an object of every process, in the order of ranks."""
+    """List an object of every process, in the order of ranks."""
     if not is_distributed():
         return [data]
     parts = [data] * distributed.get_world_size()
@@ -238,20 +215,17 @@ class CPUAgreement:
     """Numbers on which all processes agree, passed between CPUs: no GPU waits for them, though every update asks.
 
     Every process makes one, and asks as often as the others.
-
-    Args:
-        timeout_seconds: How long a process waits for the others.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
         self._group = _cpu_group(distributed.group.WORLD, timeout_seconds) if is_distributed() else None
 
     def highest(self, number: int) -> int:
-        """Return the highest number that a process has given."""
+        """The highest number that a process has given."""
         return self.highest_each([number])[0]
 
     def highest_each(self, numbers: Sequence[int]) -> list[int]:
-        """Return, place by place, the highest number that a process has given."""
+        """The highest number that a process has given, place by place."""
         if self._group is None:
             return list(numbers)
         box = torch.tensor(numbers)
@@ -261,14 +235,14 @@ class CPUAgreement:
 
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: ProcessGroup, timeout_seconds: float) -> ProcessGroup:
-    """Return a group of all processes on the CPU; one for all runs, as each has threads of its own."""
+    """Make a group of all processes on the CPU. All runs share it, as each has threads of its own."""
     timeout = datetime.timedelta(seconds=timeout_seconds)
     group: ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
     return group
 
 
 def broadcast_object(data: Object, source: int = 0) -> Object:
-    """Return one process's object on every process."""
+    """Give one process's object to every process."""
     if not is_distributed():
         return data
     box = [data]
@@ -317,29 +291,32 @@ def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool =
     return map_nested(on_tensor, data)
 
 
-def agree(error: BaseException | None) -> None:
+def agree(error: BaseException | None, kind: type[Exception] | None = None) -> None:
     """Wait for all processes, and raise on every one of them where one has failed.
 
     Args:
         error: What went wrong on this process, if anything.
+        kind: The class of the error on the other processes. None makes it a `ProcessError` that names the classes.
 
     Raises:
         BaseException: This process's own error.
         ProcessError: Another process has failed; the message says which, and how.
     """
-    failed = _failed_ranks(None if error is None else f"{type(error).__name__}: {error}")
+    text = None
+    if error is not None:
+        text = f"{type(error).__name__}: {error}" if kind is None else str(error).partition("\n")[0]
+    failed = []
+    if is_distributed():
+        failed = [f"rank {rank}: {told}" for rank, told in enumerate(gather_objects(text)) if told is not None]
     if error is not None:
         try:
             raise error
         finally:
             del error  # a frame that holds its own error keeps everything in it alive
+    if failed and kind is not None:
+        raise kind("; ".join(failed))
     if failed:
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(failed))
-
-
-def _failed_ranks(text: str | None) -> list[str]:
-    """Return `rank N: text` for each process that gives a text: what has gone wrong there."""
-    return [f"rank {rank}: {told}" for rank, told in enumerate(gather_objects(text)) if told is not None]
 
 
 @contextlib.contextmanager
@@ -357,15 +334,14 @@ def failing_together(kind: type[Exception], is_wanted: bool = True) -> Iterator[
     try:
         yield
     except kind as error:
+        if not is_wanted:
+            raise
         failed = error
-    ranks = _failed_ranks(None if failed is None else str(failed).partition("\n")[0]) if is_wanted else []
-    if failed is not None:
-        try:
-            raise failed
-        finally:
-            del failed  # a frame that holds its own error keeps everything in it alive
-    if ranks:
-        raise kind("; ".join(ranks))
+    try:
+        if is_wanted:
+            agree(failed, kind)
+    finally:
+        del failed  # as above
 
 
 # Ranks give up waiting at moments that lie apart, and the store may be gone with the rank that held it.
@@ -410,7 +386,7 @@ def naming_absent_ranks() -> Iterator[None]:
             board.leave(f"{type(error).__name__}: {error}")
             raise
         board.leave(_FAILED_AFTER_ANOTHER)
-        reasons = _reasons(board.read(), error)
+        reasons = board.reasons(error)
         if not reasons:
             raise
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(reasons)) from error
@@ -431,7 +407,7 @@ def telling_of_failure() -> Iterator[None]:
 
 
 def is_failed_exchange(error: BaseException) -> bool:
-    """Return whether an error says that an exchange between processes did not come about."""
+    """Whether an error says that an exchange between processes did not come about."""
     if isinstance(error, distributed.DistError):
         return True
     text = str(error)
@@ -439,23 +415,6 @@ def is_failed_exchange(error: BaseException) -> bool:
     return (isinstance(error, RuntimeError) and speaks_of_it) or (
         error.__cause__ is not None and is_failed_exchange(error.__cause__)
     )
-
-
-def _reasons(words: dict[int, str | None], error: BaseException) -> list[str]:
-    """Return a line for each rank that did not merely fail after another."""
-    text = str(error)
-    # Gloo closes a connection itself when nobody answers: "Application timeout caused pair closure"
-    gone = any(word in text for word in _GONE) and "imeout" not in text
-    silence = (
-        "has gone without an error: it was killed, or left by itself"
-        if gone
-        else "does not answer: it hangs, is stopped, or does something else than the others; `ddp_timeout` has passed"
-    )
-    return [
-        f"rank {rank}: {silence if word is None else word}"
-        for rank, word in words.items()
-        if word != _FAILED_AFTER_ANOTHER
-    ]
 
 
 class _Board:
@@ -472,23 +431,32 @@ class _Board:
         return f"hf_compat/ended/{self._call}/{rank}"
 
     def leave(self, word: str) -> None:
-        """Tell the others; nothing happens where they cannot be told."""
+        """Tell the others, if they can be reached."""
         key = self._key(distributed.get_rank())
         _in_time(lambda store: store.set(key, word))
 
-    def read(self) -> dict[int, str | None]:
-        """Return the words of the other ranks; None for one that leaves none while this one waits."""
+    def reasons(self, error: BaseException) -> list[str]:
+        """Give a line for each other rank that did not merely fail after another. Wait for their words."""
         own, size = distributed.get_rank(), distributed.get_world_size()
         words: dict[int, str | None] = {rank: None for rank in range(size) if rank != own}
-        _in_time(lambda store: self._collect(store, words))
-        return dict(words)
 
-    def _collect(self, store: Store, words: dict[int, str | None]) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while None in words.values() and time.monotonic() < until:
-            self._look(store, words)
-            time.sleep(_SECONDS_BETWEEN)
-        _Board(_CONSTRUCTOR)._look(store, words)
+        def collect(store: Store) -> None:
+            until = time.monotonic() + PATIENCE_SECONDS
+            while None in words.values() and time.monotonic() < until:
+                self._look(store, words)
+                time.sleep(_SECONDS_BETWEEN)
+            _Board(_CONSTRUCTOR)._look(store, words)
+
+        _in_time(collect)
+        text = str(error)
+        # Gloo closes a connection itself when nobody answers: "Application timeout caused pair closure"
+        silence = (
+            "does not answer: it hangs, is stopped, or does something else than the others; `ddp_timeout` has passed"
+        )
+        if any(word in text for word in _GONE) and "imeout" not in text:
+            silence = "has gone without an error: it was killed, or left by itself"
+        told = {rank: silence if word is None else word for rank, word in dict(words).items()}
+        return [f"rank {rank}: {word}" for rank, word in told.items() if word != _FAILED_AFTER_ANOTHER]
 
     def _look(self, store: Store, words: dict[int, str | None]) -> None:
         """Fill in the words that are there by now."""

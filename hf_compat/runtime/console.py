@@ -8,7 +8,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -128,6 +128,33 @@ _in_place_of_transformers: list[bool] = []  # at most one
 def log_as_transformers(wanted: bool) -> None:
     """Log under transformers' names from now on, or under ours again."""
     _in_place_of_transformers[:] = [True] if wanted else []
+
+
+def follow_level(level: int | None) -> None:
+    """Set transformers' verbosity in a patched process, as its Trainer does. None does not change it."""
+    if _in_place_of_transformers and level is not None:
+        logging.getLogger("transformers").setLevel(level)
+
+
+def log_line(line: str, otherwise: logging.Logger | None = None) -> None:
+    """Log a line of transformers' Trainer at level info, on its logger. Without a patch it goes to another, if any.
+
+    `transformers.utils.logging.set_verbosity_info()` shows these lines. By default they are hidden.
+    """
+    shown = logging.getLogger("transformers.trainer") if _in_place_of_transformers else otherwise
+    if shown is not None:
+        shown.info(line)
+
+
+def log_ignored_columns(
+    columns: Iterable[str], description: str | None, model: str | None, ours: logging.Logger
+) -> None:
+    """Log the columns of a data set that the model does not take."""
+    where = "" if description is None else f"in the {description} set "
+    text = (
+        f"The following columns {where}don't have a corresponding argument in `{model}.forward` and have been ignored"
+    )
+    log_line(f"{text}: {', '.join(sorted(columns))}.", ours)
 
 
 class SharedLogger:

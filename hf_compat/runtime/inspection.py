@@ -5,8 +5,9 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import operator
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -34,42 +35,15 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     return parameter is not None and parameter.default is True
 
 
-class Delegated(Generic[Answer]):
-    """An attribute that is another object's.
-
-    Args:
-        path: That attribute, with dots, seen from the owner.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path.split(".")
-
-    def _holder(self, owner: object) -> object:
-        for name in self._path[:-1]:
-            owner = getattr(owner, name)
-        return owner
-
-    @overload
-    def __get__(self, owner: None, kind: type) -> Delegated[Answer]: ...
-    @overload
-    def __get__(self, owner: object, kind: type) -> Answer: ...
-    def __get__(self, owner: object | None, kind: type) -> object:
-        """Read the value. On a class, give this descriptor."""
-        return self if owner is None else getattr(self._holder(owner), self._path[-1])
-
-    def __set__(self, owner: object, value: Answer) -> None:
-        """Write the value."""
-        setattr(self._holder(owner), self._path[-1], value)
+def delegated(path: str) -> Any:
+    """A property that is another object's attribute, to read and to write. `path` leads there, with dots."""
+    holder, _, name = path.rpartition(".")
+    find = operator.attrgetter(holder)
+    return property(operator.attrgetter(path), lambda owner, value: setattr(find(owner), name, value))
 
 
 def is_replaced(owner: object, name: str, original: type) -> bool:
-    """Whether a class's method or property is overridden.
-
-    Args:
-        owner: The object. A subclass, a monkeypatch or an attribute of its own may override it.
-        name: The method's name.
-        original: The class that has it.
-    """
+    """Whether a subclass, a monkeypatch or the object itself overrides a method or property of a class."""
     return name in vars(owner) or getattr(type(owner), name) is not getattr(original, name)
 
 
@@ -95,33 +69,27 @@ def number_of_arguments(function: Callable[..., object]) -> int:
 
 
 class AcceptedParameters(NamedTuple):
-    """The parameters of a callable.
+    """The parameters of a callable."""
 
-    Args:
-        places: Names of positional parameters, in order.
-        takes_any_place: Whether it has `*args`.
-        names: Names that can be given by keyword.
-        takes_any_keyword: Whether it has `**kwargs`.
-        required: Names without a default.
-    """
-
-    places: tuple[str, ...]
-    takes_any_place: bool
-    names: frozenset[str]
-    takes_any_keyword: bool
-    required: frozenset[str]
+    places: tuple[str, ...]  # names of positional parameters, in order
+    takes_any_place: bool  # whether it has `*args`
+    names: frozenset[str]  # names that can be given by keyword
+    takes_any_keyword: bool  # whether it has `**kwargs`
+    required: frozenset[str]  # names without a default
 
 
 def _parameters_of(function: Callable[..., object], skips_self: bool = False) -> AcceptedParameters:
-    parameters = list(inspect.signature(function).parameters.values())[int(skips_self) :]
-    kinds = {p.kind for p in parameters}
-    return AcceptedParameters(
-        places=tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)),
-        takes_any_place=inspect.Parameter.VAR_POSITIONAL in kinds,
-        names=frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)),
-        takes_any_keyword=inspect.Parameter.VAR_KEYWORD in kinds,
-        required=frozenset(p.name for p in parameters if p.default is p.empty),
-    )
+    places, names, required, kinds = [], [], [], set()
+    for p in list(inspect.signature(function).parameters.values())[int(skips_self) :]:
+        kinds.add(p.kind)
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            places.append(p.name)
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            names.append(p.name)
+        if p.default is p.empty:
+            required.append(p.name)
+    takes_places, takes_keywords = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
+    return AcceptedParameters(tuple(places), takes_places, frozenset(names), takes_keywords, frozenset(required))
 
 
 _kept_parameters_of = functools.lru_cache(maxsize=1024)(_parameters_of)
@@ -130,20 +98,13 @@ _kept_parameters_of = functools.lru_cache(maxsize=1024)(_parameters_of)
 def accepted_parameters(method: Callable[..., object]) -> AcceptedParameters | None:
     """The parameters of a bound method, without `self`, or of another callable. None for builtins without a signature.
 
-    A method's function is inspected once.
+    A method's function is inspected once. Other callables may hold a trainer, so they are not cached.
     """
     function = getattr(method, "__func__", None)
     try:
-        # other callables may hold a trainer, so they are not cached
         return _parameters_of(method) if function is None else _kept_parameters_of(function, skips_self=True)
     except (TypeError, ValueError):
         return None
-
-
-def has_var_keyword(function: Callable[..., object]) -> bool:
-    """Whether a callable takes `**kwargs`."""
-    accepted = accepted_parameters(function)
-    return accepted is not None and accepted.takes_any_keyword
 
 
 def needs_parameter(method: Callable[..., object], name: str) -> bool:
@@ -171,11 +132,6 @@ def call_with_optional(method: Callable[..., Answer], *args: object, optional: d
 
     A subclass written for an older release lacks later parameters such as `num_items_in_batch`. A newer one may take
     them as `**kwargs`.
-
-    Args:
-        method: A bound method, or another callable.
-        args: Positional arguments of every release.
-        optional: Keyword arguments of later releases, which upstream passes by keyword, too.
     """
     accepted = accepted_parameters(method)
     if accepted is None:
@@ -223,7 +179,10 @@ def call_by_place(
     if accepted is None:
         return method(*values)
     positional, by_keyword = _way_of(accepted, names, last_by_keyword)
-    return method(*values[:positional], **{name: values[index] for index, name in by_keyword})
+    keywords = {}
+    for index, name in by_keyword:
+        keywords[name] = values[index]
+    return method(*values[:positional], **keywords)
 
 
 def reads_parameter(function: Callable[..., object], name: str) -> bool:

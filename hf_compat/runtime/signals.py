@@ -55,11 +55,25 @@ class StopSignals:
             timeout_seconds: How long a process waits for the others to agree on a signal.
         """
         self.received = None
+        self._handlers = {}
         # all processes make it, whatever their handlers
         self._agreement = CPUAgreement(timeout_seconds) if stop or requeue else None
-        self._handlers = {number: signal.getsignal(number) for number in _watchable(stop, requeue)}
-        for number in self._handlers:
-            signal.signal(number, self.note)
+        if threading.current_thread() is threading.main_thread():
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it is under `nohup`
+            wanted: list[int] = [signal.SIGTERM, *([] if ignored else [signal.SIGINT])] if stop else []
+            # Windows lacks this signal. A handler that exists is the user's or the launcher's
+            if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+                wanted.append(signal.SIGUSR1)
+            for number in wanted:
+                handler = signal.getsignal(number)
+                if handler is not None:  # Python cannot restore a handler of C code
+                    self._handlers[number] = handler
+                    signal.signal(number, self.note)
+        elif stop:
+            warn_user(
+                "`enable_jit_checkpoint=True` has no effect outside the main thread: Python handles signals there.",
+                InertArgumentWarning,
+            )
         try:
             yield
         finally:
@@ -106,25 +120,6 @@ class StopSignals:
             raise SystemExit(128 + number)
 
 
-def _watchable(stop: bool, requeue: bool) -> list[int]:
-    """List the signals that can be noted here."""
-    if threading.current_thread() is not threading.main_thread():
-        if stop:
-            warn_user(
-                "`enable_jit_checkpoint=True` has no effect outside the main thread: Python handles signals there.",
-                InertArgumentWarning,
-            )
-        return []
-    wanted = [signal.SIGTERM] if stop else []
-    if stop and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it is under `nohup`
-        wanted.append(signal.SIGINT)
-    # Windows lacks this signal. A handler that exists is the user's or the launcher's
-    if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        wanted.append(signal.SIGUSR1)
-    # Python cannot restore a handler of C code
-    return [number for number in wanted if signal.getsignal(number) is not None]
-
-
 # The file beside the checkpoints that names the job which resumes from the newest of them.
 REQUEUED_NAME = "requeued.json"
 
@@ -152,21 +147,15 @@ def requeue(folder: str) -> None:
 
 def is_requeued(folder: str) -> bool:
     """Whether this job was queued again while it trained into that folder."""
-    path = os.path.join(folder, REQUEUED_NAME)
-    if slurm_job_id() is None or not os.path.isfile(path):
+    path, job = os.path.join(folder, REQUEUED_NAME), slurm_job_id()
+    if job is None or not os.path.isfile(path):
         return False
     try:
         with open(path, encoding="utf-8") as file:
-            return bool(json.load(file)["job"] == slurm_job_id())
+            return bool(json.load(file)["job"] == job)
     except (ValueError, KeyError, TypeError):
         logger.warning("%s cannot be read; training starts from the beginning.", path)
         return False
-
-
-def forget_requeue(folder: str) -> None:
-    """Remove the note of this job, whose training has ended."""
-    if is_requeued(folder):
-        os.unlink(os.path.join(folder, REQUEUED_NAME))
 
 
 SIGCHLD: int | None = getattr(signal, "SIGCHLD", None)  # Windows has none

@@ -33,7 +33,7 @@ from hf_compat.hf.process_state import (
 from hf_compat.optim.stepping import Prepared, PreparedOptimizer, PreparedScheduler, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
-from hf_compat.runtime.inspection import Delegated, is_replaced
+from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.nested import Nested, leaves
 from hf_compat.trainer_methods.accelerate_states import StateMembers, Unused
@@ -115,8 +115,8 @@ class GradientState:
 
     initialized = True
     is_xla_gradients_synced = False
-    sync_gradients = Delegated[bool]("_accelerator.sync_gradients")  # whether this micro-batch is the update's last
-    active_dataloader = Delegated["Iterable[Batch] | None"]("_accelerator.loader")
+    sync_gradients: bool = delegated("_accelerator.sync_gradients")  # whether this micro-batch is the update's last
+    active_dataloader: Iterable[Batch] | None = delegated("_accelerator.loader")
 
     def __init__(self, accelerator: AcceleratorFacade) -> None:
         self._accelerator = accelerator
@@ -249,15 +249,15 @@ class AcceleratorFacade(StateMembers):
         """How data is loaded across ranks, by the argument `accelerator_config`."""
         return AcceleratorConfig.from_any(self._args.accelerator_config)
 
-    distributed_type = Delegated[str]("state.distributed_type")
-    deepspeed_plugin = Delegated[object]("state.deepspeed_plugin")
-    fsdp_plugin = Delegated[object]("state.fsdp_plugin")
-    is_fsdp2 = Delegated[bool]("state.is_fsdp2")
-    multi_device = Delegated[bool]("use_distributed")
-    dispatch_batches = Delegated["bool | None"]("dataloader_config.dispatch_batches")
-    split_batches = Delegated[bool]("dataloader_config.split_batches")
-    non_blocking = Delegated[bool]("dataloader_config.non_blocking")
-    use_seedable_sampler = Delegated[bool]("dataloader_config.use_seedable_sampler")
+    distributed_type: str = delegated("state.distributed_type")
+    deepspeed_plugin: object = delegated("state.deepspeed_plugin")
+    fsdp_plugin: object = delegated("state.fsdp_plugin")
+    is_fsdp2: bool = delegated("state.is_fsdp2")
+    multi_device = StateMembers.use_distributed
+    dispatch_batches: bool | None = delegated("dataloader_config.dispatch_batches")
+    split_batches: bool = delegated("dataloader_config.split_batches")
+    non_blocking: bool = delegated("dataloader_config.non_blocking")
+    use_seedable_sampler: bool = delegated("dataloader_config.use_seedable_sampler")
 
     @property
     def gradient_accumulation_steps(self) -> int:

@@ -27,7 +27,7 @@ from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import CurrentPlan
-from hf_compat.runtime.inspection import Delegated
+from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.training_run.run import RunHost, TrainingRun
@@ -192,9 +192,9 @@ class TrainerBase(StepsBase, Declared):
     _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
 
     # Subclasses of transformers' Trainer read or write these.
-    _tr_loss = Delegated[torch.Tensor]("_run.losses.since_last_log")
-    _total_loss_scalar = Delegated[float]("_run.losses.total")
-    _globalstep_last_logged = Delegated[int]("_run.losses.last_logged")
-    _initial_num_input_tokens_seen = Delegated[int]("_run.tokens_before")
+    _tr_loss: torch.Tensor = delegated("_run.losses.since_last_log")
+    _total_loss_scalar: float = delegated("_run.losses.total")
+    _globalstep_last_logged: int = delegated("_run.losses.last_logged")
+    _initial_num_input_tokens_seen: int = delegated("_run.tokens_before")
     initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
-    _initial_global_step = Delegated[int]("_run.updates_before")
+    _initial_global_step: int = delegated("_run.updates_before")

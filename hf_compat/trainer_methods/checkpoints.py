@@ -39,10 +39,9 @@ from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import is_replaced, reads_parameter
 from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 from hf_compat.search.trials import name_of_trial

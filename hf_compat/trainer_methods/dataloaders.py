@@ -22,8 +22,8 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
-from hf_compat.interop.upstream_log import log_ignored_columns
 from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
+from hf_compat.runtime.console import log_ignored_columns
 from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, needs_parameter
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown

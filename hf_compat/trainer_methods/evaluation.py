@@ -23,11 +23,10 @@ from hf_compat.errors import SearchError
 from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
-from hf_compat.interop.upstream_log import log_evaluation
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
-from hf_compat.runtime.console import brief
+from hf_compat.runtime.console import brief, log_line
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -203,7 +202,9 @@ class Evaluator:
             host.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
         stepping_of(host.optimizer).to_evaluation()
         host.callback_handler.eval_dataloader = loader
-        log_evaluation(description, host.num_examples(loader) if has_length(loader) else None, args.eval_batch_size)
+        log_line(f"\n***** Running {description} *****")
+        log_line(f"  Num examples = {host.num_examples(loader)}" if has_length(loader) else "  Num examples: Unknown")
+        log_line(f"  Batch size = {args.eval_batch_size}")
         gather, drops_fillers = self._gather()
         run = EvaluationRun(
             host,

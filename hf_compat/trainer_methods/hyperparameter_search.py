@@ -13,9 +13,8 @@ import torch
 from hf_compat.callbacks.callback_set import SavedCallbackStates
 from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.runtime.console import brief
+from hf_compat.runtime.console import brief, log_line
 from hf_compat.search.trials import (
     PACKAGES,
     check_search,

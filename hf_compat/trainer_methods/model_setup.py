@@ -28,17 +28,16 @@ from hf_compat.interop.transformers_models import (
     loss_shifts_labels,
     takes_loss_keywords,
 )
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.lightning_plan import compilation_of
 from hf_compat.runtime.collectives import failing_together
-from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import (
+    accepted_parameters,
     can_return_loss,
     find_labels,
     has_length,
-    has_var_keyword,
     is_replaced,
     number_of_arguments,
 )
@@ -75,7 +74,10 @@ class ModelMethods(StepsBase):
         model = self._model_with_forward()
         accepts = getattr(model, "accepts_loss_kwargs", None)
         accepts = takes_loss_keywords(model) if accepts is None else accepts
-        self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
+        if accepts is None:
+            accepted = accepted_parameters(model.forward)
+            accepts = accepted is not None and accepted.takes_any_keyword
+        self.model_accepts_loss_kwargs = accepts
         labels = self.args.label_names
         self.label_names = find_labels(type(model)) if labels is None else labels
         self.can_return_loss = can_return_loss(type(model))

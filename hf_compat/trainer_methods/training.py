@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -29,12 +30,12 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
+from hf_compat.runtime.console import log_line
 from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
-from hf_compat.runtime.signals import forget_requeue
+from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
@@ -128,8 +129,9 @@ class TrainingMethods(TrainerBase):
         agree(self._saver.background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._pushes.push_what_was_written()
-        if self.is_world_process_zero():
-            forget_requeue(str(self.args.output_dir))
+        folder = str(self.args.output_dir)
+        if self.is_world_process_zero() and is_requeued(folder):  # this job, whose training has ended
+            os.unlink(os.path.join(folder, REQUEUED_NAME))
         train_loss = self._run.losses.mean(self.state.global_step)
         updates = self.state.global_step - self._run.updates_before  # the durations cover this call only
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
@@ -205,8 +207,8 @@ class Fit:
             log_start(plan, self._counts, args, parameters, done, is_resumed=run.checkpoint is not None)
             host.lightning_trainer, run.lightning_trainer, run.module = trainer, trainer, module
             try:
-                is_requeued = slurm_job_id() is not None
-                with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
+                of_slurm = slurm_job_id() is not None
+                with host.stop_signals.watched(args.enable_jit_checkpoint, of_slurm, args.ddp_timeout):
                     trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
             finally:
                 module.leave_fit()

@@ -33,9 +33,8 @@ from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
-from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.run import RunHost, TrainingRun

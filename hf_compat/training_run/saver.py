@@ -37,9 +37,9 @@ from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_rng, unpack_rng

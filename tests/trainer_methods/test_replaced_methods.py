@@ -15,7 +15,7 @@ import hf_compat
 import hf_compat.trainer_callback
 from hf_compat import Trainer
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning, OverrideError
-from hf_compat.interop import upstream_log
+from hf_compat.runtime import console
 from hf_compat.tools.until_train import overrides, overrides_of
 
 APIS = pytest.mark.parametrize("api", [transformers, hf_compat], ids=["theirs", "ours"])
@@ -198,7 +198,7 @@ def test_lines_of_transformers_log_while_patched(tmp_path, monkeypatch):
     transformers_log.addHandler(listens)
     try:
         theirs = train(transformers)
-        monkeypatch.setattr(upstream_log, "is_patched", lambda: True)
+        monkeypatch.setattr(console, "_in_place_of_transformers", [True])
         assert train(hf_compat) == theirs and len(theirs) == 14
     finally:
         transformers_log.removeHandler(listens)
