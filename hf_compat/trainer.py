@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,8 @@ class Trainer(
             self.stop_signals = StopSignals()
             self._evaluator = Evaluator(self)
             self._pushes = Pushes(self)
-            self._saver, self._resumer = Saver(self, self._overrides_saving), Resumer(self)
+            overrides_saving = functools.partial(is_replaced, self, original=CheckpointMethods)
+            self._saver, self._resumer = Saver(self, overrides_saving), Resumer(self)
             # an empty run, until `train` begins one
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._callbacks = CallbackSet(self)

@@ -68,12 +68,7 @@ def is_partitioned(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def gathering(model: nn.Module, config: dict[str, Any]) -> Iterator[None]:
-    """Let each module of a model in parts gather its parameters while it runs, as in a fit.
-
-    Args:
-        model: The model.
-        config: DeepSpeed's configuration.
-    """
+    """Let each module of a model in parts gather its parameters while it runs, as in a fit."""
     import deepspeed
 
     engine: DeepSpeedEngine = deepspeed.initialize(model=model, config=config)[0]

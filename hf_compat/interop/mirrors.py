@@ -116,11 +116,6 @@ def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str
     """Pair transformers' subclasses of a class that ours replaces with classes that are subclasses of ours, too.
 
     Objects of transformers that we lack (a tracker's callback) then are instances of our class.
-
-    Args:
-        theirs: The class of transformers.
-        ours: Our class that replaces it.
-        known: Names that we have.
     """
     subclasses: list[type] = type.__subclasses__(theirs)
     for kind in subclasses:

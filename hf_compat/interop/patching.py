@@ -301,11 +301,7 @@ def _top_levels() -> list[ModuleType]:
 
 
 def _exchange(replacements: dict[int, object]) -> None:
-    """Replace values in transformers' modules, under a name or within a list or dict that has a name.
-
-    Args:
-        replacements: The identity of an object → its replacement.
-    """
+    """Replace values in transformers' modules, under a name or within a list or dict that has a name."""
     inner = (module for name, module in list(sys.modules.items()) if name.startswith("transformers."))
     for module in (*_top_levels(), *inner):
         if not isinstance(module, ModuleType):

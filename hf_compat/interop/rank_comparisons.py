@@ -27,9 +27,6 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
 
     Training arguments are objects with a name such as `args`, or made by a class of arguments. A source that declares
     an option or a field `local_rank` itself has no findings.
-
-    Args:
-        source: Python source.
     """
     tree = ast.parse(source)
     if any(_declares_rank(node) for node in ast.walk(tree)):

@@ -76,10 +76,7 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
 
     Since 5.0 some models of transformers have other parameters than their files. GPT-NeoX has another name for its
     head, and mixtures of experts have one tensor for all experts of a layer. `from_pretrained` reads such files.
-
-    Args:
-        model: The model. Other models get the weights unchanged.
-        weights: Whole tensors by their names in the files.
+    Other models get the weights unchanged.
 
     Differs:
         `transformers.Trainer`, 5.23, does not load these parameters when it resumes or loads the best model.

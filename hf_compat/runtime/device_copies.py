@@ -56,11 +56,7 @@ def small_ones_on_host(data: Nested) -> Nested:
 
 
 class CopiesAhead:
-    """Copies batches from page-locked memory to a device while it computes something else.
-
-    Args:
-        device: The device.
-    """
+    """Copies batches from page-locked memory to a device while it computes something else."""
 
     def __init__(self, device: torch.device) -> None:
         self._module = torch.get_device_module(device)

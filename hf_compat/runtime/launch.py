@@ -177,18 +177,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """What a launcher has said; None where it has said nothing.
-
-    Args:
-        launcher: The row.
-        rank: Of the process, or of the machine.
-        world_size: Processes, or machines.
-        local_rank: Rank on its machine.
-        local_world_size: Processes on this machine.
-        node_rank: Which machine this is.
-        nodes: Machines.
-        address: Of the first machine.
-    """
+    """What a launcher has said; None where it has said nothing."""
 
     launcher: Launcher
     rank: int
@@ -209,9 +198,6 @@ class Place:
 
 def find_place(variables: Variables) -> Place | None:
     """Return what the first fitting row of the table says; None where no launcher has started this process.
-
-    Args:
-        variables: The environment.
 
     Raises:
         ArgumentError: A variable that should hold a number holds none.
@@ -397,9 +383,6 @@ def assuming(launch: Launch, device: str) -> Iterator[None]:
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     """Read which process this is from what a launcher has set; the table is in `runtime/launch.py`.
 
-    Args:
-        environment: The variables; None reads this process's own.
-
     Raises:
         ArgumentError: A variable that should hold a number holds none, or too little is said.
     """
@@ -435,20 +418,12 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
 
 
 def launched_place(environment: Mapping[str, str] | None = None) -> Place | None:
-    """Return what the launcher of this process, or of the only process of this machine, has said.
-
-    Args:
-        environment: The variables; None reads this process's own.
-    """
+    """Return what the launcher of this process, or of the only process of this machine, has said."""
     return find_place(os.environ if environment is None else environment)  # noqa: TID251 - launchers speak through it
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher has started this process as one that trains, alone or among others.
-
-    Args:
-        environment: The variables; None reads this process's own.
-    """
+    """Whether a launcher has started this process as one that trains, alone or among others."""
     place = launched_place(environment)
     return place is not None and not place.launcher.starts_machines
 
@@ -540,11 +515,7 @@ def empty_device_cache() -> None:
 
 
 def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell.
-
-    Args:
-        environment: The variables; None reads this process's own.
-    """
+    """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell."""
     variables = os.environ if environment is None else environment  # noqa: TID251 - SLURM speaks through it
     if variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return None
@@ -561,9 +532,6 @@ def end_with_launcher(launcher: int) -> None:
     """Get SIGTERM when the process that started this one is gone; Linux only.
 
     A launcher that is killed cannot end its processes: they would train on, beside the next start in the same folder.
-
-    Args:
-        launcher: Its process id.
     """
     if not sys.platform.startswith("linux"):
         return

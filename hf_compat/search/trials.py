@@ -28,18 +28,18 @@ from hf_compat.runtime.text import brief, did_you_mean, is_installed, need, show
 from hf_compat.training_run.run import RunHost
 
 
-def run_trial(trainer: RunHost, trial: Trial) -> Objective:
+def run_trial(host: RunHost, trial: Trial) -> Objective:
     """Train a trial. Evaluate it if the training has not done so."""
-    trainer.objective = None
-    trainer.train(resume_from_checkpoint=None, trial=trial)
-    if getattr(trainer, "objective", None) is None:
-        trainer.objective = checked_objective(trainer, trainer.evaluate())
-    return trainer.objective
+    host.objective = None
+    host.train(resume_from_checkpoint=None, trial=trial)
+    if getattr(host, "objective", None) is None:
+        host.objective = checked_objective(host, host.evaluate())
+    return host.objective
 
 
-def checked_objective(trainer: RunHost, metrics: Metrics) -> Objective:
+def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation."""
-    objective = trainer.compute_objective(metrics.copy())
+    objective = host.compute_objective(metrics.copy())
     values = objective if isinstance(objective, Sequence) and not isinstance(objective, str) else [objective]
     if values and all(
         (isinstance(value, torch.Tensor) and value.numel() == 1)
@@ -55,18 +55,18 @@ def checked_objective(trainer: RunHost, metrics: Metrics) -> Objective:
     )
 
 
-def release_model(trainer: RunHost) -> None:
+def release_model(host: RunHost) -> None:
     """Drop a trial's model and optimizer to free memory for the next trial.
 
     Mirrors:
         The end of a trial in `transformers.integrations.run_hp_search_optuna`, 5.23. `trainer.model` is None then.
     """
-    trainer.model = trainer.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
-    trainer.optimizer = trainer.lr_scheduler = None
-    trainer.lightning_trainer = trainer._fit_model_state = trainer._compiled_model = None  # they hold the model, too
-    handler = trainer.callback_handler
+    host.model = host.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
+    host.optimizer = host.lr_scheduler = None
+    host.lightning_trainer = host._fit_model_state = host._compiled_model = None  # they hold the model, too
+    handler = host.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
-    trainer.accelerator.clear()
+    host.accelerator.clear()
     gc.collect()
     empty_device_cache()
 
@@ -175,10 +175,10 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
         )
 
 
-def space_of(trainer: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
+def space_of(host: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
     """Choose the names and values that a trial sets."""
     if backend == HPSearchBackend.OPTUNA:
-        space = trainer.hp_space(trial)
+        space = host.hp_space(trial)
         if not isinstance(space, dict):
             raise OverrideError(
                 f"`{shown('hp_space', space)}` is not a dict.\n\nHint: return the names and values of a trial."

@@ -23,17 +23,13 @@ _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) -
 
 @dataclass(frozen=True)
 class _End:
-    """The first rank's message to the others that there is no further trial.
-
-    Args:
-        error: An error outside of a trial.
-    """
+    """The first rank's message to the others that there is no further trial."""
 
     error: str | None = None
 
 
 def search_optuna(
-    trainer: RunHost, n_trials: int | None, direction: Directions, options: Options
+    host: RunHost, n_trials: int | None, direction: Directions, options: Options
 ) -> BestRun | list[BestRun] | None:
     """Run a search.
 
@@ -43,9 +39,9 @@ def search_optuna(
     Differs:
         Several ranks prune together, and end together if the first one stops the search.
     """
-    _check_options(options, trainer.args.world_size)
-    runner = _Trials(trainer, options.get("catch", ()))
-    if trainer.args.process_index == 0:
+    _check_options(options, host.args.world_size)
+    runner = _Trials(host, options.get("catch", ()))
+    if host.args.process_index == 0:
         try:
             several = isinstance(direction, list)
             chosen = {name: value for name, value in options.items() if name in _OF_STUDY}
@@ -83,28 +79,28 @@ def search_optuna(
 class _Trials:
     """Runs one trial after the other on a Trainer."""
 
-    def __init__(self, trainer: RunHost, catch: object) -> None:
-        self.trainer = trainer
+    def __init__(self, host: RunHost, catch: object) -> None:
+        self.host = host
         named = catch if isinstance(catch, Iterable) else [catch]
         self._survived = (optuna.TrialPruned, *(kind for kind in named if isinstance(kind, type)))
         self.is_training = self._has_left_a_model = False
 
     def __call__(self, trial: Trial) -> Objective:
         """Train one trial, on all ranks."""
-        if self.trainer.args.world_size > 1 and self.trainer.args.process_index == 0:
-            self.trainer.hp_space(trial)
+        if self.host.args.world_size > 1 and self.host.args.process_index == 0:
+            self.host.hp_space(trial)
             fixed = optuna.trial.FixedTrial(trial.params, trial.number)
             broadcast_object(fixed)
         self.is_training = True
         if self._has_left_a_model:  # by a trial that was pruned or has failed. As upstream, the last one's stays
-            release_model(self.trainer)
+            release_model(self.host)
         self._has_left_a_model = True
         try:
-            objective = run_trial(self.trainer, trial)
+            objective = run_trial(self.host, trial)
         except self._survived:
             self.is_training = False
             raise
-        release_model(self.trainer)
+        release_model(self.host)
         self.is_training = self._has_left_a_model = False
         return objective
 
@@ -129,12 +125,12 @@ def _check_options(options: Options, world_size: int) -> None:
         )
 
 
-def report(trainer: RunHost, trial: Trial, update: int) -> None:
+def report(host: RunHost, trial: Trial, update: int) -> None:
     """Report an evaluation to optuna, and end the trial on all ranks if optuna prunes it."""
     is_pruned = False
     if hasattr(trial, "study") and len(trial.study.directions) == 1:  # a `FixedTrial` has none
-        trial.report(trainer.objective, update)
+        trial.report(host.objective, update)
         is_pruned = trial.should_prune()
     if broadcast_object(is_pruned):
-        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        host.callback_handler.on_train_end(host.args, host.state, host.control)
         raise optuna.TrialPruned

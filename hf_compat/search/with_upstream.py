@@ -16,24 +16,24 @@ from hf_compat.training_run.run import RunHost
 _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 
 
-def search_ray(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_ray(host: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search on ray, which trains copies of the Trainer in its own processes. `options` are those of `ray.tune.run`.
 
     The `run_summary` of the result is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
     """
     upstream = _upstream("ray", direction)
-    board = trainer.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
+    board = host.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
     # nor can a model, and each trial makes its own
-    trainer.model_wrapped = trainer.callback_handler.model = None  # type: ignore[assignment]
+    host.model_wrapped = host.callback_handler.model = None  # type: ignore[assignment]
     try:
-        best = upstream.run_hp_search_ray(trainer, 1 if n_trials is None else n_trials, direction, **options)
+        best = upstream.run_hp_search_ray(host, 1 if n_trials is None else n_trials, direction, **options)
     finally:
         if board is not None:
-            trainer.add_callback(board)
+            host.add_callback(board)
     return BestRun(*best)
 
 
-def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search as a sweep of Weights & Biases, whose server proposes the trials.
 
     `sweep_id` continues a sweep. `project`, `entity` and `name` are those of a new one. wandb compares `metric`
@@ -45,20 +45,20 @@ def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, 
             raise UnknownArgument(f"The search got an unknown argument `{shown(name, value)}`.\n\nHint: {hint}")
         if value is not None and not (isinstance(value, str) and value):
             raise ArgumentError(f"`{shown(name, value)}` is not a text.\n\nHint: leave it out, or give a name.")
-    if trainer.args.world_size > 1:
+    if host.args.world_size > 1:
         raise ArgumentError(
-            f"A sweep of wandb gives its hyperparameters to one process, and there are {trainer.args.world_size}.\n\n"
+            f"A sweep of wandb gives its hyperparameters to one process, and there are {host.args.world_size}.\n\n"
             "Hint: use `backend='optuna'`."
         )
     upstream = _upstream("wandb", direction)
-    held = trainer.pop_callback(WandbCallback)
+    held = host.pop_callback(WandbCallback)
     kind = known_to_transformers(type(held) if isinstance(held, WandbCallback) else WandbCallback)
-    trainer.add_callback(held if isinstance(held, kind) else kind())
-    space = trainer.hp_space(None)
+    host.add_callback(held if isinstance(held, kind) else kind())
+    space = host.hp_space(None)
     space.setdefault("metric", {})
-    trainer.hp_space = lambda trial: space
+    host.hp_space = lambda trial: space
     given = {name: value for name, value in options.items() if value is not None}
-    best = BestRun(*upstream.run_hp_search_wandb(trainer, n_trials, direction, **given))
+    best = BestRun(*upstream.run_hp_search_wandb(host, n_trials, direction, **given))
     if best.run_id is None:
         raise SearchError(f"No run of the sweep {best.run_summary} was completed.\n\nHint: read wandb's messages.")
     return best

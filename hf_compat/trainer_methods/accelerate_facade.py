@@ -42,9 +42,6 @@ from hf_compat.trainer_methods.accelerate_states import StateMembers, Unused
 class DeepSpeedPlugin:
     """`accelerator.state.deepspeed_plugin`, with the stage and configuration for models that a script prepares itself.
 
-    Args:
-        args: The training arguments.
-
     Mirrors:
         `accelerate.utils.DeepSpeedPlugin`, 1.15, as far as libraries read it.
     """
@@ -79,9 +76,6 @@ class DeepSpeedPlugin:
 
 class AcceleratorState(ProcessState):
     """`accelerator.state`.
-
-    Args:
-        args: The training arguments.
 
     Mirrors:
         `accelerate.state.AcceleratorState`, 1.15.
@@ -287,8 +281,8 @@ class AcceleratorFacade(StateMembers):
     @property
     def is_alone(self) -> bool:
         """Whether `gather` and `pad_across_processes` return their input, as with one rank and no override."""
-        names = ("gather", "pad_across_processes")
-        return not processes.is_distributed() and not any(is_replaced(self, name, AcceleratorFacade) for name in names)
+        is_replaced_here = functools.partial(is_replaced, self, original=AcceleratorFacade)
+        return not (processes.is_distributed() or any(map(is_replaced_here, ("gather", "pad_across_processes"))))
 
     def gather(self, tensor: Nested) -> Nested:
         """Join the tensors of all ranks along the first dimension."""
@@ -306,7 +300,7 @@ class AcceleratorFacade(StateMembers):
             longer than the last round's samples are cut. This holds for a training loader, too.
         """
         as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for leaf in leaves(input_data))
-        gathered = processes.gather(input_data) if not as_objects else input_data
+        gathered = input_data if as_objects else processes.gather(input_data)
         if as_objects and processes.is_distributed():
             gathered = [item for part in processes.gather_objects(input_data) for item in part]
         state = self.gradient_state

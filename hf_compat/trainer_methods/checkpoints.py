@@ -42,7 +42,7 @@ from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_m
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import is_replaced, reads_parameter
+from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
@@ -95,9 +95,6 @@ class CheckpointMethods(TrainerBase):
         self._pushes.push_what_was_written()
         self._saver.save(self._get_output_dir(trial=trial))
 
-    def _overrides_saving(self, name: str) -> bool:
-        return is_replaced(self, name, CheckpointMethods)
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
         self._model_state.write_optimizer(output_dir, self.optimizer, self.args.should_save)
@@ -127,9 +124,10 @@ class CheckpointMethods(TrainerBase):
             log_line(f"Saving model checkpoint to {folder}")
             stepping_of(self.optimizer).tell_of_saving()
         # `_save` overrides in subclasses, or on this instance
-        holders = (self, *type(self).__mro__[: type(self).__mro__.index(CheckpointMethods)])
-        replaced = [vars(holder)["_save"] for holder in holders if "_save" in vars(holder)]
-        asks_the_model = any(not reads_parameter(method, "state_dict") for method in replaced)
+        asks_the_model = False
+        for holder in (self, *type(self).__mro__[: type(self).__mro__.index(CheckpointMethods)]):
+            method = vars(holder).get("_save")
+            asks_the_model = asks_the_model or (method is not None and not reads_parameter(method, "state_dict"))
         with self._model_state.giving_whole() if asks_the_model else contextlib.nullcontext():
             self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
@@ -165,7 +163,9 @@ class CheckpointMethods(TrainerBase):
         # the only type with attributes that `torch.load` accepts with `weights_only=True`, on any machine.
         values = json.loads(self.args.to_json_string())
         saved = OrderedDict(values)
-        saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
+        for name, value in values.items():
+            if not hasattr(saved, name):
+                saved.__dict__[name] = value
         torch.save(saved, os.path.join(folder, names.TRAINING_ARGS_NAME))
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
@@ -215,10 +215,6 @@ class CheckpointMethods(TrainerBase):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load a checkpoint's weights into the model.
-
-        Args:
-            resume_from_checkpoint: The folder.
-            model: The model. By default the Trainer's.
 
         Raises:
             CheckpointError: The folder has no weights.

@@ -24,10 +24,6 @@ class HubMethods(TrainerBase):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the repository `args.hub_model_id` if it is missing, and set `hub_model_id` to its full name.
 
-        Args:
-            token: A token with write access. By default the arguments' token.
-            private: Whether a new repository is private. By default the arguments' value.
-
         Raises:
             HubError: It cannot be created.
             MissingPackage: huggingface_hub is not installed.
@@ -153,9 +149,6 @@ class HubMethods(TrainerBase):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push a checkpoint and its model according to `hub_strategy`, while training continues.
-
-        Args:
-            checkpoint_folder: The complete checkpoint, under its final name.
 
         Raises:
             OSError: The disk has no space for the files of the push, or a file cannot be read.

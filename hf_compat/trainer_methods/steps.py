@@ -39,10 +39,7 @@ class StepMethods(StepsBase):
     ) -> torch.Tensor:
         """Run forward and backward on one micro-batch.
 
-        Args:
-            model: The wrapped model (`model_wrapped`).
-            inputs: The micro-batch.
-            num_items_in_batch: Number of items in the whole window, which divides the loss.
+        `num_items_in_batch` counts the items of the whole window, and divides the loss.
 
         Returns:
             The detached loss, scaled for the window.
@@ -107,14 +104,8 @@ class StepMethods(StepsBase):
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Compute the loss of one micro-batch.
 
-        Args:
-            model: The model to call.
-            inputs: The micro-batch. `labels` are removed if a function other than the model computes the loss.
-            return_outputs: Whether to return the model's outputs, too.
-            num_items_in_batch: Number of items in the whole window, for models and functions that divide by it.
-
-        Returns:
-            The loss, or the loss and the outputs.
+        `labels` are removed from the inputs if a function other than the model computes the loss.
+        `num_items_in_batch` counts the items of the whole window, for models and functions that divide by it.
 
         Raises:
             LossError: The model returned no loss.
@@ -224,12 +215,6 @@ class StepMethods(StepsBase):
     ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
         """Run the model on one batch without gradients.
 
-        Args:
-            model: The model to call.
-            inputs: The batch.
-            prediction_loss_only: Return the loss only.
-            ignore_keys: Outputs to leave out if the model returns a mapping.
-
         Returns:
             Loss, logits and labels. Each may be None.
 
@@ -274,8 +259,11 @@ class StepMethods(StepsBase):
 
     def _has_loss(self, inputs: Inputs) -> bool:
         """Whether the model computes a loss from the inputs."""
+        for name in self.label_names:
+            if inputs.get(name) is None:
+                return False
         if self.label_names:
-            return all(inputs.get(name) is not None for name in self.label_names)
+            return True
         return_loss = inputs.get("return_loss")
         return bool(self.can_return_loss if return_loss is None else return_loss)
 

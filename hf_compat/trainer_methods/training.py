@@ -160,20 +160,20 @@ class TrainingMethods(TrainerBase):
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         callbacks = bridge.lightning_callback_list(self._callbacks.lightning, self._callbacks.order)
-        options = {name: value for name, value in self._lightning_options.items() if value is not None}
-        options.pop("max_time", None)  # the limit of fits, by a callback
+        given = self._lightning_options.items()
+        options = {name: value for name, value in given if value is not None and name != "max_time"}  # a callback's
         return WindowTrainer(plan, callbacks, self._callbacks.loggers(), self.args._launch, **options)
 
 
 class Fit:
     """Trains a run with Lightning: arguments → plan → module → `lightning.Trainer.fit`."""
 
-    def __init__(self, trainer: TrainerBase, run: TrainingRun, counts: RunCounts) -> None:
-        self._trainer, self._run, self._counts = trainer, run, counts
+    def __init__(self, host: TrainerBase, run: TrainingRun, counts: RunCounts) -> None:
+        self._host, self._run, self._counts = host, run, counts
 
     def run(self) -> None:
         """Plan, build and train. Afterwards the Trainer holds no part of the fit."""
-        host, run, args = self._trainer, self._run, self._trainer.args
+        host, run, args = self._host, self._run, self._host.args
         assert run.windows is not None  # they are made before the fit
         limit = host._lightning_options.get("max_time")
         timer = None if limit is None else Timer(limit)  # type: ignore[arg-type]  # checked when set
@@ -225,7 +225,7 @@ class Fit:
 
     def _plan(self) -> LightningPlan:
         """Translate the arguments, and add settings that depend on the model and on the start of the run."""
-        host = self._trainer
+        host = self._host
         plan = with_counts(host._plan.of(host.args, host.model), host.args, self._counts)
         if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
             # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
@@ -241,7 +241,7 @@ class Fit:
 
     def on_optimizer_made(self) -> None:
         """Load optimizer states and update the callbacks' references, once Lightning has made the optimizer."""
-        host, run = self._trainer, self._run
+        host, run = self._host, self._run
         assert run.lightning_trainer is not None and run.module is not None  # set before the fit
         limit_waiting(host.args.ddp_timeout)
         strategy = run.lightning_trainer.strategy
