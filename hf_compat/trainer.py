@@ -303,15 +303,16 @@ class Trainer(
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)
                             with watching_for_overflow(self.model, self.args.debug):
-                                return run_with_fitting_batch_size(
+                                run = functools.partial(
                                     self._inner_training_loop,
-                                    self._train_batch_size,
-                                    self.args.auto_find_batch_size,
                                     args=self.args,
                                     resume_from_checkpoint=checkpoint,
                                     trial=trial,
                                     ignore_keys_for_eval=ignore_keys_for_eval,
                                 )
+                                if self.args.auto_find_batch_size:
+                                    return run_with_fitting_batch_size(run, self._train_batch_size)
+                                return run(batch_size=self._train_batch_size)
         except BaseException as error:
             self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread
             close_bars(self.callback_handler)

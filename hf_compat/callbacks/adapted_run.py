@@ -43,10 +43,11 @@ from hf_compat.runtime.inspection import has_length
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
-    log_evaluate_save,
+    due_actions,
     note_best_checkpoint,
     note_best_metric,
     run_summary,
+    save_if_best,
 )
 from hf_compat.training_run.saver import (
     checkpoints_to_delete,
@@ -346,19 +347,16 @@ class AdaptedRun(pl.Callback):
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         if may_differ:
             self.flag_agreement.agree(self.control)
-        log_evaluate_save(
-            self,
-            log=self._log_training,
-            evaluate=lambda: self.evaluate(trainer, "flag"),
-            save=lambda: self._save(trainer),
-            agreement=self.flag_agreement,
-        )
-
-    def _log_training(self) -> None:
-        self.control.should_log = False
-        update = self.state.global_step
-        if update > self.losses.last_logged:  # an update was made since the last log
-            self._log(self.losses.take(update, self.grad_norm, self.learning_rate, gather))
+        for action in due_actions(self, self.flag_agreement):
+            if action == "log":
+                self.control.should_log = False
+                update = self.state.global_step
+                if update > self.losses.last_logged:  # an update was made since the last log
+                    self._log(self.losses.take(update, self.grad_norm, self.learning_rate, gather))
+            elif action == "evaluate":
+                save_if_best(self, self.evaluate(trainer, "flag"))
+            else:
+                self._save(trainer)
 
     def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> bool:
         """Run Lightning's own validation loop. The result says whether the evaluation is the best of the run so far."""

@@ -30,8 +30,7 @@ from hf_compat.errors import ArgumentError, CallbackError, warn_user
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, callback_kind
 from hf_compat.hf.state import export_states
-from hf_compat.interop.patching import global_of_trainer
-from hf_compat.interop.transformers_models import known_to_transformers, notebooks_callback
+from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.training_run.run import RunHost
 

@@ -20,6 +20,7 @@ from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.mirrors import acknowledge, heirs, kin_of
 from hf_compat.interop.releases import guest_of, modules_there, need_names
+from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
 
@@ -69,35 +70,27 @@ def refuse_edited_methods(kind: type) -> None:
                 raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
 
 
-_TRAINER = "transformers.trainer"
 # Modules whose globals transformers' Trainer reads when it trains
-_WATCHED = (_TRAINER, "transformers.trainer_seq2seq", "transformers.trainer_optimizer", "transformers.optimization")
+_WATCHED = (
+    "transformers.trainer",
+    "transformers.trainer_seq2seq",
+    "transformers.trainer_optimizer",
+    "transformers.optimization",
+)
 # Names that our Trainer reads there as well, and names that scripts import from there instead of the Trainer
 _READ_OR_IMPORTED = ("DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler", "Trainer", "Seq2SeqTrainer")
-
-_before: dict[str, dict[str, object]] = {}  # module → name → its value at the time of `patch()`
-
-
-def _same(before: object, here: object) -> bool:
-    return before == here if type(here) in (list, dict) else before is here
-
-
-def global_of_trainer(name: str) -> object:
-    """Read the value that a script has assigned to a name of `transformers.trainer`, or None if it has not."""
-    here = vars(sys.modules[_TRAINER]).get(name) if _TRAINER in _before else None
-    return here if here is not None and not _same(_before[_TRAINER].get(name), here) else None
 
 
 def tell_of_unread_globals() -> None:
     """Warn of globals that a script has replaced and that transformers' Trainer reads, but ours does not."""
     found = []
-    for module, names in _before.items():
+    for module, names in GLOBALS_BEFORE.items():
         for name, before in names.items():
             here = vars(sys.modules[module]).get(name)
             # a second `patch()`, or transformers itself, puts such values there
             is_own = str(getattr(here, "__module__", "")).partition(".")[0] in ("transformers", "hf_compat")
             is_internal = name.startswith("__") or isinstance(before, ModuleType) or name in _READ_OR_IMPORTED
-            if not (is_internal or is_own or _same(before, here)):
+            if not (is_internal or is_own or is_same_global(before, here)):
                 found.append(f"`{module}.{name}`")
     if found:
         warn_once(
@@ -225,7 +218,7 @@ def patch() -> None:
     add_former_names(_top_levels())
     for watched in _WATCHED:  # note the value of each name that has none noted yet
         if watched in sys.modules:
-            known = _before.setdefault(watched, {})
+            known = GLOBALS_BEFORE.setdefault(watched, {})
             for name, value in vars(sys.modules[watched]).items():
                 # scripts change lists and dicts in place
                 known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
@@ -247,7 +240,7 @@ def unpatch() -> None:
     for cls in _originals.values():
         copyreg.dispatch_table.pop(cls, None)
     _originals.clear()
-    _before.clear()
+    GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
     swap = _in_force.pop()

@@ -456,6 +456,22 @@ def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.M
     return form
 
 
+# Module → name → its value when `patch()` replaced names there.
+GLOBALS_BEFORE: dict[str, dict[str, object]] = {}
+
+
+def is_same_global(before: object, here: object) -> bool:
+    """Whether a global has kept its value. Scripts change lists and dicts in place."""
+    return before == here if type(here) in (list, dict) else before is here
+
+
+def global_of_trainer(name: str) -> object:
+    """Read the value that a script has assigned to a name of `transformers.trainer`, or None if it has not."""
+    before = GLOBALS_BEFORE.get("transformers.trainer")
+    here = None if before is None else vars(sys.modules["transformers.trainer"]).get(name)
+    return None if before is None or here is None or is_same_global(before.get(name), here) else here
+
+
 # Modules of transformers with the callbacks that a Trainer adds by default.
 _HOMES = (
     "transformers.trainer_callback",

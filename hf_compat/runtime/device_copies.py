@@ -85,11 +85,17 @@ class DeviceCopies:
         self._streams: dict[torch.device, torch.Stream] = {}
         self._under_way: list[tuple[torch.device, torch.Event, Sequence[Pair]]] = []
 
-    def start(self, pairs: Sequence[Pair]) -> None:
-        """Begin to copy what the devices have computed up to here. Tensors in other memory are copied at once."""
+    def start(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Begin to copy what the devices have computed up to here. Give the pairs on the CPU, which are not copied.
+
+        A device that does not copy beside its computations copies at once.
+        """
         by_device: dict[torch.device, list[Pair]] = {}
+        on_cpu: list[Pair] = []
         for place, tensor in pairs:
-            if copies_beside(tensor.device) and place.is_pinned():
+            if tensor.device.type == "cpu":
+                on_cpu.append((place, tensor))
+            elif copies_beside(tensor.device) and place.is_pinned():
                 by_device.setdefault(tensor.device, []).append((place, tensor))
             else:
                 place.copy_(tensor)
@@ -103,6 +109,7 @@ class DeviceCopies:
                 for place, tensor in its_pairs:
                     place.copy_(tensor, non_blocking=True)
             self._under_way.append((device, stream.record_event(), its_pairs))
+        return on_cpu
 
     def before_change(self) -> None:
         """Let the devices compute from now on after the copies, as it may change the tensors."""
@@ -195,10 +202,9 @@ class LaterCopies:
 
     def add(self, pairs: Sequence[Pair]) -> None:
         """Plan to copy tensors on the CPU. A device begins to copy its own beside its computations."""
-        self.on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
-        pairs = [pair for pair in pairs if _is_on_cpu(pair)]
-        self._pairs = [*self._pairs, *pairs]
-        self._versions += [tensor._version for _, tensor in pairs]
+        on_cpu = self.on_device.start(pairs)
+        self._pairs = [*self._pairs, *on_cpu]
+        self._versions += [tensor._version for _, tensor in on_cpu]
 
     def finish(self) -> None:
         """Make the remaining copies, or wait for the thread that makes them. A device continues after its copies."""
@@ -278,10 +284,7 @@ def frozen_copy(
     if later is not None:
         later.add(pairs)
         return frozen
-    if beside is not None:
-        beside.start([pair for pair in pairs if not _is_on_cpu(pair)])
-        pairs = [pair for pair in pairs if _is_on_cpu(pair)]
-    _copy_all(pairs)
+    _copy_all(pairs if beside is None else beside.start(pairs))
     return frozen
 
 
@@ -289,8 +292,7 @@ def _copy_all(pairs: list[Pair]) -> None:
     """Copy tensors, large ones in several threads if torch itself would use one."""
     cores = os.cpu_count() or 1
     on_device = DeviceCopies()
-    on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
-    on_cpu = [pair for pair in pairs if _is_on_cpu(pair)]
+    on_cpu = on_device.start(pairs)
     is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
     if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # a mode is a thread's own
         _copy_each(on_cpu)
@@ -299,10 +301,6 @@ def _copy_all(pairs: list[Pair]) -> None:
             for _ in threads.map(_copy_each, _tasks(on_cpu)):  # it raises their errors
                 pass
     on_device.wait()
-
-
-def _is_on_cpu(pair: Pair) -> bool:
-    return pair[1].device.type == "cpu"
 
 
 def _copy_each(pairs: Sequence[Pair]) -> None:

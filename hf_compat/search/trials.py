@@ -24,7 +24,7 @@ from hf_compat.hf.search import (
 )
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.launch import empty_device_cache
-from hf_compat.runtime.text import brief, did_you_mean, is_installed, need, shown
+from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, need, shown
 from hf_compat.training_run.run import RunHost
 
 
@@ -162,9 +162,7 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
             "A search needs a new model for each trial, and this Trainer has no `model_init`.\n\n"
             "Hint: pass `model_init=` to the Trainer in place of `model=`."
         )
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise ArgumentError(f"`{shown(name, function)}` cannot be called.\n\nHint: pass a function.")
+    check_callables(**functions)
     is_count = isinstance(n_trials, int) and not isinstance(n_trials, bool) and n_trials >= 0
     if n_trials is not None and not is_count:
         raise ArgumentError(f"`{shown('n_trials', n_trials)}` is not a number of trials.\n\nHint: `n_trials=20`, say.")

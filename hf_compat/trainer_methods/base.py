@@ -23,7 +23,7 @@ from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
-from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
+from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import CurrentPlan
@@ -139,10 +139,7 @@ class StepsBase:
         def get_batch_samples(
             self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
         ) -> tuple[list[Batch], torch.Tensor | int | None]: ...
-
-    def _model_with_forward(self) -> nn.Module:
-        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
-        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
+        def _model_with_forward(self) -> nn.Module: ...
 
     def _set_up_data(
         self,

@@ -317,16 +317,10 @@ class DataloaderMethods(StepsBase):
         return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
 
     def get_tp_size(self) -> int:
-        """Number of devices that share a tensor, always 1."""
+        """Number of devices that share a tensor, a sequence or its context, always 1."""
         return 1
 
-    def get_cp_size(self) -> int:
-        """Number of devices that share a sequence's context, always 1."""
-        return 1
-
-    def get_sp_size(self) -> int:
-        """Number of devices that share a sequence, always 1."""
-        return 1
+    get_cp_size = get_sp_size = get_tp_size
 
     def _make_windows(
         self,

@@ -19,7 +19,7 @@ from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, needs_parameter
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LoggedValue
-from hf_compat.training_run.run import log_evaluate_save, note_best_metric, tracked_value
+from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
 
 # Names that a training log already contains.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
@@ -45,41 +45,35 @@ class LogMethods(TrainerBase):
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
         self._pushes.push_what_was_written()
-
-        def log() -> None:
-            run, updates = self._run, self.state.global_step
-            if updates <= run.losses.last_logged:
-                return
-            # A run cuts its data into updates when it starts
-            windows, accumulation = run.windows, self.args.gradient_accumulation_steps
-            if windows is not None and windows.window_size != accumulation:
-                warn_once(
-                    f"`gradient_accumulation_steps` was set to {accumulation} during training, which continues with "
-                    f"{windows.window_size}, as the data are cut into updates at its start.\n\n"
-                    "Hint: end the training (`control.should_training_stop`) and call `train()` again."
-                )
-            rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            logs = run.losses.take(updates, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
-            self.store_flos()
-            since = run.start_time if start_time is None else start_time
-            call_by_place(self.log, ("logs", "start_time"), (logs, since))
-
-        def evaluate() -> bool:
-            metrics = self._evaluate(trial, ignore_keys_for_eval)
-            return self._determine_best_metric(metrics=metrics, trial=trial)
-
-        def save() -> None:
-            # before 4.47 the method also took the metrics, which today's overrides may have as an optional parameter
-            old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
-            self._saver.is_by_flag = True
-            try:
-                self._save_checkpoint(model, trial, **old)
-            finally:
-                self._saver.is_by_flag = False
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-            self._saver.adopt_changes()
-
-        log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flag_agreement)
+        run, updates = self._run, self.state.global_step
+        for action in due_actions(self, run.flag_agreement):
+            if action == "log" and updates > run.losses.last_logged:
+                # A run cuts its data into updates when it starts
+                windows, accumulation = run.windows, self.args.gradient_accumulation_steps
+                if windows is not None and windows.window_size != accumulation:
+                    warn_once(
+                        f"`gradient_accumulation_steps` was set to {accumulation} during training, which continues "
+                        f"with {windows.window_size}, as the data are cut into updates at its start.\n\n"
+                        "Hint: end the training (`control.should_training_stop`) and call `train()` again."
+                    )
+                rate = self._get_learning_rate() if learning_rate is None else learning_rate
+                logs = run.losses.take(updates, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
+                self.store_flos()
+                since = run.start_time if start_time is None else start_time
+                call_by_place(self.log, ("logs", "start_time"), (logs, since))
+            elif action == "evaluate":
+                metrics = self._evaluate(trial, ignore_keys_for_eval)
+                save_if_best(self, self._determine_best_metric(metrics=metrics, trial=trial))
+            elif action == "save":
+                # before 4.47 the method also took metrics, which today's overrides may have as an optional parameter
+                old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
+                self._saver.is_by_flag = True
+                try:
+                    self._save_checkpoint(model, trial, **old)
+                finally:
+                    self._saver.is_by_flag = False
+                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+                self._saver.adopt_changes()
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -12,7 +12,7 @@ from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import whole_size
-from hf_compat.interop.patching import global_of_trainer
+from hf_compat.interop.transformers_models import global_of_trainer
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer

@@ -16,7 +16,7 @@ from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
-from hf_compat.interop.transformers_models import is_causal_lm
+from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache
@@ -70,6 +70,10 @@ class StepMethods(StepsBase):
                 raise_for_bad_loss(loss, error, model)
                 raise
             return loss.detach()
+
+    def _model_with_forward(self) -> nn.Module:
+        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
+        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def _prepare_context_parallel_inputs(
         self, model: nn.Module, inputs: Inputs

@@ -189,7 +189,8 @@ class Fit:
             host.is_deepspeed_enabled = plan.strategy == "deepspeed"
             if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
                 wrap_forward(host.model, plan.precision, args.device.type)
-            host._evaluator.begin_fit()
+            # the fit compiles the model, and the trainer of earlier evaluations may hold another trial's
+            host._evaluator.is_prepared, host._evaluator.outside_fit = True, None
             # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if args.world_size == 1 else None
             bridge = HFBridge(host, run, writer, self.on_optimizer_made)
@@ -299,10 +300,8 @@ _SIGNS = (
 Result = TypeVar("Result")
 
 
-def run_with_fitting_batch_size(
-    run: Callable[..., Result], batch_size: int, search: bool, **keywords: object
-) -> Result:
-    """Call `run(batch_size=…, **keywords)`. With `search`, repeat it with a tenth less while memory runs out.
+def run_with_fitting_batch_size(run: Callable[..., Result], batch_size: int) -> Result:
+    """Call `run(batch_size=…)`, and repeat it with a tenth less while memory runs out.
 
     Raises:
         RuntimeError: Not even one sample fits.
@@ -310,11 +309,9 @@ def run_with_fitting_batch_size(
     Mirrors:
         `transformers.trainer_utils.find_executable_batch_size`, 5.23.
     """
-    if not search:
-        return run(batch_size=batch_size, **keywords)
     while batch_size > 0:
         try:
-            return run(batch_size=batch_size, **keywords)
+            return run(batch_size=batch_size)
         except RuntimeError as error:
             if not (isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)):
                 raise

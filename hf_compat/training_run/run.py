@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -154,35 +154,26 @@ class FlagAgreement:
 NO_AGREEMENT = FlagAgreement()
 
 
-def log_evaluate_save(
-    run: Controlled,
-    *,
-    log: Callable[[], None],
-    evaluate: Callable[[], bool],
-    save: Callable[[], None],
-    agreement: FlagAgreement = NO_AGREEMENT,
-) -> None:
-    """Log, evaluate and save, in this order. Each flag is read just before its action.
+def due_actions(run: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> Iterator[str]:
+    """Yield `log`, `evaluate` and `save`, in this order, if the flags ask for them.
 
-    `evaluate` returns whether the tracked metric is the best so far. With `save_strategy="best"` this decides whether
-    to save. The ranks agree on their flags after each action.
+    Each flag is read just before its action, and the ranks agree on their flags after each action. Metrics may differ
+    between ranks, and so may best metric and early stopping.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
     """
-    if run.control.should_log:
-        log()
-        if agreement.sources.in_updates:
-            agreement.agree(run.control)
-    if run.control.should_evaluate:
-        is_best = evaluate()
-        if run.args.save_strategy == SaveStrategy.BEST:
-            run.control.should_save = is_best
-        agreement.agree(run.control)  # metrics may differ between ranks, and so may best metric and early stopping
-    if run.control.should_save:
-        save()
-        if agreement.sources.in_updates:
-            agreement.agree(run.control)
+    for action in ("log", "evaluate", "save"):
+        if getattr(run.control, f"should_{action}"):
+            yield action
+            if agreement.sources.in_updates or action == "evaluate":
+                agreement.agree(run.control)
+
+
+def save_if_best(run: Controlled, is_best: bool) -> None:
+    """Let an evaluation decide whether to save, with `save_strategy="best"`."""
+    if run.args.save_strategy == SaveStrategy.BEST:
+        run.control.should_save = is_best
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ import toy
 import transformers
 
 import hf_compat
-from hf_compat.interop.patching import global_of_trainer
+from hf_compat.interop.transformers_models import global_of_trainer
 from hf_compat.plan.translate import translate
 from hf_compat.trainer_methods.training import Fit
 

@@ -8,20 +8,18 @@ import pytest
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
-from hf_compat.training_run.run import log_evaluate_save
+from hf_compat.training_run.run import due_actions, save_if_best
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):
     """Return the actions in order. `evaluated` is the control that an evaluation's callback returns."""
     run = SimpleNamespace(args=SimpleNamespace(save_strategy=strategy), control=control)
     done = []
-
-    def evaluate():
-        done.append("evaluate")
-        run.control = control if evaluated is None else evaluated
-        return is_best
-
-    log_evaluate_save(run, log=lambda: done.append("log"), evaluate=evaluate, save=lambda: done.append("save"))
+    for action in due_actions(run):
+        done.append(action)
+        if action == "evaluate":
+            run.control = control if evaluated is None else evaluated
+            save_if_best(run, is_best)
     return done
 
 
