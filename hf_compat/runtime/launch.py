@@ -28,7 +28,7 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launcher:
-    """A row: who sets which variables. Of several names for one number the first that is set counts.
+    """A row: who sets which variables, by default torch's. Of several names for one number the first one set counts.
 
     Args:
         name: Of the launchers.
@@ -48,9 +48,9 @@ class Launcher:
     name: str
     docs: str
     when: tuple[str, ...]
-    rank: tuple[str, ...]
-    world_size: tuple[str, ...] = ()
-    local_rank: tuple[str, ...] = ()
+    rank: tuple[str, ...] = ("RANK",)
+    world_size: tuple[str, ...] = ("WORLD_SIZE",)
+    local_rank: tuple[str, ...] = ("LOCAL_RANK",)
     local_world_size: tuple[str, ...] = ()
     node_rank: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -64,9 +64,6 @@ LAUNCHERS = (
         name="torchrun, `accelerate launch`, `hf-compat run`, Ray Train",
         docs="https://docs.pytorch.org/docs/stable/elastic/run.html",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        rank=("RANK",),
-        world_size=("WORLD_SIZE",),
-        local_rank=("LOCAL_RANK",),
         local_world_size=("LOCAL_WORLD_SIZE",),
         node_rank=("GROUP_RANK", "NODE_RANK"),
         nodes=("GROUP_WORLD_SIZE",),
@@ -75,9 +72,6 @@ LAUNCHERS = (
         name="deepspeed",
         docs="https://www.deepspeed.ai/getting-started/",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
-        rank=("RANK",),
-        world_size=("WORLD_SIZE",),
-        local_rank=("LOCAL_RANK",),
         local_world_size=("LOCAL_SIZE",),
         node_rank=("CROSS_RANK",),
         nodes=("CROSS_SIZE",),
@@ -86,9 +80,6 @@ LAUNCHERS = (
         name="Azure ML (PyTorch)",
         docs="https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        rank=("RANK",),
-        world_size=("WORLD_SIZE",),
-        local_rank=("LOCAL_RANK",),
         node_rank=("NODE_RANK",),
         nodes=("AZUREML_NODE_COUNT",),
     ),
@@ -141,9 +132,6 @@ LAUNCHERS = (
         name="Kubernetes PyTorchJob",
         docs="https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/",
         when=("RANK", "WORLD_SIZE"),  # a pod is a process, which may start others
-        rank=("RANK",),
-        world_size=("WORLD_SIZE",),
-        local_rank=("LOCAL_RANK",),
         local_world_size=("LOCAL_WORLD_SIZE",),
         may_start_machines=True,
     ),
@@ -153,6 +141,7 @@ LAUNCHERS = (
         when=("PET_NODE_RANK", "PET_NNODES"),
         rank=("PET_NODE_RANK",),
         world_size=("PET_NNODES",),
+        local_rank=(),
         address=("PET_MASTER_ADDR", "MASTER_ADDR"),
         starts_machines=True,
     ),
@@ -162,6 +151,7 @@ LAUNCHERS = (
         when=("SM_HOSTS", "SM_CURRENT_HOST"),
         rank=("SM_CURRENT_HOST",),
         world_size=("SM_HOSTS",),
+        local_rank=(),
         address=("MASTER_ADDR", "SM_HOSTS"),
         starts_machines=True,
     ),
@@ -170,6 +160,8 @@ LAUNCHERS = (
         docs="https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static/",
         when=("JOB_COMPLETION_INDEX",),  # how many there are is not said
         rank=("JOB_COMPLETION_INDEX",),
+        world_size=(),
+        local_rank=(),
         starts_machines=True,
     ),
 )
