@@ -128,7 +128,8 @@ def is_plain_name(name: object) -> bool:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
         return False
-    return not os.path.isabs(name) and not any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
+    is_relative = not os.path.isabs(name) and {b"", b".", b".."}.isdisjoint(parts)
+    return is_relative and len(max(parts, key=len)) <= 255
 
 
 def is_inside(folder: Path, name: object) -> bool:

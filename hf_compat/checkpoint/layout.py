@@ -1,7 +1,7 @@
 """Names of files and folders, and the hidden folders in which checkpoints are written.
 
 A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. Only such folders
-are deleted as left over, by `remove_ended`, in a run that has the lock. Reading an output folder deletes nothing.
+are deleted as left over, in a run that has the lock. Reading an output folder deletes nothing.
 """
 
 from __future__ import annotations
@@ -82,21 +82,21 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     """List the checkpoint folders of an output folder, oldest step first."""
-    return list(filter(os.path.isdir, checkpoints_among(folder, names_in(folder, PREFIX_CHECKPOINT_DIR))))
+    return list(filter(os.path.isdir, checkpoints_among(folder, names_in(folder))))
 
 
 def checkpoints_among(folder: str | os.PathLike[str], names: Iterable[str]) -> list[str]:
-    """Return the paths of what has a checkpoint's name in an output folder, oldest step first."""
-    numbers = {name: int(match.group(1)) for name in names if (match := _NUMBERED.match(name))}
-    return [os.path.join(folder, name) for name in sorted(numbers, key=numbers.__getitem__)]
+    """List the paths of those names that are a checkpoint's, oldest step first."""
+    numbers = {os.path.join(folder, name): int(match.group(1)) for name in names if (match := _NUMBERED.match(name))}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
-def names_in(folder: str | os.PathLike[str], *prefixes: str) -> list[str]:
-    """List the names in a folder that begin so. An output folder may hold many other files."""
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """List the names in a folder. One that does not exist has none."""
     if not os.path.isdir(folder):
         return []
     try:
-        return [name for name in os.listdir(folder) if name.startswith(prefixes)]
+        return os.listdir(folder)
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
 
@@ -118,29 +118,24 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
     return path
 
 
-def hidden_folders(folder: str, *prefixes: str) -> list[tuple[str, Owner]]:
-    """List the hidden folders that runs have made, each with its owner. A link is never one of them."""
-    return hidden_among(folder, names_in(folder, *prefixes), *prefixes)
+def hidden_folders(folder: str, prefix: str, listed: Iterable[str] | None = None) -> list[tuple[str, Owner]]:
+    """List the hidden folders that runs have made, each with its owner. A link is never one of them.
 
-
-def hidden_among(folder: str, names: Iterable[str], *prefixes: str) -> list[tuple[str, Owner]]:
-    """Return those of the names that are hidden folders, each with its owner."""
+    Args:
+        folder: The output folder.
+        prefix: How their names begin.
+        listed: The names in the output folder, if the caller has listed them.
+    """
     found = []
-    for name in names:
-        prefix = next(filter(name.startswith, prefixes), None)
-        owner = None if prefix is None else Owner.of_id(name.removeprefix(prefix))
+    for name in names_in(folder) if listed is None else listed:
+        owner = Owner.of_id(name.removeprefix(prefix)) if name.startswith(prefix) else None
         path = os.path.join(folder, name)
-        if owner is not None and os.path.isdir(path) and not os.path.islink(path) and _has_record(path):
-            found.append((path, owner))
+        if owner is not None and os.path.isdir(path) and not os.path.islink(path):
+            with contextlib.suppress(OSError):
+                # a power cut may leave the record empty, so its content does not count
+                if stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode):
+                    found.append((path, owner))
     return sorted(found)
-
-
-def _has_record(path: str) -> bool:
-    """Whether a run made this folder. A power cut may leave the record empty, so its content does not count."""
-    try:
-        return stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode)
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager
@@ -160,24 +155,21 @@ def remove_hidden(path: str) -> None:
     if not os.path.isdir(path):
         return
     with contextlib.suppress(OSError):  # something cannot be deleted: the next run tries again
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name == _RECORD):
+        record = os.path.join(path, _RECORD)
+        for entry in list(os.scandir(path)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            else:
+            elif entry.path != record:
                 os.unlink(entry.path)
+        if os.path.lexists(record):
+            os.unlink(record)
         os.rmdir(path)
 
 
-def remove_ended(folder: str, prefix: str, is_locked: bool = False) -> None:
-    """Remove the hidden folders of owners that have ended.
-
-    Args:
-        folder: The output folder.
-        prefix: Which of them.
-        is_locked: Whether the caller has the folder's lock. Then owners on other hosts have ended.
-    """
-    for path, owner in hidden_folders(folder, prefix):
-        if has_ended(owner, is_locked):
+def remove_ended(folder: str, prefix: str, listed: Iterable[str] | None = None) -> None:
+    """Remove the hidden folders with a prefix whose owners have ended. Those of other hosts stay."""
+    for path, owner in hidden_folders(folder, prefix, listed):
+        if has_ended(owner, is_alone=False):
             remove_hidden(path)
 
 

@@ -1,7 +1,7 @@
 """Write the manifest of a checkpoint, and decide by it whether a folder is complete.
 
 `manifest.json` lists every file with its size and SHA-256. `seal` flushes, hashes and lists the files before training
-continues. In two parts, `list_unflushed` lists them first, and `finish` flushes and hashes them beside the training.
+continues. With `flushes=False` it only lists them, and `finish` flushes and hashes them beside the training.
 An unflushed entry holds the boot of the system, so that a power cut is noticed. A folder of `transformers` has no
 manifest and is judged by its files.
 """
@@ -33,6 +33,7 @@ from hf_compat.checkpoint.layout import (
     has_ended,
     hidden_folder,
     make_hidden,
+    remove_ended,
     remove_hidden,
 )
 from hf_compat.checkpoint.reading import (
@@ -84,42 +85,42 @@ def entries(folder: Path) -> Iterator[Path]:
 
 def _own_files(root: Path) -> list[str]:
     """Name the regular files of a folder. What a link leads to elsewhere is not a part of the checkpoint."""
-    files = [path.relative_to(root).as_posix() for path in entries(root) if path.is_file()]
-    return [name for name in files if is_inside(root, name)]
+    files = []
+    for path in entries(root):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and is_inside(root, name):
+            files.append(name)
+    return files
 
 
-def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = ()) -> None:
+def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = (), flushes: bool = True) -> None:
     """Flush every file of a folder to disk, then write its manifest.
 
     Args:
         folder: The checkpoint.
         writer: Who wrote it.
         unlisted: Files of the user's, which may change without making the checkpoint damaged.
+        flushes: False leaves the flushing, and the hashes of large files, to `finish`.
     """
     root = Path(folder)
     files = [name for name in _own_files(root) if name not in unlisted]
     with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
-        listed = dict(zip(files, threads.map(lambda name: _facts(root / name), files), strict=True))
-    _replace_manifest(root, listed, writer)
-    _flush_folders(root, listed)
+        facts = threads.map(functools.partial(_facts, flushes=flushes), map(root.joinpath, files))
+        listed = dict(zip(files, facts, strict=True))
+    _replace_manifest(root, listed, writer, is_durable=flushes)
+    if flushes:
+        _flush_folders(root, listed)
 
 
-def list_unflushed(folder: str, writer: Writer | None = None) -> None:
-    """Write a manifest of files that are not on the disk yet. `finish` has to follow, and hashes large ones."""
-    root = Path(folder)
-    listed = {name: _facts(root / name, is_flushed=False) for name in _own_files(root)}
-    _replace_manifest(root, listed, writer, is_durable=False)
-
-
-def _facts(path: Path, is_flushed: bool = True) -> Listed:
+def _facts(path: Path, flushes: bool = True) -> Listed:
     """Collect what a manifest says about a file, which is forced to the disk first or later."""
-    if is_flushed:
+    if flushes:
         flush(path)
     stat = path.stat()
     facts: Listed = {"bytes": stat.st_size}
-    if not is_flushed:
+    if not flushes:
         facts |= {"boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
-    if is_flushed or stat.st_size <= _HASHED_AT_ONCE:
+    if flushes or stat.st_size <= _HASHED_AT_ONCE:
         with open(path, "rb") as file:
             facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     return facts
@@ -159,7 +160,7 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
 
 
 def finish(folder: str) -> None:
-    """Flush the files of a folder that `list_unflushed` has listed, and write its manifest with all hashes.
+    """Flush the files of a folder that `seal` has only listed, and write its manifest with all hashes.
 
     A file that was changed or removed since keeps its entry, by which readers notice it. A folder that is removed or
     renamed meanwhile is left alone.
@@ -343,10 +344,11 @@ class SavingPlace:
             self._is_begun = True
             flush(Path(self.run_dir))
 
-    def adopt(self) -> None:
-        """Take over files that were written at the final place during this save, since they belong to this checkpoint.
+    def seal(self, writer: Writer, flushes: bool) -> None:
+        """Write the manifest. In place, this makes the checkpoint whole.
 
-        A link there leads to a folder outside, which is not changed.
+        Files that were written at the final place during this save are taken over first: they belong to this
+        checkpoint. A link there leads to a folder outside, which is not changed.
         """
         old = Path(self.final)
         for path in [] if self._in_place or old.is_symlink() else sorted(old.rglob("*")):
@@ -356,16 +358,10 @@ class SavingPlace:
             if not os.path.lexists(target) or target.lstat().st_mtime_ns < path.lstat().st_mtime_ns:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target, follow_symlinks=False)
-
-    def seal(self, writer: Writer, is_flushed: bool) -> None:
-        """Write the manifest. In place, this makes the checkpoint whole."""
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
-        if is_flushed:
-            seal(self.folder, writer, carried)
-        else:
-            list_unflushed(self.folder, writer)
+        seal(self.folder, writer, carried, flushes)
 
-    def put(self, is_flushed: bool) -> None:
+    def put(self, flushes: bool) -> None:
         """Rename a sealed folder to its final name. At every instant the old folder of that name or the new is whole.
 
         Files of the old folder that belong to no checkpoint are the user's and are copied into the new one. So are
@@ -375,7 +371,7 @@ class SavingPlace:
             _carry_over(Path(self.final), Path(self.folder))
             self._set_aside()
             os.replace(self.folder, self.final)
-            if is_flushed:
+            if flushes:
                 flush(Path(self.run_dir))
         self.discard()
 
@@ -477,69 +473,52 @@ def run_of(folder: str) -> str | None:
     return None if writer is None else writer.run
 
 
-def tidy(run_dir: str) -> dict[str, Writer | None]:
-    """Remove what killed runs have left, after finishing what is whole. For a run that has the folder's lock.
+def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
+    """Finish saves that were killed after everything was on disk. With the folder's lock, remove what else they left.
 
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.
     """
-    # once, as the folder may hold thousands of files
-    listed = names.names_in(run_dir, names.PREFIX_CHECKPOINT_DIR, SAVING, CONVERTING)
-    left = names.hidden_among(run_dir, listed, SAVING, CONVERTING)
-    saving = [(path, owner) for path, owner in left if os.path.basename(path).startswith(SAVING)]
-    writers = _recover(run_dir, listed, saving, is_alone=True)
-    for path, owner in left:
-        if has_ended(owner, is_alone=(path, owner) in saving):
-            remove_hidden(path)
-    return writers
-
-
-def recover(run_dir: str) -> None:
-    """Finish saves that were killed after everything was on disk. Nothing is deleted. Without a lock, no run saves."""
-    listed = names.names_in(run_dir, names.PREFIX_CHECKPOINT_DIR, SAVING)
-    _recover(run_dir, listed, names.hidden_among(run_dir, listed, SAVING), is_alone=False)
-
-
-def _recover(
-    run_dir: str, listed: list[str], saving: list[tuple[str, Owner]], is_alone: bool
-) -> dict[str, Writer | None]:
-    """Do it for a folder that was listed. Returns who wrote each checkpoint of ours.
-
-    Args:
-        run_dir: The output folder.
-        listed: The names in it.
-        saving: Its hidden folders of saves.
-        is_alone: Whether the caller has the lock. Without a lock, no run saves there.
-    """
-    ended = [(place, owner) for place, owner in saving if has_ended(owner, is_alone or not is_locked(run_dir))]
-    for place, owner in ended:
-        for path in names.list_checkpoints(place):
-            final = os.path.join(run_dir, os.path.basename(path))
-            if not os.path.lexists(final) and is_ours(path) and not problems(path):
-                # every process of a run may ask for its last checkpoint: one of them is first
-                with contextlib.suppress(OSError):
-                    os.replace(path, final)
-        with contextlib.suppress(OSError):
-            _put_back(place, owner, names.list_checkpoints(run_dir))
+    listed = names.names_in(run_dir)  # once, as the folder may hold thousands of files
+    saving = names.hidden_folders(run_dir, SAVING, listed)
+    is_alone = has_lock or (bool(saving) and not is_locked(run_dir))
+    ended = []
+    for place, owner in saving:
+        if has_ended(owner, is_alone):
+            _end_killed_save(run_dir, place, owner)
+            ended.append(place)
     writers: dict[str, Writer | None] = {}
-    for path in names.list_checkpoints(run_dir) if ended else names.checkpoints_among(run_dir, listed):
+    for path in names.checkpoints_among(run_dir, names.names_in(run_dir) if ended else listed):
         files, writer = read_both(path)
-        if files is not None:
-            writers[path] = writer
-        if files is not None and _is_unfinished(files):
+        if files is None:
+            continue
+        writers[path] = writer
+        if is_unfinished(files):
             # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
             with contextlib.suppress(OSError):
                 finish(path)
+    if has_lock:
+        for place in ended:
+            remove_hidden(place)
+        remove_ended(run_dir, CONVERTING, listed)
     return writers
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether a folder has files that are listed and not flushed yet."""
-    return _is_unfinished(read_manifest(folder) or {})
+def _end_killed_save(run_dir: str, place: str, owner: Owner) -> None:
+    """Give a whole checkpoint in a killed save's hidden folder its name. Otherwise put back what it was to replace."""
+    for path in names.list_checkpoints(place):
+        final = os.path.join(run_dir, os.path.basename(path))
+        if not os.path.lexists(final) and is_ours(path) and not problems(path):
+            # every process of a run may ask for its last checkpoint: one of them is first
+            with contextlib.suppress(OSError):
+                os.replace(path, final)
+    with contextlib.suppress(OSError):
+        _put_back(place, owner, names.list_checkpoints(run_dir))
 
 
-def _is_unfinished(listed: Listed) -> bool:
-    return any(map(_is_of_this_boot, listed.values()))
+def is_unfinished(listed: Listed | None) -> bool:
+    """Whether a manifest lists files that are not flushed yet."""
+    return listed is not None and any(map(_is_of_this_boot, listed.values()))
 
 
 def problems(folder: str) -> list[str]:

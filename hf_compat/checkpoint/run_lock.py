@@ -148,15 +148,8 @@ class RunLock:
         self.folder = folder
         self.owner = Owner.of_this_process() if owner is None else owner
         self._path = os.path.join(folder, LOCK_NAME)
-        self._heartbeat: _Heartbeat | None = None
-
-    def try_to_acquire(self) -> OutputFolderError | None:
-        """Take the lock, or return the error."""
-        try:
-            self.acquire()
-        except OutputFolderError as error:
-            return error
-        return None
+        self._is_over = threading.Event()
+        self._heartbeat: threading.Thread | None = None
 
     def acquire(self) -> None:
         """Take the lock.
@@ -175,7 +168,8 @@ class RunLock:
                 f"`output_dir={self.folder!r}`: no run can save there: {error}.\n\n"
                 "Hint: make room or give write permission there, or name another folder."
             ) from error
-        self._heartbeat = _Heartbeat(self._path, self.owner)
+        # Disks may round times, so a count that grows shows that the run lives
+        self._heartbeat = threading.Thread(target=self._beat, name="hf_compat-lock", daemon=True)
         self._heartbeat.start()
 
     def renew(self) -> None:
@@ -209,7 +203,8 @@ class RunLock:
 
     def _create(self) -> bool:
         """Write the lock if there is none. It appears whole, so no reader finds it empty."""
-        aside = self._write_aside()
+        aside, content = f"{self._path}.{secrets.token_hex(8)}", _lock_content(self.owner)  # no link waits there
+        write_new(aside, content)
         try:
             os.link(aside, self._path)
         except FileExistsError:
@@ -217,19 +212,13 @@ class RunLock:
         except OSError:
             # not every file system has them
             try:
-                write_new(self._path, _lock_content(self.owner))
+                write_new(self._path, content)
             except FileExistsError:
                 return False
             return True
         finally:
             os.unlink(aside)
         return True
-
-    def _write_aside(self) -> str:
-        """Write the lock beside its place, under a name that cannot be guessed, so no link waits there."""
-        aside = f"{self._path}.{secrets.token_hex(8)}"
-        write_new(aside, _lock_content(self.owner))
-        return aside
 
     def _take_over(self, owner: Owner | None) -> bool:
         """Replace the lock of a run that has ended. One process at a time does so."""
@@ -245,7 +234,9 @@ class RunLock:
             logger.warning("%s: the lock of %s is taken over.", self.folder, _description(owner))
             if os.path.isdir(self._path) and not os.path.islink(self._path):
                 os.rmdir(self._path)
-            os.replace(self._write_aside(), self._path)
+            aside = f"{self._path}.{secrets.token_hex(8)}"
+            write_new(aside, _lock_content(self.owner))
+            os.replace(aside, self._path)
             return True
         finally:
             with contextlib.suppress(FileNotFoundError):  # the disk stalled, and another taker gave this one up
@@ -277,43 +268,29 @@ class RunLock:
         if not self.owner.is_of_this_process:
             return
         _ACTIVE.discard(self.owner.id)
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        self._is_over.set()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
+            if self._heartbeat is not None:
+                self._heartbeat.join(HEARTBEAT_SECONDS)  # if the disk does not answer, it ends with the process
         with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now, takes no further saves
             if _read_owner(self._path) == self.owner:
                 os.unlink(self._path)
 
-
-class _Heartbeat:
-    """Shows in a lock that its run lives, by a count that grows. Disks may round times."""
-
-    def __init__(self, path: str, owner: Owner) -> None:
-        self._path, self._owner = path, owner
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hf_compat-lock", daemon=True)
-        self.start = self._thread.start
-
-    def _run(self) -> None:
+    def _beat(self) -> None:
         beats = 0
-        while not self._over.wait(HEARTBEAT_SECONDS):
+        while not self._is_over.wait(HEARTBEAT_SECONDS):
             beats += 1
             with contextlib.suppress(OSError):  # the next save looks again, and says so
-                if _read_owner(self._path) == self._owner:
+                if _read_owner(self._path) == self.owner:
                     os.utime(self._path)  # a full disk may take this and no content
                     self._count(beats)
 
     def _count(self, beats: int) -> None:
         """Write the count over the old one. All other bytes stay, so a reader finds the owner at any time."""
         with open(self._path, "r+b", buffering=0) as file:
-            if _owner_in(file.read(_LARGEST_LOCK)) == self._owner:  # it may just have been taken over
+            if _owner_in(file.read(_LARGEST_LOCK)) == self.owner:  # it may just have been taken over
                 file.seek(0)
-                file.write(_lock_content(self._owner, beats))
-
-    def stop(self) -> None:
-        """End it. If the disk does not answer, it ends with the process."""
-        self._over.set()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
-            self._thread.join(HEARTBEAT_SECONDS)
+                file.write(_lock_content(self.owner, beats))
 
 
 def _is_silent(path: str) -> bool:
@@ -381,12 +358,12 @@ def _owner_in(content: bytes) -> Owner | None:
     """The owner that a lock's content names. None for any other content."""
     try:
         facts = json.loads(content)
-        owner = Owner(**{name: fact for name, fact in facts.items() if name != "beats"})
+        facts.pop("beats", None)
+        owner = Owner(**facts)
     except (ValueError, RecursionError, TypeError, AttributeError):
         return None
-    if type(owner.pid) is not int or not isinstance(owner.started, (int, NoneType)):
-        return None
-    return owner if all(isinstance(text, str) for text in (owner.host, owner.token, owner.machine)) else None
+    types = type(owner.host), type(owner.pid), type(owner.token), type(owner.machine)
+    return owner if types == (str, int, str, str) and isinstance(owner.started, (int, NoneType)) else None
 
 
 def is_in_use(folder: str | os.PathLike[str]) -> bool:
@@ -409,5 +386,6 @@ def give_back_for_the_dead(folder: str | os.PathLike[str]) -> None:
     owner = _read_owner(os.path.join(folder, LOCK_NAME))
     if owner is not None and owner.is_alive() is False:
         lock = RunLock(os.fspath(folder))
-        if lock.try_to_acquire() is None:
+        with contextlib.suppress(OutputFolderError):
+            lock.acquire()
             lock.release()

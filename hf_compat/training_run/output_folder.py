@@ -52,10 +52,9 @@ class OutputFolder:
         error: Exception | None = None
         if lock is not None:
             try:
-                error = lock.try_to_acquire()
-                if error is None:
-                    manifest.flush_above(folder)
-                    self._found[folder] = manifest.tidy(folder)
+                lock.acquire()
+                manifest.flush_above(folder)
+                self._found[folder] = manifest.recover(folder, has_lock=True)
             except (HfCompatError, OSError) as failed:
                 error = failed
         agree(error)

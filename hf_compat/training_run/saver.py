@@ -284,14 +284,13 @@ class Saver:
             write(place.folder)
         with self._together(place):
             if host.args.should_save:
-                place.adopt()
                 # user code may have written a folder of that name just now, which stays until this one is safe
-                is_flushed = timing is not Timing.LATER or place.is_there
+                flushes = timing is not Timing.LATER or place.is_there
                 self.folder.keep(place.run_dir)
                 writer = self.folder.writer(host._run, place.run_dir, host.args.save_total_limit)
-                place.seal(writer, is_flushed)
+                place.seal(writer, flushes)
                 self.folder.keep(place.run_dir)
-                place.put(is_flushed)
+                place.put(flushes)
         if timing is Timing.BACKGROUND:  # the next update pushes, as an override runs in the training thread
             host._pushes.push_when_written(final)
         else:

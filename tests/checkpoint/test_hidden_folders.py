@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,9 @@ USERS = [
 ]
 
 
-@pytest.mark.parametrize("act", [manifest.get_last_checkpoint, manifest.recover, manifest.tidy, remove_left_over])
+@pytest.mark.parametrize(
+    "act", [manifest.get_last_checkpoint, manifest.recover, partial(manifest.recover, has_lock=True), remove_left_over]
+)
 def test_folders_of_the_users_stay(tmp_path, act):
     for name in USERS:
         sealed(tmp_path / name / "checkpoint-3", "mine")
@@ -77,7 +80,7 @@ def test_reading_deletes_nothing_and_the_next_run_that_saves_removes_what_is_lef
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     left_by_a_kill(tmp_path, Owner(pid=process.pid))
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,7 +90,7 @@ def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
     before = tree(tmp_path)
     manifest.recover(str(tmp_path))
     assert tree(tmp_path) == before
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert [path.name for path in tmp_path.iterdir()] == [CONVERTING + ELSEWHERE.id]
 
 
@@ -103,13 +106,13 @@ def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         sealed(Path(make_hidden(str(tmp_path), SAVING, Owner(pid=process.pid))) / "checkpoint-4")
         before = tree(tmp_path)
-        manifest.tidy(str(tmp_path))
+        manifest.recover(str(tmp_path), has_lock=True)
         assert manifest.get_last_checkpoint(tmp_path) is None and tree(tmp_path) == before
         process.kill()
     assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
 
 
-@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, manifest.tidy])
+@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
 def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
     """The new copy is finished; only then the old one may go."""
     place = Path(make_hidden(str(tmp_path), SAVING, ENDED))
@@ -132,18 +135,18 @@ def test_a_removal_of_the_hidden_folder_that_is_killed_is_gone_on_with(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         hidden_folders.remove_hidden(str(place))
     monkeypatch.undo()
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_work_of_this_process_that_goes_on_is_left_alone(tmp_path):
     with writing(str(tmp_path / "new")) as place, hidden_folder(str(tmp_path), SAVING) as other:
-        manifest.tidy(str(tmp_path))
+        manifest.recover(str(tmp_path), has_lock=True)
         assert os.path.isdir(place) and os.path.isdir(other)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("write", [manifest.seal, sealing.list_unflushed])
+@pytest.mark.parametrize("write", [manifest.seal, lambda folder: manifest.seal(folder, flushes=False)])
 def test_a_manifest_is_written_through_no_link(tmp_path, write):
     folder, private = tmp_path / "checkpoint-2", tmp_path / "private"
     sealed(folder)
@@ -167,7 +170,6 @@ def test_a_link_at_the_final_place_is_not_followed(tmp_path, caplog):
         (private / name).parent.mkdir(exist_ok=True)
         (private / name).write_text("private")
     sealed(Path(place.folder))
-    place.adopt()
     place.seal(Writer("run", 1), True)
     place.put(True)
     assert sorted(path.name for path in final.iterdir()) == ["a.txt", "manifest.json"] and not final.is_symlink()

@@ -215,5 +215,5 @@ def test_a_removal_that_is_killed_leaves_no_folder_that_looks_whole(folder, monk
     assert not folder.exists() and len(list(folder.parent.iterdir())) == 1
     manifest.recover(str(folder.parent))
     assert not folder.exists()
-    manifest.tidy(str(folder.parent))
+    manifest.recover(str(folder.parent), has_lock=True)
     assert list(folder.parent.iterdir()) == []

@@ -197,7 +197,7 @@ def test_one_of_many_runs_gets_the_folder(tmp_path, attempt):
 
     def take(lock):
         barrier.wait()
-        refused.append(lock.try_to_acquire() is not None)
+        refused.append(error_of(lock) is not None)
 
     threads = [threading.Thread(target=take, args=(lock,)) for lock in locks]
     for thread in threads:
@@ -324,7 +324,8 @@ def test_a_disk_that_rounds_times_shows_life_all_the_same(tmp_path, monkeypatch)
     try:
         assert refused(tmp_path)
     finally:
-        live._heartbeat.stop()
+        live._is_over.set()
+        live._heartbeat.join()
 
 
 def test_a_disk_that_stalls_for_everybody_ends_nobody(tmp_path, monkeypatch, caplog):
@@ -375,14 +376,22 @@ def test_who_reads_a_lock_that_is_touched_reads_its_owner(tmp_path):
 def test_a_heartbeat_writes_nothing_into_the_lock_of_a_taker(tmp_path):
     lock_of(tmp_path, host="elsewhere")
     before = (tmp_path / LOCK_NAME).read_bytes()
-    run_lock._Heartbeat(str(tmp_path / LOCK_NAME), Owner())._count(7)
+    RunLock(str(tmp_path), Owner())._count(7)
     assert (tmp_path / LOCK_NAME).read_bytes() == before
+
+
+def error_of(lock):
+    try:
+        lock.acquire()
+    except OutputFolderError as error:
+        return error
+    return None
 
 
 def acquired(lock, seconds=20):
     """Acquire in a thread, so that a test of what once waited for ever ends."""
     outcome = []
-    thread = threading.Thread(target=lambda: outcome.append(lock.try_to_acquire()), daemon=True)
+    thread = threading.Thread(target=lambda: outcome.append(error_of(lock)), daemon=True)
     thread.start()
     thread.join(seconds)
     assert outcome, "it waits for ever"

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -291,8 +292,8 @@ def test_a_copy_that_an_override_makes_is_the_users(tmp_path, name):
             shutil.copytree(folder, copy)
 
     trained(hf_compat, tmp_path, copies)
-    manifest.tidy(str(tmp_path))
-    manifest.tidy(str(copy.parent))
+    manifest.recover(str(tmp_path), has_lock=True)
+    manifest.recover(str(copy.parent), has_lock=True)
     assert (copy / "model.safetensors").exists()
     if copy.name != "checkpoint-2":
         assert read_weights(str(copy)) and manifest.problems(str(copy)) == ["trainer_state.json is missing"]
@@ -335,7 +336,7 @@ ENDED = Owner(pid=2**22 + 7)  # no process has such a number
 def test_what_a_killed_save_has_left_is_finished_or_removed(tmp_path, is_whole):
     place = left_by(ENDED, tmp_path, is_whole)
     newest = manifest.get_last_checkpoint(tmp_path)
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert not place.exists() and newest == (str(tmp_path / "checkpoint-4") if is_whole else None)
 
 
@@ -343,12 +344,12 @@ def test_what_a_live_run_is_saving_is_left_alone(tmp_path):
     place = left_by(Owner(pid=os.getppid()), tmp_path, True)
     (tmp_path / ".saving-notes").mkdir()
     assert manifest.get_last_checkpoint(tmp_path) is None
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert place.exists() and (tmp_path / ".saving-notes").exists()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of the user's", "a link"])
-@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, manifest.tidy])
+@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
 def test_a_save_in_place_that_was_killed_gives_back_what_had_its_name(tmp_path, look, before):
     out, final = tmp_path / "out", tmp_path / "out" / "checkpoint-4"
     make_before(final, before, tmp_path / "elsewhere")
@@ -360,7 +361,7 @@ def test_a_save_in_place_that_was_killed_gives_back_what_had_its_name(tmp_path, 
     look(str(out))
     shown = {name: held for name, held in tree(out).items() if not name.startswith(".")}
     assert shown == found
-    manifest.tidy(str(out))
+    manifest.recover(str(out), has_lock=True)
     assert tree(out) == found
 
 
@@ -370,7 +371,7 @@ def test_a_save_in_place_of_a_live_run_is_left_alone(tmp_path):
     SavingPlace(str(final), Owner(pid=os.getppid()), in_place=True).prepare()
     before = tree(tmp_path)
     assert manifest.get_last_checkpoint(tmp_path) is None
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert tree(tmp_path) == before
 
 
@@ -379,7 +380,7 @@ def test_a_save_in_place_whose_hidden_folder_is_gone_is_no_checkpoint_and_stays(
     place = SavingPlace(str(final), ENDED, in_place=True)
     place.prepare()
     shutil.rmtree(place.path)
-    manifest.tidy(str(tmp_path))
+    manifest.recover(str(tmp_path), has_lock=True)
     assert final.exists() and manifest.get_last_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="the save into it did not end"):
         read_weights(str(final))

@@ -206,7 +206,9 @@ def live_run(tmp_path):
 @pytest.mark.real_python
 def test_two_runs_in_one_folder(make_args, tmp_path, live_run):
     out = tmp_path / "out"
-    while sealing.is_unfinished(out / "checkpoint-2"):  # its hashes come beside the training
+    while sealing.is_unfinished(
+        sealing.read_manifest(out / "checkpoint-2") or {}
+    ):  # its hashes come beside the training
         time.sleep(0.05)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     trainer = make(make_args, out)
