@@ -372,8 +372,6 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
                 moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
                 losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
                 callbacks=checkpoint.get("callbacks", {}),
-                current_epoch=int(checkpoint["epoch"]),
-                lightning_version=checkpoint.get("pytorch-lightning_version", lightning.__version__),
             )
         ).save(folder)
         if data.rng is not None:

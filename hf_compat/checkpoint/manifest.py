@@ -28,28 +28,28 @@ from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.layout import (
     CONVERTING,
     DELETED,
-    REPLACED,
-    SAVING,
-    has_ended,
-    hidden_folder,
-    make_hidden,
-    remove_ended,
-    remove_hidden,
-)
-from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,
     MANIFEST_NAME,
-    Contents,
+    REPLACED,
+    SAVING,
     Listed,
     Writer,
+    has_ended,
     has_manifest,
+    hidden_folder,
     listed_files,
+    make_hidden,
     marker_of,
     read_both,
     read_manifest,
     read_writer,
+    remove_ended,
+    remove_hidden,
     saving_owner,
     why_unreadable,
+)
+from hf_compat.checkpoint.reading import (
+    Contents,
 )
 from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.errors import CheckpointError

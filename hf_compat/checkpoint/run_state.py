@@ -93,7 +93,10 @@ def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
 
 def readable_states(states: Mapping[str, object]) -> dict[str, object]:
     """Make the states of callbacks readable, by their keys."""
-    return {key: readable_state(state, f"The state of the callback {key}") for key, state in states.items()}
+    readable = {}
+    for key, state in states.items():
+        readable[key] = readable_state(state, f"The state of the callback {key}")
+    return readable
 
 
 def readable_state(state: State, whose: str) -> State:
@@ -186,7 +189,7 @@ class Moment(StrEnum):
     EPOCH_END = "epoch_end"  # after the log and evaluation of the epoch's end
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DataPosition:
     """How far one rank has read its training data.
 
@@ -222,7 +225,7 @@ class DataPosition:
 
     def to_plain(self) -> PlainState:
         """Convert this position to a dict."""
-        return {"version": RUN_STATE_VERSION, **_fields(self)}
+        return {"version": RUN_STATE_VERSION, **vars(self)}
 
     @classmethod
     def read(cls, plain: object) -> DataPosition:
@@ -245,15 +248,14 @@ class DataPosition:
 
         The first version said `is_closed`, also where training had only stopped within the epoch.
         """
-        known = {part.name for part in dataclasses.fields(cls)}
-        values = {name: value for name, value in plain.items() if name in known}
+        values = _known_values(cls, plain)
         if "is_closed" in plain:
             done, whole = int(plain["micro_batches_done"]), int(plain["micro_batches_per_epoch"])
             values["is_over"] = bool(plain["is_closed"]) and done >= whole
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """The state of an unfinished run, as `run_state.pt` holds it.
 
@@ -265,11 +267,8 @@ class RunState:
         losses: The loss log's state (`LossLog.state_dict`).
         grad_norm: Norm of the last update's gradients, which the log of the epoch's end repeats.
         learning_rate: Learning rate of the last update.
-        loops: Progress of Lightning's loops.
         callbacks: States of Lightning callbacks by `state_key`.
         extras: What Lightning callbacks have put into the checkpoint.
-        current_epoch: Lightning's epoch.
-        lightning_version: The Lightning that wrote it.
         evaluated: Evaluation sets whose persistent workers had begun.
         workers: Loader workers of the training data. None if it is not known.
         keeps_workers: Whether they were persistent.
@@ -284,11 +283,8 @@ class RunState:
     losses: PlainState = field(default_factory=dict)
     grad_norm: float | None = None
     learning_rate: float | None = None
-    loops: PlainState = field(default_factory=dict)
     callbacks: PlainState = field(default_factory=dict)
     extras: PlainState = field(default_factory=dict)
-    current_epoch: int = 0
-    lightning_version: str = ""
     evaluated: list[str] = field(default_factory=list)
     workers: int | None = None
     keeps_workers: bool = False
@@ -297,7 +293,7 @@ class RunState:
     def to_plain(self) -> PlainState:
         """Convert this state to nested dicts: the content of `run_state.pt`."""
         parts = {"data": self.data.to_plain(), "moment": self.moment.value}
-        return {"version": RUN_STATE_VERSION, **_fields(self), **parts}
+        return {"version": RUN_STATE_VERSION, **vars(self), **parts}
 
     def save(self, folder: str, rank: int = 0, world_size: int = 1) -> None:
         """Write this state into a checkpoint folder."""
@@ -323,15 +319,12 @@ class RunState:
                 world_size=plain.get("world_size", 1),
                 samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
                 losses={name: plain[name] for name in kept if name in plain},
-                loops=plain.get("loops", {}),
                 callbacks=plain.get("callbacks", {}),
                 extras=plain.get("extras") or {},
-                current_epoch=plain.get("current_epoch", 0),
-                lightning_version=plain.get("lightning_version", ""),
                 knows_epoch_end=data.is_open or ended_by_callback,
             )
-        values = {part.name: plain[part.name] for part in dataclasses.fields(cls) if part.name in plain}
-        return cls(**{**values, "data": DataPosition.from_plain(plain["data"]), "moment": Moment(plain["moment"])})
+        parts = {"data": DataPosition.from_plain(plain["data"]), "moment": Moment(plain["moment"])}
+        return cls(**{**_known_values(cls, plain), **parts})
 
     @classmethod
     def load(
@@ -363,11 +356,15 @@ class RunState:
             state = cls.from_plain(plain, ended_by_callback)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
-        wrong = wrong_field(_fields(state), _RUN_KINDS) or _position_problem(state.data)
+        wrong = wrong_field(vars(state), _RUN_KINDS) or _position_problem(state.data)
         wrong = wrong or losses_problem(state.losses)
         if wrong is not None:
             raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
         return state
+
+
+def _known_values(cls: type[DataPosition | RunState], plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
 
 
 _POSITION_KINDS: dict[str, Kind] = {
@@ -377,26 +374,21 @@ _POSITION_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("is_open", "is_over"), FLAG),
 }
 _RUN_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("world_size", "current_epoch"), COUNT),
+    "world_size": COUNT,
     **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
     **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
-    **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
-    "lightning_version": TEXT,
+    **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
     "evaluated": list_of("names", TEXT),
     **dict.fromkeys(("keeps_workers", "knows_epoch_end"), FLAG),
 }
 
 
 def _position_problem(data: DataPosition) -> str | None:
-    wrong = wrong_field(_fields(data), _POSITION_KINDS)
+    wrong = wrong_field(vars(data), _POSITION_KINDS)
     for name, states in (("rng", data.rng), ("epoch_rng", data.epoch_rng)):
         problem = None if states is None else random_states_problem(states)
         wrong = wrong or (problem and f"`{name}` {problem.removeprefix('it ')}")
     return wrong
-
-
-def _fields(state: RunState | DataPosition) -> dict[str, object]:
-    return {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

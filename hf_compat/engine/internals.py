@@ -306,14 +306,6 @@ def call_before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
     call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
 
 
-def loops_state(trainer: Trainer) -> dict[str, Any]:  # nested dicts of numbers, as Lightning saves them
-    """Return the progress of all loops, as Lightning's own checkpoints hold it.
-
-    `Trainer.save_checkpoint` writes it into a file only. Remove it when a trainer returns its checkpoint.
-    """
-    return trainer._checkpoint_connector._get_loops_state_dict()
-
-
 def given_data(trainer: Trainer) -> object:
     """Return the data module or the loaders that the running command was given.
 

@@ -42,9 +42,11 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
         else:
             together.setdefault(value.device, []).append(place)
     for places in together.values():
+        if len(places) == 1:
+            numbers[places[0]] = float(found[places[0]])
+            continue
         scalars = [found[place].detach().reshape(()).float() for place in places]  # type: ignore[union-attr]  # tensors
-        read = torch.stack(scalars).tolist() if places[1:] else [scalars[0].item()]
-        for place, number in zip(places, read, strict=True):
+        for place, number in zip(places, torch.stack(scalars).tolist(), strict=True):
             numbers[place] = number
     return numbers
 

@@ -7,6 +7,7 @@ arguments and data.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import lightning
 import lightning.pytorch as pl
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from hf_compat.checkpoint.run_state import (
     readable_states,
 )
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
-from hf_compat.engine.internals import is_training_batch, loops_state
+from hf_compat.engine.internals import is_training_batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
@@ -188,7 +188,7 @@ class TrainingRun:
     resumed: RunState | None = None  # the state in that folder, if it has one
     cut: DataCut | None = None  # how the data is cut into updates
     start: ResumePoint = field(default_factory=ResumePoint)
-    run_id: str = field(default_factory=lambda: secrets.token_hex(4))  # in manifests. A resumed run keeps its id
+    run_id: str = field(default_factory=functools.partial(secrets.token_hex, 4))  # in manifests. A resumed run keeps it
     trial: Trial = None
     ignore_keys_for_eval: list[str] | None = None
     start_time: float = field(default_factory=time.time)
@@ -223,7 +223,9 @@ class TrainingRun:
         is_within_update = is_training_batch(self.lightning_trainer)
         epoch_is_over = host.control.should_epoch_stop and not is_within_update  # a callback is ending the epoch
         position = self.windows.position(epoch_is_over, before_last=is_within_update)
-        callbacks = {callback.state_key: callback.state_dict() for callback in host._callbacks.lightning}
+        callbacks = {}
+        for callback in host._callbacks.lightning:
+            callbacks[callback.state_key] = callback.state_dict()
         return RunState(
             data=position,
             moment=self.moment,
@@ -232,11 +234,8 @@ class TrainingRun:
             losses=dict(losses),
             grad_norm=grad_norm,
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
-            loops=loops_state(self.lightning_trainer),
             callbacks=readable_states(callbacks),
             extras=extras,
-            current_epoch=self.lightning_trainer.current_epoch,
-            lightning_version=lightning.__version__,
             evaluated=sorted(self.evaluated),
             workers=getattr(self.loader, "num_workers", None),
             keeps_workers=getattr(self.loader, "persistent_workers", False),
