@@ -16,7 +16,7 @@ import torch
 
 from hf_compat.callbacks.events import Given, HFEvents, segments_of
 from hf_compat.callbacks.trackers import TensorBoardCallback
-from hf_compat.checkpoint.run_state import Moment
+from hf_compat.checkpoint.run_state import SavedAt
 from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
@@ -120,7 +120,7 @@ class HFBridge(HFEvents):
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
         elif hook == "on_train_batch_start":
-            self.run.moment = Moment.UPDATE
+            self.run.moment = SavedAt.UPDATE
         elif hook == "on_train_batch_end" and batch.is_trained:
             trainer.state.global_step += 1
             trainer.state.epoch = self.epoch + batch.epoch_progress
@@ -219,7 +219,7 @@ class HFBridge(HFEvents):
         self.fire_at_hook("on_train_epoch_end", trainer, pl_module)
         if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
             hf_trainer.control.should_training_stop = True
-        run.moment = Moment.EPOCH_END
+        run.moment = SavedAt.EPOCH_END
         if run.windows is not None:
             run.windows.finish_epoch()
         if isinstance(pl_module, WindowModule):

@@ -24,7 +24,7 @@ from hf_compat.checkpoint.layout import (
     read_writer,
     why_unreadable,
 )
-from hf_compat.checkpoint.manifest import entries, refusal, seal
+from hf_compat.checkpoint.manifest import entries, seal, why_refused
 from hf_compat.checkpoint.reading import (
     reading_as_it_is,
 )
@@ -77,7 +77,7 @@ def find_edits(folder: str) -> Edits:
     wrong = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
     if not wrong:
         there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
-        wrong = [refused for name, facts in there if (refused := refusal(root, name, facts))]
+        wrong = [refused for name, facts in there if (refused := why_refused(root, name, facts))]
     if wrong:
         raise CheckpointError("; ".join(filter(None, wrong)))
     kept: list[str] = []

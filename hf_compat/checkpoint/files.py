@@ -310,8 +310,8 @@ def walked_torch_file(path: str, file: BinaryIO) -> Plain:
     try:
         with zipfile.ZipFile(file) as archive:
             _check_stored(archive, size)
-            pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
-            found = [walked(path, io.BytesIO(archive.read(name)), size) for name in pickles]
+            named = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+            found = [walked(path, io.BytesIO(archive.read(name)), size) for name in named]
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -333,10 +333,12 @@ def is_whole_zip(file: BinaryIO) -> bool:
 
 def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
     """Refuse entries that are compressed or overlap. torch writes none, and a kilobyte may become gigabytes."""
-    entries = archive.infolist()
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError("it is compressed, and torch compresses nothing")
-    if sum(entry.file_size for entry in entries) > size:
+    unpacked = 0
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("it is compressed, and torch compresses nothing")
+        unpacked += entry.file_size
+    if unpacked > size:
         raise ValueError("its entries overlap")
 
 
@@ -357,8 +359,11 @@ def check_bounds(path: str, content: Plain) -> None:
             continue
         if is_counted:
             around.discard(id(item))
-            found = [sizes.get(id(part), (1, 0)) for part in parts]
-            sizes[id(item)] = 1 + sum(count for count, _ in found), 1 + max((depth for _, depth in found), default=0)
+            count, depth = 1, 0
+            for part in parts:
+                inner_count, inner_depth = sizes.get(id(part), (1, 0))
+                count, depth = count + inner_count, max(depth, inner_depth)
+            sizes[id(item)] = count, depth + 1
         elif id(item) in around:
             raise CheckpointError(f"{path} cannot be read: it holds a container that contains itself.")
         else:

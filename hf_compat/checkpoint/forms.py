@@ -103,12 +103,11 @@ def _are_averages(value: Mapping[str, object]) -> bool:
 
 def _are_states(value: Mapping[str, object]) -> bool:
     """Whether a value has exported states by class name: one for each class, or a list of several."""
-    states = [state for one in value.values() for state in (one if isinstance(one, list) else [one])]
-    return all(
-        isinstance(state, dict) and isinstance(state.get(part, {}), dict)
-        for state in states
-        for part in ("args", "attributes")
-    )
+    for one in value.values():
+        for state in one if isinstance(one, list) else [one]:
+            if not isinstance(state, dict) or wrong_field(state, {"args": MAPPING, "attributes": MAPPING}) is not None:
+                return False
+    return True
 
 
 _REALS = (int, float)
@@ -137,6 +136,8 @@ _RATE_OR_RATES = Kind(
 _MOMENT = Kind("a tensor of floating-point numbers", torch.Tensor, fits=torch.is_floating_point)
 
 # What an optimizer holds: of a group of parameters, and of each parameter.
+_FIELDS = Kind("fields", Mapping)
+_GROUPS = list_of("groups", _FIELDS)
 _GROUP = {
     "params": list_of("parameters", Kind("a parameter", (str, int), (0, 2**63))),
     **dict.fromkeys(_RATES, _RATE_OR_RATES),
@@ -190,12 +191,12 @@ def optimizer_problem(content: object) -> str | None:
     if not isinstance(content, Mapping):
         return f"it holds {brief(content, 60)}, not the state of an optimizer"
     groups, states = content.get("param_groups"), content.get("state")
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, Mapping) for group in groups):
+    if not isinstance(groups, (list, tuple)) or not _GROUPS.holds(groups):
         return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
-    if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
+    if not isinstance(states, Mapping) or not all(map(_FIELDS.holds, states.values())):
         return "`state` is not a mapping of parameters to their states"
-    rates = [[name for name in _RATES if name in group] for group in groups]
-    if any(names != rates[0] for names in rates):
+    rates = [list(filter(group.__contains__, _RATES)) for group in groups]
+    if rates != rates[:1] * len(rates):
         return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
     for index, group in enumerate(groups):
         # Adafactor computes rates that are None
@@ -205,12 +206,17 @@ def optimizer_problem(content: object) -> str | None:
             wrong = f"`param_groups[{index}].lr` is missing"
         if wrong is not None:
             return wrong
-    wrongs = (wrong_field(kept, _OF_PARAMETER, f"state[{index}].") for index, kept in states.items())
-    return next(filter(None, wrongs), None) or _states_problem(groups, states)
+    for index, kept in states.items():
+        wrong = wrong_field(kept, _OF_PARAMETER, f"state[{index}].")
+        if wrong is not None:
+            return wrong
+    return _states_problem(groups, states)
 
 
 def _states_problem(groups: Sequence[Mapping[str, Any]], states: Mapping[object, Mapping[str, Any]]) -> str | None:
-    known = {parameter for group in groups for parameter in group["params"]}
+    known: set[object] = set()
+    for group in groups:
+        known.update(group["params"])
     unknown = states.keys() - known
     if unknown:
         return f"`state` has the parameter {brief(next(iter(unknown)), 60)}, which is in no group"
@@ -238,9 +244,10 @@ def schedule_problem(content: object) -> str | None:
 
 def losses_problem(losses: Mapping[str, object]) -> str | None:
     """Say why sums and counts are not those of a loss log. The first versions lack two, and some runs have none."""
-    missing = ["tr_loss", "total_loss", "last_logged", "first_update"] if losses else []
-    missing = [name for name in missing if name not in losses]
-    return f"`losses.{missing[0]}` is missing" if missing else wrong_field(losses, _LOSSES, "losses.")
+    for name in ("tr_loss", "total_loss", "last_logged", "first_update") if losses else ():
+        if name not in losses:
+            return f"`losses.{name}` is missing"
+    return wrong_field(losses, _LOSSES, "losses.")
 
 
 def random_states_problem(states: object) -> str | None:
@@ -282,8 +289,8 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
     if not type(optimizer).__module__.startswith("torch.optim"):
         return
     for group in optimizer.param_groups:
-        states = [(parameter, optimizer.state.get(parameter)) for parameter in group["params"]]
-        kept = [(parameter, state) for parameter, state in states if state]
+        parameters = group["params"]
+        kept = [(parameter, state) for parameter in parameters if (state := optimizer.state.get(parameter))]
         needed = _fresh_values(type(optimizer), group) if kept else set()
         for parameter, state in kept:
             missing = sorted(needed - state.keys())
@@ -294,12 +301,12 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
                     refuse(
                         path, f"`{name}` of a parameter has the shape {shape}, its parameter {list(parameter.shape)}"
                     )
-        if 0 < len(kept) < len(states):
+        if 0 < len(kept) < len(parameters):
             logger.warning(
                 "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew.",
                 path,
-                len(states) - len(kept),
-                len(states),
+                len(parameters) - len(kept),
+                len(parameters),
             )
 
 
@@ -390,14 +397,19 @@ def _misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tup
 
 
 def weight_shapes(path: str) -> dict[str, tuple[list[int], bool]]:
-    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers."""
+    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers.
+
+    The names are those of an uncompiled model.
+    """
     check_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:  # it compares the header with the file's size
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            return {
-                name: (list(one.get_shape()), one.get_dtype().startswith(("F", "BF"))) for name, one in slices.items()
-            }
+            shapes = {}
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                one = file.get_slice(name)
+                is_float = one.get_dtype().startswith(("F", "BF"))
+                shapes[name.replace(COMPILED, "")] = list(one.get_shape()), is_float
+            return shapes
     except Exception as error:  # safetensors raises what it likes
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
@@ -419,7 +431,7 @@ def misfitting_weights(folder: str, model: nn.Module, adapter: str | None = None
         for name, shapes in _stored(folder, adapter is not None, subfolder):
             if not shapes and compared:
                 yield f"{name} holds no weights"
-            for wrong in _misfits({key.replace(COMPILED, ""): facts for key, facts in shapes.items()}, compared):
+            for wrong in _misfits(shapes, compared):
                 yield f"{name} does not fit the model: {wrong}"
     except CheckpointError as error:
         yield first_line(error).removesuffix(".")
@@ -432,7 +444,7 @@ def stored_names(folder: str, is_adapter: bool = False, subfolder: str = "") -> 
 
 def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfolder: str = "") -> list[str]:
     """List an adapter's weights that a folder does not hold. PEFT leaves them as they are and says nothing."""
-    stored = {key.replace(COMPILED, "") for key in stored_names(folder, True, subfolder)}
+    stored = stored_names(folder, True, subfolder)
     own = [
         name.replace(COMPILED, "").replace(f".{adapter}.", ".", 1)
         for name in model.state_dict()

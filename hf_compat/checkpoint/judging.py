@@ -103,12 +103,12 @@ def judge_contents(contents: Contents) -> Iterator[str]:
         shards = [f"{place}/{METADATA_NAME}" for place in places]
         found = [*contents.names(), *(name for name in shards if contents.find(name) is not None)]
     for name in found:
-        kind = next((kind for kind in FILES if kind.name.fullmatch(name)), None)
-        try:
-            if kind is not None:
-                kind.read(contents, name)
-        except CheckpointError as error:
-            yield first_line(error).removesuffix(".")
+        for kind in FILES:  # their patterns exclude each other
+            if kind.name.fullmatch(name):
+                try:
+                    kind.read(contents, name)
+                except CheckpointError as error:
+                    yield first_line(error).removesuffix(".")
 
 
 def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str]:

@@ -51,8 +51,8 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_state import (
     RUN_STATE_NAME,
     DataPosition,
-    Moment,
     RunState,
+    SavedAt,
     readable_checkpoint,
     reading_arrays,
 )
@@ -369,7 +369,7 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         (
             RunState(
                 data=data,
-                moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+                moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
                 losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
                 callbacks=checkpoint.get("callbacks", {}),
             )

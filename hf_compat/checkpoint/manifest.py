@@ -181,7 +181,7 @@ def finish(folder: str) -> None:
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    refuse(root, name, error)
+                    note_refused(root, name, error)
                     raise
                 if is_as_listed:
                     finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
@@ -199,7 +199,7 @@ def finish(folder: str) -> None:
 _REFUSED: dict[tuple[int, int, int, str], str] = {}
 
 
-def refuse(root: Path, name: str, error: OSError) -> None:
+def note_refused(root: Path, name: str, error: OSError) -> None:
     """Note that the disk refused a file of an unfinished folder, which is not whole from then on.
 
     The system reports such a failure once, and the next flush succeeds although the data are lost. So the manifest says
@@ -221,7 +221,7 @@ def _state_of_manifest(root: Path) -> tuple[int, int, int]:
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
-def refusal(root: Path, name: str, facts: object) -> str | None:
+def why_refused(root: Path, name: str, facts: object) -> str | None:
     """Say why a listed file, which is there, is not on the disk. One that was not flushed is flushed now.
 
     A file that was put in its place since is another one.
@@ -232,7 +232,7 @@ def refusal(root: Path, name: str, facts: object) -> str | None:
         try:
             flush(root / name)
         except OSError as error:
-            refuse(root, name, error)
+            note_refused(root, name, error)
             said = None if error.errno == errno.EROFS else os.strerror(error.errno or errno.EIO)
     elif isinstance(facts, dict) and facts.get("mtime_ns") == (root / name).stat().st_mtime_ns:
         said = facts.get("refused")
@@ -306,7 +306,7 @@ class SavingPlace:
         in_place: Whether user code takes part in writing.
 
     Attributes:
-        path: The hidden folder.
+        hidden: The hidden folder.
         folder: The folder to write into.
         is_there: Whether something had the final name before. Call `prepare` first.
     """
@@ -314,10 +314,10 @@ class SavingPlace:
     def __init__(self, final: str, owner: Owner, in_place: bool = False) -> None:
         self.final, self._owner, self._in_place = final, owner, in_place
         self.run_dir, name = os.path.split(final)
-        self.path = os.path.join(self.run_dir, SAVING + owner.id)
-        self._hidden = os.path.join(self.path, name)
-        self.folder = final if in_place else self._hidden
-        self._replaced = os.path.join(self.path, REPLACED, name)
+        self.hidden = os.path.join(self.run_dir, SAVING + owner.id)
+        self._before_named = os.path.join(self.hidden, name)
+        self.folder = final if in_place else self._before_named
+        self._replaced = os.path.join(self.hidden, REPLACED, name)
         self._began = 0
         self._is_begun = False
 
@@ -332,15 +332,15 @@ class SavingPlace:
             os.makedirs(self.run_dir)
             flush_above(self.run_dir)
         make_hidden(self.run_dir, SAVING, self._owner)
-        self._began = os.stat(self.path).st_ctime_ns  # by the clock of the disk
+        self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
-            os.mkdir(self._hidden)
+            os.mkdir(self._before_named)
             marker = json.dumps(marker_of(self.final, self._owner.id))
-            write_new(os.path.join(self._hidden, MANIFEST_NAME), marker.encode(), is_durable=True)
-            flush(Path(self._hidden))
+            write_new(os.path.join(self._before_named, MANIFEST_NAME), marker.encode(), is_durable=True)
+            flush(Path(self._before_named))
             self._set_aside()
-            os.replace(self._hidden, self.final)
+            os.replace(self._before_named, self.final)
             self._is_begun = True
             flush(Path(self.run_dir))
 
@@ -380,10 +380,10 @@ class SavingPlace:
         with contextlib.suppress(OSError):  # the next run tries again
             if self._is_begun:
                 if os.path.isdir(self.final) and not os.path.lexists(os.path.join(self.final, MANIFEST_NAME)):
-                    _take_out(self.final, self.path)  # user code has made it anew
+                    _take_out(self.final, self.hidden)  # user code has made it anew
                 self._is_begun = False
-            _put_back(self.path, self._owner, [self.final])
-            remove_hidden(self.path)
+            _put_back(self.hidden, self._owner, [self.final])
+            remove_hidden(self.hidden)
 
     def _set_aside(self) -> None:
         if os.path.islink(self.final):
@@ -394,7 +394,7 @@ class SavingPlace:
             return
         os.mkdir(os.path.dirname(self._replaced))
         os.replace(self.final, self._replaced)
-        for folder in (os.path.dirname(self._replaced), self.path, self.run_dir):
+        for folder in (os.path.dirname(self._replaced), self.hidden, self.run_dir):
             flush(Path(folder))
 
 
@@ -549,7 +549,7 @@ def compare(root: Path, name: str, facts: object) -> str | None:
     try:
         with open_regular(root / name) as file:
             stat = os.fstat(file.fileno())
-            if refused := refusal(root, name, facts):
+            if refused := why_refused(root, name, facts):
                 return refused
             if not isinstance(facts, dict) or stat.st_size != facts.get("bytes"):
                 return f"{name} has {stat.st_size} bytes, not what {MANIFEST_NAME} says"
@@ -604,9 +604,14 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
         judge: Lists what is wrong with a checkpoint.
     """
     paths = names.list_checkpoints(folder)
-    turns = {path: writer.turn for path in paths if (writer := read_writer(Path(path))) is not None}
-    last = max(turns.values(), default=0)
-    for path in sorted(paths, key=lambda path: (turns.get(path, last), names.checkpoint_step(path) or 0), reverse=True):
+    turns: dict[str, int] = {}
+    for path in paths:
+        writer = read_writer(Path(path))
+        if writer is not None:
+            turns[path] = writer.turn
+    turns = {**dict.fromkeys(paths, max(turns.values(), default=0)), **turns}
+    paths_by_turn = sorted(paths, key=turns.__getitem__)  # those of one turn stay in the order of their updates
+    for path in reversed(paths_by_turn):
         wrong = judge(path)
         if not wrong:
             beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]

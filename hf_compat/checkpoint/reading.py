@@ -129,13 +129,13 @@ class Contents:
             found = sorted(os.listdir(self.folder / subfolder))
         except OSError as error:
             raise CheckpointError(f"{self.folder / subfolder} cannot be listed: {error.strerror}.") from error
-        before = f"{subfolder}/" if subfolder else ""
-        listed = [before + name for name in found if name != MANIFEST_NAME]
-        return [
-            name
-            for name in listed
-            if os.path.isfile(self.folder / name) and (self.listed is None or name in self.listed)
-        ]
+        names = []
+        for entry in found:
+            name = f"{subfolder}/{entry}" if subfolder else entry
+            is_listed = entry != MANIFEST_NAME and (self.listed is None or name in self.listed)
+            if is_listed and os.path.isfile(self.folder / name):
+                names.append(name)
+        return names
 
 
 # module → types

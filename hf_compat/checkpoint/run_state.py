@@ -165,7 +165,7 @@ def _readable(value: Value, where: str) -> Value:
 
 def array_globals() -> list[Global]:
     """List the types and functions that make up NumPy's arrays of numbers and texts, for torch's allow-list."""
-    return [*legacy_globals(), *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"}]
+    return [*legacy_globals(), *map(type, map(np.dtype, "?bhilqBHILQefdFDSU"))]
 
 
 def reading_arrays() -> contextlib.AbstractContextManager[None]:
@@ -182,7 +182,7 @@ RUN_STATE_VERSION = 2
 PlainState = dict[str, Any]  # dicts, lists, numbers, strings and tensors, nested: what `weights_only=True` loads
 
 
-class Moment(StrEnum):
+class SavedAt(StrEnum):
     """When a checkpoint was written. What came before is not repeated, and what comes after is complete."""
 
     UPDATE = "update"  # after an update's log and evaluation, before the epoch's end
@@ -277,7 +277,7 @@ class RunState:
     """
 
     data: DataPosition
-    moment: Moment = Moment.UPDATE
+    moment: SavedAt = SavedAt.UPDATE
     world_size: int = 1
     samples_per_micro_batch: int | None = None
     losses: PlainState = field(default_factory=dict)
@@ -315,7 +315,7 @@ class RunState:
             kept = ("tr_loss", "total_loss", "last_logged", "first_update", "nonfinite_steps", "scalars")
             return RunState(
                 data=data,
-                moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+                moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
                 world_size=plain.get("world_size", 1),
                 samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
                 losses={name: plain[name] for name in kept if name in plain},
@@ -323,7 +323,7 @@ class RunState:
                 extras=plain.get("extras") or {},
                 knows_epoch_end=data.is_open or ended_by_callback,
             )
-        parts = {"data": DataPosition.from_plain(plain["data"]), "moment": Moment(plain["moment"])}
+        parts = {"data": DataPosition.from_plain(plain["data"]), "moment": SavedAt(plain["moment"])}
         return cls(**{**_known_values(cls, plain), **parts})
 
     @classmethod
@@ -335,7 +335,7 @@ class RunState:
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
         """
         contents = Contents(checkpoint)
-        names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
+        names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
         if own is not None and len(names) == world_size:
             return cls.read(own, ended_by_callback)
@@ -467,7 +467,7 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
             point = _by_updates(updates_done, cut, ignore_data_skip=False)
         else:
             at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-            if finished and not (data.is_open and state.moment is Moment.UPDATE and at_the_end):
+            if finished and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end):
                 point = ResumePoint(epoch=data.epoch, position=data, is_finished=True)
             else:
                 is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch

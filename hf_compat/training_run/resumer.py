@@ -59,13 +59,13 @@ class ResumeAt(StrEnum):
 class Stage(NamedTuple):
     """A part of a resume.
 
-    `override` is the method of the Trainer that a subclass may override. Without `by` the stage calls only that.
+    `method` is the Trainer's, which a subclass may override. Without an `action` the stage calls it with the folder.
     """
 
     at: ResumeAt
     restores: str
-    override: str = ""
-    by: Callable[[Resumer, str], None] | None = None
+    method: str = ""
+    action: Callable[[Resumer, str], None] | None = None
 
 
 class Resumer:
@@ -219,10 +219,10 @@ class Resumer:
         """Restore the stages of a moment. Without a checkpoint, do nothing."""
         for stage in STAGES if checkpoint is not None else ():
             if stage.at is moment and checkpoint is not None:
-                if stage.by is None:
-                    getattr(self._host, stage.override)(checkpoint)
+                if stage.action is None:
+                    getattr(self._host, stage.method)(checkpoint)
                 else:
-                    stage.by(self, checkpoint)
+                    stage.action(self, checkpoint)
 
     def restore_together(self, moment: ResumeAt, checkpoint: str | None) -> None:
         """Restore on all ranks of the run. If one fails, all do."""
@@ -266,13 +266,11 @@ class Resumer:
         names = (*INTERVALS, "per_device_train_batch_size")
         size = host.args.per_device_train_batch_size
         both = zip(names, (*now, size), (*saved, state.train_batch_size or size), strict=True)
-        told = [
-            f"{name}: {given} (from args) != {had} (from {TRAINER_STATE_NAME})"
-            for name, given, had in both
-            if given != had
-        ]
-        if told:
-            lines = "".join(f"\n\t{line}" for line in told)
+        lines = ""
+        for name, given, had in both:
+            if given != had:
+                lines += f"\n\t{name}: {given} (from args) != {had} (from {TRAINER_STATE_NAME})"
+        if lines:
             shared_logger.warning(f"The arguments are not those of the checkpoint, whose intervals count:{lines}")
         state.best_model_checkpoint = self.best_of_state(state.best_model_checkpoint, checkpoint)
 
@@ -361,8 +359,8 @@ STAGES: Sequence[Stage] = (
         "_load_callback_state",
         lambda resumer, checkpoint: resumer._host._load_callback_state(),
     ),
-    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", by=Resumer._load_position),
-    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", by=Resumer._load_lightning_callbacks),
+    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", action=Resumer._load_position),
+    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", action=Resumer._load_lightning_callbacks),
     Stage(ResumeAt.OPTIMIZER_MADE, "optimizer and schedule", "_load_optimizer_and_scheduler"),
     Stage(ResumeAt.OPTIMIZER_MADE, "the gradient scaler", "_load_scaler"),
     Stage(ResumeAt.DATA_OPENED, "random states of Python, NumPy and torch", "_load_rng_state"),

@@ -25,10 +25,10 @@ from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import (
     DataCut,
-    Moment,
     PlainState,
     ResumePoint,
     RunState,
+    SavedAt,
     readable_states,
 )
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
@@ -196,7 +196,7 @@ class TrainingRun:
     tokens_before: int = 0
     flag_agreement: FlagAgreement = NO_AGREEMENT
 
-    moment: Moment = field(default=Moment.UPDATE, init=False)  # where in an epoch a checkpoint would be written now
+    moment: SavedAt = field(default=SavedAt.UPDATE, init=False)  # where in an epoch a checkpoint would be written now
     grad_norm: torch.Tensor | float | None = field(default=None, init=False)  # None before the epoch's first update
     learning_rate: float | None = field(default=None, init=False)  # of the last update, before the schedule stepped
     lightning_trainer: WindowTrainer | None = field(default=None, init=False)  # during the fit

@@ -179,7 +179,7 @@ class Saver:
             place = SavingPlace(final, self.folder.owner, in_place=self._writes_in_place())
             with self._together(place):
                 if args.should_save:
-                    self.folder.keep(run_dir)
+                    self.folder.check_lock(run_dir)
                     place.prepare()
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
@@ -290,16 +290,16 @@ class Saver:
         """Write the files and the manifest, give the folder its name, and pass it to the uploads."""
         host, final = self._host, place.final
         with self._together(place):
-            os.makedirs(place.path, exist_ok=True)  # this rank may have a disk of its own
+            os.makedirs(place.hidden, exist_ok=True)  # this rank may have a disk of its own
             write(place.folder)
         with self._together(place):
             if host.args.should_save:
                 # user code may have written a folder of that name just now, which stays until this one is safe
                 flushes = timing is not Timing.LATER or place.is_there
-                self.folder.keep(place.run_dir)
+                self.folder.check_lock(place.run_dir)
                 writer = self.folder.writer(host._run, place.run_dir, host.args.save_total_limit)
                 place.seal(writer, flushes)
-                self.folder.keep(place.run_dir)
+                self.folder.check_lock(place.run_dir)
                 place.put(flushes)
         if timing is Timing.BACKGROUND:  # the next update pushes, as an override runs in the training thread
             host._pushes.push_when_written(final)
@@ -524,7 +524,7 @@ class OutputFolder:
                 error = failed
         agree(error)
 
-    def keep(self, folder: str) -> None:
+    def check_lock(self, folder: str) -> None:
         """Check that this run still owns a folder.
 
         Raises:

@@ -326,7 +326,7 @@ def left_by(owner, run_dir, is_whole):
     (folder / "a.txt").write_text("new")
     if is_whole:
         manifest.seal(str(folder))
-    return Path(place.path)
+    return Path(place.hidden)
 
 
 ENDED = Owner(pid=2**22 + 7)  # no process has such a number
@@ -379,7 +379,7 @@ def test_a_save_in_place_whose_hidden_folder_is_gone_is_no_checkpoint_and_stays(
     final = tmp_path / "checkpoint-4"
     place = SavingPlace(str(final), ENDED, in_place=True)
     place.prepare()
-    shutil.rmtree(place.path)
+    shutil.rmtree(place.hidden)
     manifest.recover(str(tmp_path), has_lock=True)
     assert final.exists() and manifest.get_last_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="the save into it did not end"):

@@ -14,7 +14,7 @@ HOW_IT_WORKS = Path(__file__).resolve().parents[2] / "docs" / "how_it_works.md"
 
 
 def row(stage) -> str:
-    return f"| {stage.at} | {stage.restores} | {'`' + stage.override + '`' if stage.override else ''} |"
+    return f"| {stage.at} | {stage.restores} | {'`' + stage.method + '`' if stage.method else ''} |"
 
 
 def test_docs_show_the_stages():
@@ -29,7 +29,7 @@ def test_stages_stand_in_the_order_of_their_moments():
     assert {stage.at for stage in STAGES} == set(ResumeAt)
 
 
-@pytest.mark.parametrize("name", [stage.override for stage in STAGES if stage.override])
+@pytest.mark.parametrize("name", [stage.method for stage in STAGES if stage.method])
 def test_every_override_is_called_by_a_resume(name, make_args, tmp_path):
     called = []
 

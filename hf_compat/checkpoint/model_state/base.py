@@ -152,14 +152,9 @@ MODEL_FOLDER = "pytorch_model_fsdp_0"
 OPTIMIZER_FOLDER = "optimizer_0"
 
 
-def has_model_shards(folder: str) -> bool:
-    """Return whether a checkpoint holds its weights as shards."""
-    return _has_shards(folder, MODEL_FOLDER)
-
-
-def has_optimizer_shards(folder: str) -> bool:
-    """Return whether a checkpoint holds the optimizer's state as shards."""
-    return _has_shards(folder, OPTIMIZER_FOLDER)
+def has_shards(folder: str, subfolder: str) -> bool:
+    """Whether a checkpoint holds shards in a subfolder: `MODEL_FOLDER` or `OPTIMIZER_FOLDER`."""
+    return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
 
 
 def write_model_shards(folder: str, model: nn.Module) -> None:
@@ -194,10 +189,6 @@ def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.
     state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
     read_dcp(dcp, state, in_one_process=not is_distributed())
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
-
-
-def _has_shards(folder: str, subfolder: str) -> bool:
-    return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
 
 
 def _read(state: States, folder: str, subfolder: str) -> None:
@@ -270,7 +261,7 @@ class ModelState(abc.ABC):
 
     def load_weights(self, folder: str) -> LoadResult:
         """Load weights, which the folder holds whole or as shards."""
-        if has_model_shards(folder):
+        if has_shards(folder, MODEL_FOLDER):
             return read_model_shards(folder, self.model)
         result = self.set_weights(as_held(self.model, read_weights(folder)))
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
@@ -295,7 +286,7 @@ class TorchState(ModelState):
     """A model with an optimizer of torch, whose state is one file or shards, of this package or of transformers."""
 
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
-        if has_optimizer_shards(folder):
+        if has_shards(folder, OPTIMIZER_FOLDER):
             read_optimizer_shards(folder, self.model, optimizer)
             check_optimizer_took_over(folder, optimizer)
             return True

@@ -21,7 +21,7 @@ from torch import distributed, nn
 from hf_compat.checkpoint.files import Plain
 from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
-from hf_compat.checkpoint.model_state.base import ModelState, OptimizerState, giving, has_optimizer_shards
+from hf_compat.checkpoint.model_state.base import OPTIMIZER_FOLDER, ModelState, OptimizerState, giving, has_shards
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, fitting, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     OWN_TYPES,
@@ -271,7 +271,7 @@ class DeepSpeedState(ModelState):
                     check_optimizer_took_over(path, self.engine.optimizer)
                 else:
                     take_states(folder, self.engine, content)
-            elif has_optimizer_shards(folder):
+            elif has_shards(folder, OPTIMIZER_FOLDER):
                 raise CheckpointMismatch(
                     f"{folder} has the optimizer's state in shards of FSDP, which DeepSpeed cannot take.\n\n"
                     "Hint: resume under FSDP and save a whole checkpoint (`fsdp_config` without "
