@@ -363,7 +363,7 @@ class RunState:
         return state
 
 
-def _known_values(cls: type[DataPosition | RunState], plain: Mapping[str, Any]) -> dict[str, Any]:
+def _known_values(cls: type[DataPosition | RunState], plain: Mapping[str, object]) -> PlainState:
     return {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
 
 
