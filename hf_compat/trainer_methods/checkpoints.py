@@ -286,7 +286,13 @@ class CheckpointMethods(TrainerBase):
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
         content = {**functions, **content}
         groups = self.optimizer.param_groups
-        if len(content.get("base_lrs", groups)) != len(groups) and not any(content.get("lr_lambdas", ())):
+        groups = groups[: len(getattr(self.lr_scheduler, "base_lrs", groups))]  # without those that a callback added
+        has_dropped = self.is_deepspeed_enabled or not all(group["params"] for group in groups)
+        if (
+            has_dropped
+            and len(content.get("base_lrs") or groups) != len(groups)
+            and not any(content.get("lr_lambdas", ()))
+        ):
             # the optimizer fits, so it is that DeepSpeed drops a group without parameters
             of_groups = {
                 "base_lrs": [group["initial_lr"] for group in groups],
