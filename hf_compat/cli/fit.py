@@ -48,7 +48,6 @@ from hf_compat.interop.object_parser import (
     SPEC,
     Hint,
     Made,
-    Spec,
     build,
     build_data,
     build_or_import,
@@ -311,7 +310,12 @@ class Run:
         data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         functions = {name: getattr(self.config, name) for name in FUNCTIONS}
-        data |= {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
+        chosen, keywords = functions.pop("optimizer_cls_and_kwargs"), None
+        if chosen is not None:
+            is_pair = isinstance(chosen, (list, tuple))
+            kind, keywords = chosen if is_pair else (chosen["class_path"], chosen.get("init_args", {}))
+            data["optimizer_cls_and_kwargs"] = (build_or_import(kind, "optimizer_cls_and_kwargs"), dict(keywords))
+        data |= {n: build_or_import(spec, n) for n, spec in functions.items() if spec is not None}
         self.trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data)
         self.trainer.lightning_options = self._lightning_options()
         # the arguments of `fit` name the checkpoint that it resumes from
@@ -430,13 +434,6 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
             f"{config['trainer_class']}.\n\nHint: trainer_class: hf_compat.Seq2SeqTrainer."
         )
     return kind(**chosen, **old)
-
-
-def _function(spec: Spec, where: str) -> Made:
-    if where == "optimizer_cls_and_kwargs":
-        kind, keywords = spec if isinstance(spec, (list, tuple)) else (spec["class_path"], spec.get("init_args", {}))
-        return build_or_import(kind, where), dict(keywords)
-    return build_or_import(spec, where)
 
 
 def main(command: str, words: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hf_compat import __version__
 from hf_compat.errors import HfCompatError
@@ -65,8 +65,17 @@ def _run(words: list[str]) -> int:
 
         return run_configuration(first, words[1:])
     chosen = make_parser().parse_args(words)
-    execute: Callable[[argparse.Namespace], int] = chosen.execute
-    return execute(chosen)
+    if chosen.command == "convert":
+        from hf_compat.checkpoint.convert import convert
+
+        answers: Iterable[str] = [convert(chosen.source, chosen.target, keep_names=chosen.keep_names)]
+    else:
+        from hf_compat.checkpoint.edits import seal_edited
+
+        answers = map(seal_edited, chosen.folders)
+    for answer in answers:
+        print(answer)  # noqa: T201 - the command's answer
+    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -91,29 +100,12 @@ def make_parser() -> argparse.ArgumentParser:
     convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
     convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
-    convert.set_defaults(execute=_convert)
     seal = commands.add_parser("seal", description=meanings["seal"])
     seal.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
-    seal.set_defaults(execute=_seal)
     for names in _GROUPS.values():
         for name in names.keys() - {"convert", "seal"}:
             commands.add_parser(name, add_help=False)
     return parser
-
-
-def _convert(chosen: argparse.Namespace) -> int:
-    from hf_compat.checkpoint.convert import convert
-
-    print(convert(chosen.source, chosen.target, keep_names=chosen.keep_names))  # noqa: T201 - the command's answer
-    return 0
-
-
-def _seal(chosen: argparse.Namespace) -> int:
-    from hf_compat.checkpoint.edits import seal_edited
-
-    for folder in chosen.folders:
-        print(seal_edited(folder))  # noqa: T201 - the command's answer
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -42,33 +43,17 @@ class MissingFile(ArgumentError, FileNotFoundError):
     """The file of arguments does not exist."""
 
 
-def read_json_arguments(path: str | os.PathLike[str]) -> Named:
-    """Read names and values from a JSON file of at most 4 MiB."""
-    _check_is_there(path)
+def read_arguments(path: str | os.PathLike[str], read: Callable[[str], object]) -> Named:
+    """Read names and values from a file of at most 4 MiB. YAML has the bounds of `hf-compat fit --config`."""
+    name = os.fspath(path)
+    if "\0" not in name and not os.path.lexists(name):
+        raise MissingFile(f"{name!r} cannot be read: the file does not exist.")
     try:
-        return _named(path, read_json(path, MOST_BYTES))
+        content = read(name)
     except CheckpointError as error:
         raise ArgumentError(first_line(error)) from error
-
-
-def read_yaml_arguments(path: str | os.PathLike[str]) -> Named:
-    """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`."""
-    _check_is_there(path)
-    try:
-        text = read_text(path, MOST_BYTES)
-    except CheckpointError as error:
-        raise ArgumentError(first_line(error)) from error
-    return _named(path, load_named(os.fspath(path), text, yaml.safe_load))
-
-
-def _check_is_there(path: str | os.PathLike[str]) -> None:
-    if "\0" not in os.fspath(path) and not os.path.lexists(path):
-        raise MissingFile(f"{os.fspath(path)!r} cannot be read: the file does not exist.")
-
-
-def _named(path: str | os.PathLike[str], content: object) -> Named:
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ArgumentError(f"{os.fspath(path)} holds {brief(content, 60)}, not names of arguments and their values.")
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ArgumentError(f"{name} holds {brief(content, 60)}, not names of arguments and their values.")
     return content
 
 
@@ -198,16 +183,15 @@ class HfArgumentParser(argparse.ArgumentParser):
             for field in dataclasses.fields(kind)
             if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         }
-        defaults = {action.dest: action.default for action in self._actions if action.dest in fields}
-        for name in fields & set(vars(namespace)):
-            # argparse reads a text default by its type, so "no" becomes False
-            action = next(action for action in self._actions if action.dest == name)
-            read = (
-                defaults.get(name),
-                self._get_value(action, action.default) if isinstance(action.default, str) else action.default,
-            )
-            if not self._is_given(name, line) and getattr(namespace, name) in read:
-                delattr(namespace, name)
+        said = {word.partition("=")[0] for word in line}
+        given_names = {action.dest for action in self._actions if said.intersection(action.option_strings)}
+        for action in self._actions:
+            name, default = action.dest, action.default
+            if name in fields - given_names and hasattr(namespace, name):
+                # argparse reads a text default by its type, so "no" becomes False
+                read = self._get_value(action, default) if isinstance(default, str) else default
+                if getattr(namespace, name) in (default, read):
+                    delattr(namespace, name)
         outputs: list[Value] = []
         for kind in self.dataclass_types:
             given = {name: getattr(namespace, name) for name in self._names_of(kind) if hasattr(namespace, name)}
@@ -222,10 +206,6 @@ class HfArgumentParser(argparse.ArgumentParser):
             text = f"Some specified arguments are not used by the HfArgumentParser: {remaining}"
             raise UnusedWords(without_secrets(text, words))
         return tuple(outputs)
-
-    def _is_given(self, name: str, line: list[str]) -> bool:
-        options = {option for action in self._actions if action.dest == name for option in action.option_strings}
-        return any(word.partition("=")[0] in options for word in line)
 
     def _names_of(self, dtype: DataclassType) -> list[str]:
         """The names that a class accepts, without the fields of another class."""
@@ -251,11 +231,12 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a JSON file of at most 4 MiB."""
-        return self.parse_dict(read_json_arguments(json_file), allow_extra_keys)
+        return self.parse_dict(read_arguments(json_file, lambda path: read_json(path, MOST_BYTES)), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`."""
-        return self.parse_dict(read_yaml_arguments(yaml_file), allow_extra_keys)
+        content = read_arguments(yaml_file, lambda path: load_named(path, read_text(path, MOST_BYTES), yaml.safe_load))
+        return self.parse_dict(content, allow_extra_keys)
 
 
 class UnusedWords(ArgumentError, UnknownArgument):
@@ -282,7 +263,15 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     keywords = {**_reading(hint, field), **default, **keywords}
     choices = keywords.pop("choices", None)
     if choices is not None:
-        keywords |= {"choices": list(choices), "type": _choose(choices, check)}
+        by_name = {str(choice): choice for choice in choices}
+
+        def choose(word: str) -> Value:
+            """Find the choice of a word. The argument translates words of older releases."""
+            with contextlib.suppress(ArgumentError):  # argparse refuses it, and lists the choices
+                return plain(check.read(word)) if check is not None and word not in by_name else by_name.get(word, word)
+            return word
+
+        keywords |= {"choices": list(choices), "type": choose}
     elif check is not None and field.name in _SEVERAL_WORDS:
         keywords |= {"nargs": "+", "type": str, "action": _SeveralWords, "takes_text": True}
     try:
@@ -347,21 +336,6 @@ class _SeveralWords(argparse.Action):
             setattr(namespace, self.dest, [self.element(word) for word in words])
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise argparse.ArgumentError(self, str(error)) from error
-
-
-def _choose(choices: Iterable[Value], check: ArgumentCheck | None = None) -> Callable[[str], Value]:
-    """Make a function that finds the choice of a word. The argument translates words of older releases."""
-    by_name = {str(choice): choice for choice in choices}
-
-    def choose(word: str) -> Value:
-        if word in by_name or check is None:
-            return by_name.get(word, word)
-        try:
-            return plain(check.read(word))
-        except ArgumentError:
-            return word  # argparse refuses it, and lists the choices
-
-    return choose
 
 
 def _bool_or_text(word: str | bool) -> str | bool:

@@ -29,6 +29,7 @@ from hf_compat.checkpoint.reading import (
     is_read_as_it_is,
 )
 from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError
+from hf_compat.hf.metrics import TIMED
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
 from hf_compat.runtime.collectives import agree, broadcast_object
@@ -194,7 +195,6 @@ def _load_folder(trainer: Trainer, folder: str, name: str) -> None:
 
 logger = logging.getLogger(__name__)
 
-_TIMED = ("_runtime", "_per_second", "_preparation_time")  # differ each time
 _ALL = "all_results.json"
 
 IsSame = Callable[[bytes], bool]  # whether a file already has the content
@@ -230,8 +230,22 @@ def keep_metrics(folder: str, split: str, metrics: Mapping[str, object]) -> str:
     text, name = _as_text(metrics), f"{split}_results.json"
     is_first = not os.path.lexists(os.path.join(folder, name))
     path = keep(folder, name, text, lambda other: _untimed(other) == _untimed(text))
-    if is_first:
-        _add_to_all(os.path.join(folder, _ALL), metrics)
+    if not is_first:
+        return path
+    # Add them to those of the run. Existing values are kept
+    whole = os.path.join(folder, _ALL)
+    before: object = {}
+    try:
+        before = read_json(whole, STATE_FILE_BYTES) if os.path.lexists(whole) else {}
+    except CheckpointError as error:
+        before = first_line(error)
+    if not isinstance(before, dict):
+        logger.warning("%s is left as it is: it holds no metrics (%s).", whole, brief(before, 60))
+        return path
+    partial = f"{whole}.{os.getpid()}.partial"
+    with open(partial, "wb") as file:
+        file.write(_as_text({**metrics, **before}))
+    os.replace(partial, whole)
     return path
 
 
@@ -247,20 +261,4 @@ def _untimed(text: bytes) -> str | None:
         return None
     if not isinstance(read, dict):
         return None
-    return json.dumps({name: value for name, value in read.items() if not name.endswith(_TIMED)}, sort_keys=True)
-
-
-def _add_to_all(path: str, metrics: Mapping[str, object]) -> None:
-    """Add metrics to those of a run. Existing values are kept."""
-    before: object = {}
-    try:
-        before = read_json(path, STATE_FILE_BYTES) if os.path.lexists(path) else {}
-    except CheckpointError as error:
-        before = first_line(error)
-    if not isinstance(before, dict):
-        logger.warning("%s is left as it is: it holds no metrics (%s).", path, brief(before, 60))
-        return
-    partial = f"{path}.{os.getpid()}.partial"
-    with open(partial, "wb") as file:
-        file.write(_as_text({**metrics, **before}))
-    os.replace(partial, path)
+    return json.dumps({name: value for name, value in read.items() if not name.endswith(TIMED)}, sort_keys=True)

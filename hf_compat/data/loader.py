@@ -106,11 +106,7 @@ def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
         pass
 
 
-class _End:
-    """The value after the last batch of a pass."""
-
-
-_END = _End()
+_END = object()  # the value after the last batch of a pass
 
 
 class PreparedDataLoader(DataLoader[Batch]):
@@ -330,7 +326,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             self.remainder = find_batch_size(current) or -1
         yield current
 
-    def _reader(self, batches: Iterator[Batch]) -> Callable[[], Batch | _End]:
+    def _reader(self, batches: Iterator[Batch]) -> Callable[[], Batch]:
         """Return a function that reads the next batch of a pass over torch's loader, or returns `_END`.
 
         Torch marks each read for its profiler, whether one runs or not, which takes as long as a small collator. A
@@ -343,7 +339,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             self._is_map_style and is_torchs and None not in (data, is_profiled) and hasattr(batches, "_num_yielded")
         )
 
-        def read() -> Batch | _End:
+        def read() -> Batch:
             try:
                 if not is_fast or is_profiled() or batches._sampler_iter is None:  # type: ignore[attr-defined, misc]  # torch's
                     return next(batches)

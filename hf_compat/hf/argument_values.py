@@ -28,7 +28,6 @@ from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, Optimize
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
-    NONE,
     OPTIONS,
     PATH,
     TEXT,
@@ -41,6 +40,7 @@ from hf_compat.hf.value_types import (
     list_of,
     member,
     number,
+    or_none,
     parts_of,
     passing,
     plain,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 # Of `gradient_accumulation_kwargs`: the fields of Accelerate's `GradientAccumulationPlugin`.
 _ACCUMULATION: dict[str, ValueType] = {
-    "num_steps": either((NONE, whole_number(Range(low=1, high=LARGEST_COUNT)))),
+    "num_steps": or_none(whole_number(Range(low=1, high=LARGEST_COUNT))),
     **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"), TRUTH_VALUE),
 }
 
@@ -267,8 +267,10 @@ def optimizer(value: object) -> object:
 _TARGETS = either((list_of(NAME), NAME))
 
 
+@or_none
 @_typed("a list of names, or a regular expression")
-def _target_modules(value: object) -> object:
+def target_modules(value: object) -> object:
+    """A list of names, or an expression, of modules."""
     targets = _TARGETS.read(value)
     if not targets:
         raise Unreadable("it names no module. 'all-linear' names every linear layer.")
@@ -280,8 +282,7 @@ def _target_modules(value: object) -> object:
     return targets
 
 
-TARGET_MODULES = either((NONE, _target_modules))
-MESH = either((NONE, passing("a ParallelismConfig of Accelerate", lambda value: hasattr(type(value), "to_json"))))
+MESH = or_none(passing("a ParallelismConfig of Accelerate", lambda value: hasattr(type(value), "to_json")))
 
 
 @_typed("a path, true or false")
@@ -291,8 +292,10 @@ def checkpoint(value: object) -> object:
     return value if is_tested else PATH.read(value)
 
 
+@_or_empty
 @_typed("a GenerationConfig, its options, or the name or path of one")
-def _generation_config(value: object) -> object:
+def generation_config(value: object) -> object:
+    """An object, a dict of options, its JSON, a name or a path."""
     if holds_options(value):
         return OPTIONS.read(value)
     if isinstance(value, os.PathLike) or callable(getattr(value, "to_diff_dict", None)):
@@ -300,7 +303,6 @@ def _generation_config(value: object) -> object:
     return PATH.read(value)
 
 
-GENERATION_CONFIG = _or_empty(_generation_config)
 _METRIC_INPUTS = list_of(ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)))
 
 
@@ -311,12 +313,12 @@ def metric_inputs(value: object) -> object:
     return _METRIC_INPUTS.read([value] if is_one else value)
 
 
-TEXT_OR_FALSE = either((NONE, TEXT, passing("false", lambda value: value is False)))
+TEXT_OR_FALSE = or_none(TEXT, passing("false", lambda value: value is False))
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
 TOKEN = either((TEXT, TRUTH_VALUE))
-TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))
+TRUTH_OR_NONE = or_none(TRUTH_VALUE)
 ACCELERATOR_CONFIG = ValueType(options_or_file.expected, AcceleratorConfig.from_any)
-OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(options_or_file), either((NONE, NAME))
+OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(options_or_file), or_none(NAME)
 
 
 _SHARE, _AMOUNT = number(_BELOW_1), number(NOT_NEGATIVE)
@@ -472,7 +474,7 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
             read = row.kind
             if read is None and "choices" in field.metadata:
                 known = choice(field.metadata["choices"])
-                read = either((NONE, known)) if type(None) in parts_of(hint) else known
+                read = or_none(known) if type(None) in parts_of(hint) else known
             read = read or type_of(hint, row.allowed)
             checks[field.name] = ArgumentCheck(field.name, read, default_of(field), hint)
         return checks
@@ -509,7 +511,7 @@ def _check_of_subclass(
         )
     if inherited.kind is None or not (default is None or type(None) in parts_of(hint)):
         return dataclasses.replace(inherited, default=default)
-    return dataclasses.replace(inherited, default=default, kind=either((NONE, inherited.kind)))
+    return dataclasses.replace(inherited, default=default, kind=or_none(inherited.kind))
 
 
 def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:

@@ -236,7 +236,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     adam_beta2: float = _arg(0.999, "Second beta of Adam.", Row("optimizer", "taken", kind=values.BETA))
     adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.", Row("optimizer", "taken", allowed=values.NOT_NEGATIVE))
     optim_target_modules: None | str | list[str] = _arg(None, "Modules that GaLore and APOLLO project.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
-        "parameter groups of GaLore and APOLLO", "taken", kind=values.TARGET_MODULES))
+        "parameter groups of GaLore and APOLLO", "taken", kind=values.target_modules))
 
     gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.", Row(
         "micro-batches of a window (Lightning's accumulate_grad_batches stays 1)", "taken", subject="run",
@@ -630,7 +630,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         "`num_beams` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
     generation_config: str | Path | GenerationOptions | None = _arg(
         None, "Generation options: a model's name, a folder, a JSON file, or an object.", Row(
-        "model.generation_config", "taken", kind=values.GENERATION_CONFIG))
+        "model.generation_config", "taken", kind=values.generation_config))
     # fmt: on
 
     @classmethod

@@ -17,7 +17,6 @@ from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, Argum
 from hf_compat.hf.enums import default_logdir
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
-    NONE,
     OPTIONS,
     PATH,
     TEXT,
@@ -29,6 +28,7 @@ from hf_compat.hf.value_types import (
     either,
     list_of,
     number,
+    or_none,
     plain,
     read_choice,
     whole_number,
@@ -156,7 +156,7 @@ def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldNa
     return OldName(
         lifetime=lifetime,
         means=f'{config}={{"{key}": …}}',
-        kind=either((NONE, *kinds)),
+        kind=or_none(*kinds),
         translate=lambda value: {} if value is None else {config: {key: value}},
         read=lambda args: held_options(args, config).get(key),
         reads_if_set=True,
@@ -250,7 +250,7 @@ OLD_NAMES: dict[str, OldName] = {
     "place_model_on_device": OldName(
         lifetime="5.2.0.dev0",
         means="kept as the attribute `place_model_on_device`, a property otherwise",
-        kind=either((NONE, TRUTH_VALUE)),
+        kind=or_none(TRUTH_VALUE),
     ),
     "_n_gpu": replace(
         _inert("4.2-4.57", number(Range(low=-1)), -1, "the number of devices is found out", 0, 1),
@@ -278,7 +278,7 @@ OLD_NAMES: dict[str, OldName] = {
         *("4.1-4.34", _SHARDING, []), "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"
     ),
     "tp_size": _inert("4.50-4.51", _COUNT, 0, "tensor parallelism is set up when the model is loaded", 1),
-    "tpu_num_cores": _inert(*("3.0-4.57", either((NONE, _COUNT)), None), "set the environment variable TPU_NUM_CORES"),
+    "tpu_num_cores": _inert(*("3.0-4.57", or_none(_COUNT), None), "set the environment variable TPU_NUM_CORES"),
     "use_ipex": _inert("4.20-4.56", TRUTH_VALUE, False, "Intel's extension is gone upstream"),
     "use_legacy_prediction_loop": _inert("4.6-4.57", TRUTH_VALUE, False, "the old loop is gone upstream"),
     "use_mps_device": _inert("4.22-4.57", TRUTH_VALUE, False, "Apple's devices are found by themselves"),

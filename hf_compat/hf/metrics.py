@@ -15,6 +15,8 @@ import torch
 from hf_compat.errors import MetricError, warn_once
 from hf_compat.runtime.nested import Nested, map_nested
 
+# Durations and rates, which differ each time and do not measure a model's quality.
+TIMED = ("_runtime", "_per_second", "_model_preparation_time")
 # A number, or the value that a user's metric function returns.
 Metric: TypeAlias = Any
 

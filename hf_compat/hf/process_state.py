@@ -11,9 +11,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Protocol
 
 import torch
@@ -59,18 +59,8 @@ def as_distributed_type(name: str) -> str:
     return kind(name)
 
 
-@dataclass(slots=True)
-class _Group:
-    """What makes a process group. Accelerate's state keeps it, and would keep arguments from being collected."""
-
-    world_size: int
-    process_index: int
-    device: torch.device
-    ddp_backend: str | None
-    ddp_timeout: int
-
-
-_GROUP = tuple(field.name for field in fields(_Group))
+# What makes a process group. Accelerate's state keeps it, and would keep arguments from being collected.
+_GROUP = ("world_size", "process_index", "device", "ddp_backend", "ddp_timeout")
 
 
 def share_processes(args: ProcessArguments, distributed_type: str) -> object:
@@ -87,7 +77,9 @@ def share_processes(args: ProcessArguments, distributed_type: str) -> object:
         "process_index": args.process_index,
         "local_process_index": max(args.local_process_index, 0),
         # defined before the method, so that the first wait joins Lightning's process group
-        "wait_for_everyone": partial(wait_for_everyone, _Group(**{name: getattr(args, name) for name in _GROUP})),
+        "wait_for_everyone": partial(
+            wait_for_everyone, SimpleNamespace(**{name: getattr(args, name) for name in _GROUP})
+        ),
     }
     was_initialised = state.is_initialized()
     state.PartialState._shared_state.update(found)

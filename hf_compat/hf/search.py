@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hf_compat.errors import SearchError
 from hf_compat.hf.enums import ExplicitEnum
+from hf_compat.hf.metrics import TIMED
 from hf_compat.runtime.text import need, shown
 
 Space = dict[str, Any]  # names and values of arguments, or samplers of ray and wandb
@@ -14,8 +15,6 @@ Trial = Any  # the trial object of a search library
 Metrics = dict[str, float]
 Objective = float | Sequence[float] | None  # several if the search has several directions
 _EXTRA = "'hf-compat[search]'"
-# Durations and rates, which do not measure a model's quality.
-_TIMED = ("_runtime", "_per_second", "_model_preparation_time")
 
 
 class HPSearchBackend(ExplicitEnum):
@@ -55,7 +54,7 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
     Differs:
         `eval_model_preparation_time` does not count. An evaluation before the search adds it to all later ones.
     """
-    ranked = {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(_TIMED)}
+    ranked = {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(TIMED)}
     return sum(ranked.values()) if ranked else metrics.get("eval_loss")
 
 

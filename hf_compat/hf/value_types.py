@@ -282,6 +282,11 @@ def either(kinds: Iterable[ValueType]) -> ValueType:
     return ValueType(expected, read, takes_text=reads_words)
 
 
+def or_none(*kinds: ValueType) -> ValueType:
+    """Let None, and the words for it, mean None."""
+    return either((NONE, *kinds))
+
+
 def parts_of(hint: object) -> tuple[object, ...]:
     """The types that a hint allows, including None's."""
     if typing.get_origin(hint) in (Union, types.UnionType):

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any, TypeAlias
 
 import torch
@@ -339,7 +339,7 @@ OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
 
 # Parameters of these layers and with these names do not decay.
 NO_DECAY_LAYERS = (nn.LayerNorm,)
-NO_DECAY_NAMES = re.compile("|".join((r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")))
+NO_DECAY_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE | re.ASCII)
 
 
 def get_decay_parameter_names(model: nn.Module) -> list[str]:
@@ -350,9 +350,9 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
     names: list[str] = []
     for child_name, child in model.named_children():
         if not isinstance(child, NO_DECAY_LAYERS):
-            names += [f"{child_name}.{name}" for name in get_decay_parameter_names(child)]
+            names += map(f"{child_name}.".__add__, get_decay_parameter_names(child))
     names += model._parameters
-    return [name for name in names if not NO_DECAY_NAMES.search(name.lower())]
+    return list(filterfalse(NO_DECAY_NAMES.search, names))
 
 
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:

@@ -17,7 +17,7 @@ from hf_compat.errors import ArgumentError, MissingOptimizer, warn_once
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.hf.value_types import NONE, TRUTH_VALUE, Range, ValueType, choice, either, number, whole_number
+from hf_compat.hf.value_types import TRUTH_VALUE, Range, ValueType, choice, number, or_none, whole_number
 from hf_compat.runtime.text import did_you_mean, need
 
 # Names and types differ by optimizer.
@@ -122,18 +122,21 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
             raise ArgumentError(f"`optim_args={args.optim_args!r}` has {key} twice.\n\nHint: write it once.")
         if part:
             given[key] = value
-    read: Keywords = {n: option.default for n, option in entry.options.items() if option.default is not _NOT_GIVEN}
-    for name, text in given.items():
-        if name not in entry.options:
-            takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
-            others = (
-                "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
-            )
-            raise ArgumentError(
-                f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` "
-                f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
-            )
-        read[name] = read_as(f"optim_args: {name}", entry.options[name].kind, text)
+    for name in given:
+        if name in entry.options:
+            continue
+        takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
+        others = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
+        raise ArgumentError(
+            f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` "
+            f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
+        )
+    read: Keywords = {}
+    for name, option in entry.options.items():
+        if name in given:
+            read[name] = read_as(f"optim_args: {name}", option.kind, given[name])
+        elif option.default is not _NOT_GIVEN:
+            read[name] = option.default
     return read
 
 
@@ -276,8 +279,8 @@ _ENTRIES = {
         "torch-optimi",
         options={
             "decouple_lr": Option(TRUTH_VALUE, False),
-            "max_lr": Option(either((NONE, NOT_NEGATIVE)), None),
-            "kahan_sum": Option(either((NONE, TRUTH_VALUE)), None),
+            "max_lr": Option(or_none(NOT_NEGATIVE), None),
+            "kahan_sum": Option(or_none(TRUTH_VALUE), None),
         },
         keywords=with_adam_and_decay,
     ),

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import warn_once
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
+from hf_compat.runtime.inspection import delegated
 
 
 @runtime_checkable
@@ -189,7 +190,7 @@ def stepping_of(optimizer: object) -> Stepping:
 
 def stepping_of_all(optimizers: Iterable[object]) -> Stepping:
     """The stepping of all optimizers of a fit."""
-    parts = [stepping_of(optimizer) for optimizer in optimizers]
+    parts = list(map(stepping_of, optimizers))
     return parts[0] if len(parts) == 1 else SeveralSteppings(parts)
 
 
@@ -244,17 +245,13 @@ class PreparedOptimizer(Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
-    @property
-    def state(self) -> Prepared:  # type: ignore[override]  # torch has an attribute there
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> Prepared:  # type: ignore[override]  # as above
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> Prepared:  # type: ignore[override]  # as above
-        return self.optimizer.defaults
+    # torch's class has them, so `__getattr__` does not
+    state: Prepared = delegated("optimizer.state")
+    param_groups: Prepared = delegated("optimizer.param_groups")
+    defaults: Prepared = delegated("optimizer.defaults")
+    state_dict: Prepared = delegated("optimizer.state_dict")
+    load_state_dict: Prepared = delegated("optimizer.load_state_dict")
+    add_param_group: Prepared = delegated("optimizer.add_param_group")
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
         """Step if the update ends, unless scaled gradients are not finite."""
@@ -274,15 +271,6 @@ class PreparedOptimizer(Optimizer):
         """Forget the gradients if the update ends."""
         if self._rhythm.sync_gradients:
             self.optimizer.zero_grad(set_to_none=set_to_none)
-
-    def state_dict(self) -> Prepared:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: Prepared) -> None:
-        self.optimizer.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: Prepared) -> None:
-        self.optimizer.add_param_group(param_group)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"

@@ -176,7 +176,12 @@ def deepspeed_config(
                 f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
                 "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
             )
-        _warn_of_rest("optimizer", section, ("lr", "betas", "eps", "weight_decay"), "torch's optimizer is used")
+        rest = set(section.get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
+        if rest:
+            _warn(
+                f"The DeepSpeed configuration's optimizer sets {', '.join(sorted(rest))}, which has no effect: torch's "
+                "optimizer is used."
+            )
         table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
         table.match("optimizer.params.betas", "adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2])
         table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
@@ -327,10 +332,9 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
         )
     unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
     if unused:
-        warn_user(
+        _warn(
             f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
-            f"DeepSpeed configuration's section `scheduler` selects {section['type']}.",
-            InertArgumentWarning,
+            f"DeepSpeed configuration's section `scheduler` selects {section['type']}."
         )
     _match_rates(table, args)
 
@@ -365,13 +369,3 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
     table.check()
     section: Config = table.config["scheduler"]
     return section
-
-
-def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, ...], why: str) -> None:
-    """Warn about parameters of a section that have no counterpart among the arguments."""
-    rest = sorted(set(section.get("params") or {}) - {*known, "warmup_type"})
-    if rest:
-        warn_user(
-            f"The DeepSpeed configuration's {name} sets {', '.join(rest)}, which has no effect: {why}.",
-            InertArgumentWarning,
-        )

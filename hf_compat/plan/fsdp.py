@@ -11,14 +11,13 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
     ANYTHING,
     LARGEST_COUNT,
-    NONE,
     TEXT,
     TRUTH_VALUE,
     Range,
     Unreadable,
     ValueType,
-    either,
     list_of,
+    or_none,
     read_options,
     whole_number,
 )
@@ -81,16 +80,16 @@ def _read_sharding(value: object) -> object:
         raise Unreadable(f"choose true, false, or one of {', '.join(_STRATEGIES)}.") from error
 
 
-_SWITCH = either((NONE, TRUTH_VALUE))
+_SWITCH = or_none(TRUTH_VALUE)
 _KNOWN: dict[str, ValueType] = {
     **dict.fromkeys(sorted({*_VARIABLES, *_INERT}), ANYTHING),
     "version": whole_number(),
     **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), ValueType("known", _read_sharding)),
     **dict.fromkeys(("cpu_offload", "activation_checkpointing", "xla"), _SWITCH),
-    "min_num_params": either((NONE, whole_number(Range(low=0, high=LARGEST_COUNT)))),
+    "min_num_params": or_none(whole_number(Range(low=0, high=LARGEST_COUNT))),
     "auto_wrap_policy": TEXT,
     "state_dict_type": TEXT,
-    "transformer_layer_cls_to_wrap": either((NONE, list_of(TEXT), TEXT)),
+    "transformer_layer_cls_to_wrap": or_none(list_of(TEXT), TEXT),
 }
 
 
@@ -141,6 +140,10 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
     policy = str(options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
     if policy not in _POLICIES:
         raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
+    state_dict_type = str(options.get("state_dict_type", "FULL_STATE_DICT")).upper()
+    if state_dict_type not in _STATE_DICTS:
+        way_out = f"choose {' or '.join(_STATE_DICTS)}."
+        raise ArgumentError(f"`fsdp_config` has state_dict_type={state_dict_type!r}.\n\nHint: {way_out}")
     wrap = _POLICIES[policy]
     classes = options.get("transformer_layer_cls_to_wrap") or ()
     return FsdpPlan(
@@ -151,7 +154,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         wrap_classes=tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes),
         min_num_params=int(options.get("min_num_params") or 0) if wrap == "size" else 0,
         activation_checkpointing=_is_on(options.get("activation_checkpointing")),
-        state_dict_type=_state_dict_type_of(options),
+        state_dict_type=state_dict_type,
     )
 
 
@@ -183,13 +186,6 @@ def _sharding_of(options: Options) -> tuple[bool, bool]:
     if sharding == "no_shard":
         raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
     return _STRATEGIES.get(sharding, _is_on(given)), sharding.startswith("hybrid")
-
-
-def _state_dict_type_of(options: Options) -> str:
-    kind = str(options.get("state_dict_type", "FULL_STATE_DICT")).upper()
-    if kind not in _STATE_DICTS:
-        raise ArgumentError(f"`fsdp_config` has state_dict_type={kind!r}.\n\nHint: choose {' or '.join(_STATE_DICTS)}.")
-    return kind
 
 
 def _is_on(value: object) -> bool:

@@ -165,42 +165,34 @@ def make_run_counts(
 
     Mirrors `transformers.Trainer.set_initial_training_values`, 5.23.
     """
-    window = args.gradient_accumulation_steps
-    samples_per_update = total_train_batch_size
+    window, max_steps = args.gradient_accumulation_steps, args.max_steps
+    samples: float = total_train_batch_size * max_steps
     if micro_batches is None:
-        max_steps = args.max_steps
         if max_steps <= 0:
             raise ArgumentError(
                 f"The training data has no length, so `max_steps={max_steps}` leaves the end of training open: "
                 "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
             )
-        return RunCounts(
-            num_train_epochs=ENDLESS_EPOCHS,
-            updates_per_epoch=max_steps,
-            num_examples=samples_per_update * max_steps,
-            num_train_samples=samples_per_update * max_steps,
-            total_train_batch_size=samples_per_update,
-            micro_batches_per_epoch=max_steps * window,
-            max_updates=max_steps,
-        )
-    if micro_batches == 0:
+        epochs, updates_per_epoch, updates = ENDLESS_EPOCHS, max_steps, max_steps
+        num_examples, micro_batches = total_train_batch_size * max_steps, max_steps * window
+    elif micro_batches == 0:
         raise DataError(
             "The training data set gives no batch.\n\n"
             "Hint: check its length. With `dataloader_drop_last=True` it must hold at least one full batch."
         )
-    updates_per_epoch = math.ceil(micro_batches / window)
-    if args.max_steps > 0:  # it counts before the epochs
-        updates = args.max_steps
-        epochs, samples = math.ceil(updates / updates_per_epoch), float(updates * samples_per_update)
     else:
-        epochs, updates = math.ceil(args.num_train_epochs), math.ceil(args.num_train_epochs * updates_per_epoch)
-        samples = (num_examples or 0) * args.num_train_epochs
+        updates_per_epoch = math.ceil(micro_batches / window)
+        if max_steps > 0:  # it counts before the epochs
+            epochs, updates, samples = math.ceil(max_steps / updates_per_epoch), max_steps, float(samples)
+        else:
+            epochs, updates = math.ceil(args.num_train_epochs), math.ceil(args.num_train_epochs * updates_per_epoch)
+            samples = (num_examples or 0) * args.num_train_epochs
     return RunCounts(
         num_train_epochs=epochs,
         updates_per_epoch=updates_per_epoch,
         num_examples=num_examples or 0,
         num_train_samples=samples,
-        total_train_batch_size=samples_per_update,
+        total_train_batch_size=total_train_batch_size,
         micro_batches_per_epoch=micro_batches,
         max_updates=updates,
     )

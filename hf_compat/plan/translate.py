@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -82,6 +83,9 @@ def with_counts(plan: LightningPlan, args: TrainingArguments, counts: RunCounts)
     )
 
 
+_values_of = attrgetter(*TrainingArguments.__dataclass_fields__)
+
+
 class CurrentPlan:
     """The plan of a Trainer's arguments, which is translated again when they change.
 
@@ -95,8 +99,7 @@ class CurrentPlan:
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
         """Translate the arguments' current values, if they have changed."""
-        values = [getattr(args, field.name) for field in dataclasses.fields(TrainingArguments)]
-        seen = repr([args.mixed_precision, args.device, args.world_size, launcher_variables(), *values])
+        seen = repr([args.mixed_precision, args.device, args.world_size, launcher_variables(), *_values_of(args)])
         if self._seen != seen or self._plan.strategy != "one_device":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -242,7 +245,13 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
     if args.parallelism_config is not None:
         sizes = {name: int(getattr(args.parallelism_config, name, None) or 1) for name in names}
     elif parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-        sizes = {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
+        for name in names:
+            value = variables.get(variable := f"PARALLELISM_CONFIG_{name.upper()}", "1")
+            if not value.isdecimal() or int(value) < 1:
+                raise ArgumentError(
+                    f"`{variable}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out."
+                )
+            sizes[name] = int(value)
     for name, why in _REFUSED.items():
         if sizes.get(name, 1) > 1:
             raise UnsupportedArgument(
@@ -262,10 +271,3 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
         way_out = "leave `fsdp` out, or set `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
         raise ArgumentError(f"{told}, and `fsdp` is {'on' if is_fsdp else 'off'}.\n\nHint: {way_out}.")
     return found
-
-
-def _size_in(variables: Mapping[str, str], name: str) -> int:
-    value = variables.get(name, "1")
-    if not value.isdecimal() or int(value) < 1:
-        raise ArgumentError(f"`{name}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out.")
-    return int(value)
