@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sized
-from typing import Literal, NamedTuple, TypedDict, cast
+from typing import Literal, TypedDict, cast
 
 import lightning.pytorch as pl
 import torch
@@ -125,7 +125,7 @@ class AdaptedRun(pl.Callback):
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = self.evaluation_batches = 0
-        self.in_update = self.flag_agreement_decide = self.is_best = False
+        self.in_update = self.flags_decide = self.is_best = False
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
@@ -136,7 +136,7 @@ class AdaptedRun(pl.Callback):
     def take_callbacks(self, callbacks: list[Callback]) -> None:
         """Call these HF callbacks from now on."""
         self.handler.callbacks = callbacks
-        self.flag_agreement_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
+        self.flags_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Start a fit, and fill the state from Lightning's progress."""
@@ -189,7 +189,7 @@ class AdaptedRun(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training. `begin` and `restore` have made the state."""
-        if self.flag_agreement_decide:
+        if self.flags_decide:
             switch_off_own_validation(trainer)
         # the fit's optimizer, schedule and loader, for the callbacks
         optimizers, schedules, handler = trainer.optimizers, trainer.lr_scheduler_configs, self.handler
@@ -220,7 +220,7 @@ class AdaptedRun(pl.Callback):
         """Record learning rate and gradient norm of the update that is about to be made."""
         if not isinstance(pl_module, WindowModule):  # it has clipped already, and reports its numbers after the update
             self.learning_rate = float(optimizer.param_groups[0]["lr"])
-            if self.flag_agreement_decide:
+            if self.flags_decide:
                 gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
                 self.grad_norm = torch.nn.utils.get_total_norm(gradients)
         self.fire("on_pre_optimizer_step")
@@ -254,13 +254,13 @@ class AdaptedRun(pl.Callback):
         self.fire("on_step_end")
         self.updates_done, self.in_update = trainer.global_step, False
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not self.flag_agreement_decide and interval and state.global_step % interval == 0:
+        if not self.flags_decide and interval and state.global_step % interval == 0:
             self.control.should_log = True
         self._act_on_flags(trainer, self.flag_agreement.sources.in_updates)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""
-        if self.flag_agreement_decide:
+        if self.flags_decide:
             trainer.should_stop = False  # the control has this flag, too, and a callback of this event may clear it
         self.fire("on_epoch_end")
         self._act_on_flags(trainer, self.flag_agreement.sources.in_epochs)
@@ -449,30 +449,20 @@ def _samples(loaders: object, batches: int, world_size: int) -> float | None:
     if isinstance(loaders, Windows):  # as in the Trainer's summary
         return loaders.counts.num_train_samples * batches / max(loaders.counts.max_updates, 1)
     parts = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
-    found = [_Part.of(loader) for loader in (parts if isinstance(parts, (list, tuple)) else [parts])]
-    whole = sum(part.batches or 0 for part in found)
-    if whole and batches % whole == 0 and all(part.batches and part.samples for part in found):
-        return float(batches // whole * sum(part.samples or 0 for part in found))
-    sizes = {part.batch_size for part in found}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        return None
-    epochs, rest = divmod(batches, whole) if whole and found[0].samples else (0, batches)
-    return float(epochs * (found[0].samples or 0) + rest * size * world_size)
-
-
-class _Part(NamedTuple):
-    """A loader's number of batches, number of samples, and batch size. None where unknown."""
-
-    batches: int | None
-    samples: int | None
-    batch_size: int | None
-
-    @classmethod
-    def of(cls, loader: object) -> _Part:
+    whole = samples = 0  # of one epoch
+    sizes: set[int | None] = set()
+    is_known = True
+    for loader in parts if isinstance(parts, (list, tuple)) else [parts]:
         inner = loader.loader if isinstance(loader, EvaluationBatches) else loader
         if not isinstance(inner, DataLoader):
-            return cls(None, None, None)
-        samples = len(cast(Sized, inner.dataset)) if has_length(inner.dataset) else None
-        size = inner.samples_of_a_batch if isinstance(inner, PreparedDataLoader) else inner.batch_size
-        return cls(len(inner) if has_length(inner) else None, samples, size)
+            return None
+        of_loader = len(inner) if has_length(inner) else 0
+        in_set = len(cast(Sized, inner.dataset)) if has_length(inner.dataset) else 0
+        whole, samples, is_known = whole + of_loader, samples + in_set, is_known and of_loader > 0 and in_set > 0
+        sizes.add(inner.samples_of_a_batch if isinstance(inner, PreparedDataLoader) else inner.batch_size)
+    epochs, rest = divmod(batches, whole) if whole and is_known else (0, batches)
+    size = sizes.pop() if len(sizes) == 1 else None
+    is_whole = whole > 0 and is_known and not rest
+    if size is None and not is_whole:
+        return None
+    return float(epochs * samples + rest * (size or 0) * world_size)

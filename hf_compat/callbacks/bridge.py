@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -75,14 +75,14 @@ class HFBridge(HFEvents):
 
     def fire(self, event: str, segment: int | None = None) -> None:
         """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
-        trainer, handler = self.hf_trainer, self.hf_trainer.callback_handler
+        hf_trainer, handler = self.hf_trainer, self.hf_trainer.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:
             handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
             if segment:  # the handler's own method clears flags, which must happen only once
                 call = functools.partial(handler.call_event, event)
         try:
-            trainer.control = call(trainer.args, trainer.state, trainer.control)
+            hf_trainer.control = call(hf_trainer.args, hf_trainer.state, hf_trainer.control)
         finally:
             handler.active_ids = outer
 
@@ -97,53 +97,64 @@ class HFBridge(HFEvents):
             arranged += (HFEvents(self, segment), callback)
         return [*arranged, self]
 
-    def note_progress(self, hook: str, given: Mapping[str, Given]) -> None:
-        """Update epoch, update count and moment before a hook's event. It runs once a hook.
+    def before_epoch(self, given: Mapping[str, Given]) -> None:
+        """Begin an epoch, before its first event."""
+        self.epoch += 1
+        start = self.run.start
+        is_first = self.epoch == start.epoch
+        self.run.begin_epoch(is_first)
+        if is_first and start.epoch_is_over:
+            # The restored control has the flags of the update that saved it. They were obeyed, and no
+            # `on_step_begin` of this epoch clears them.
+            control = self.hf_trainer.control
+            control.should_log = control.should_evaluate = control.should_save = False
+        self.find_requested_kwargs()
 
-        Args:
-            hook: Lightning's hook.
-            given: The hook's arguments by name.
-        """
-        batch: Given = given.get("batch")
-        trainer = self.hf_trainer
-        if hook == "on_train_start":
-            self.find_requested_kwargs()
-        elif hook == "on_train_epoch_start":
-            self.epoch += 1
-            start = self.run.start
-            is_first = self.epoch == start.epoch
-            self.run.begin_epoch(is_first)
-            if is_first and start.epoch_is_over:
-                # The restored control has the flags of the update that saved it. They were obeyed, and no
-                # `on_step_begin` of this epoch clears them.
-                control = trainer.control
-                control.should_log = control.should_evaluate = control.should_save = False
-            self.find_requested_kwargs()
-        elif hook == "on_train_batch_start":
-            self.run.moment = SavedAt.UPDATE
-        elif hook == "on_train_batch_end" and batch.is_trained:
-            trainer.state.global_step += 1
-            trainer.state.epoch = self.epoch + batch.epoch_progress
-            assert self.run.module is not None  # a fit is running
-            measured = self.run.module.measured
-            self.run.grad_norm, self.run.learning_rate = measured.get("grad_norm"), measured["learning_rate"]
-        elif hook == "on_train_epoch_end":
-            run, state = self.run, trainer.state
-            if run.windows is not None and not run.windows.saw_data:
-                logger.warning(
-                    "The training data had no samples in epoch %d. Training stops at update %d of %d.",
-                    self.epoch,
-                    state.global_step,
-                    state.max_steps,
-                )
-                trainer.control.should_training_stop = True
-            if run.lightning_trainer is not None:
-                # the control has this flag, too, and an HF callback of this event may clear it
-                run.lightning_trainer.should_stop = False
-        elif hook == "on_validation_batch_end" and self._requested_kwargs:
-            trainer.callback_handler.requestable_kwargs.update(
+    def before_update(self, given: Mapping[str, Given]) -> None:
+        """Note that checkpoints from now on are those of an update."""
+        self.run.moment = SavedAt.UPDATE
+
+    def count_update(self, given: Mapping[str, Given]) -> None:
+        """Count an update before its event, and take over what was measured in it."""
+        run, state, batch = self.run, self.hf_trainer.state, given["batch"]
+        if batch.is_trained:
+            state.global_step += 1
+            state.epoch = self.epoch + batch.epoch_progress
+            assert run.module is not None  # a fit is running
+            run.grad_norm = run.module.measured.get("grad_norm")
+            run.learning_rate = run.module.measured["learning_rate"]
+
+    def after_epoch(self, given: Mapping[str, Given]) -> None:
+        """Stop after an epoch without data. Otherwise its event decides whether the training goes on."""
+        run, state = self.run, self.hf_trainer.state
+        if run.windows is not None and not run.windows.saw_data:
+            logger.warning(
+                "The training data had no samples in epoch %d. Training stops at update %d of %d.",
+                self.epoch,
+                state.global_step,
+                state.max_steps,
+            )
+            self.hf_trainer.control.should_training_stop = True
+        if run.lightning_trainer is not None:
+            # the control has this flag, too, and an HF callback of this event may clear it
+            run.lightning_trainer.should_stop = False
+
+    def keep_predicted(self, given: Mapping[str, Given]) -> None:
+        """Keep the loss and the inputs of an evaluation's batch for callbacks that ask for them."""
+        if self._requested_kwargs:
+            batch = given["batch"]
+            self.hf_trainer.callback_handler.requestable_kwargs.update(
                 loss=given["outputs"], inputs=getattr(batch, "inputs", batch)
             )
+
+    # What is done before a hook's event, once a hook. Each takes the hook's arguments by name.
+    preparations: ClassVar[Mapping[str, Callable[[HFBridge, Mapping[str, Given]], None]]] = {
+        "on_train_epoch_start": before_epoch,
+        "on_train_batch_start": before_update,
+        "on_train_batch_end": count_update,
+        "on_train_epoch_end": after_epoch,
+        "on_validation_batch_end": keep_predicted,
+    }
 
     def find_requested_kwargs(self) -> None:
         """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
@@ -164,6 +175,7 @@ class HFBridge(HFEvents):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         hf_trainer, run = self.hf_trainer, self.run
+        self.find_requested_kwargs()
         self.fire_at_hook("on_train_start", trainer, pl_module)
         hf_trainer._refuse_late_overrides()  # a callback may have replaced a method
         if hf_trainer.args.eval_on_start:
@@ -175,12 +187,12 @@ class HFBridge(HFEvents):
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
-        trainer = self.hf_trainer
-        self.run.losses.add(loss, trainer.state.global_step)
+        hf_trainer = self.hf_trainer
+        self.run.losses.add(loss, hf_trainer.state.global_step)
         if self._requested_kwargs:
-            trainer.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
-        trainer.current_flos += float(trainer.floating_point_ops(inputs))
-        trainer._track_num_input_tokens(inputs)
+            hf_trainer.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+        hf_trainer.current_flos += float(hf_trainer.floating_point_ops(inputs))
+        hf_trainer._track_num_input_tokens(inputs)
 
     def agree_to_stop(self) -> bool:
         """Whether a flag asks to leave the window."""
@@ -192,7 +204,7 @@ class HFBridge(HFEvents):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
-        """Fire `on_step_end` (`note_progress` counts the update), then log, evaluate and save as the flags say."""
+        """Fire `on_step_end` (`count_update` runs before it), then log, evaluate and save as the flags say."""
         control = self.hf_trainer.control
         if self._writer is not None:
             self._writer.check()
@@ -229,18 +241,18 @@ class HFBridge(HFEvents):
 
     def _obey_signals(self) -> None:
         """Write a checkpoint and stop, as a signal has asked to."""
-        trainer = self.hf_trainer
-        signals = trainer.stop_signals
-        if self._last_saved != trainer.state.global_step:
-            trainer._save_checkpoint(trainer.model, self.run.trial)
+        hf_trainer = self.hf_trainer
+        signals = hf_trainer.stop_signals
+        if self._last_saved != hf_trainer.state.global_step:
+            hf_trainer._save_checkpoint(hf_trainer.model, self.run.trial)
             self.fire("on_save")
-            trainer._saver.adopt_changes()
+            hf_trainer._saver.adopt_changes()
         if self._writer is not None:
             self._writer.wait()
-        if signals.asks_for_requeue and trainer.state.is_world_process_zero:
-            requeue(str(trainer.args.output_dir))
+        if signals.asks_for_requeue and hf_trainer.state.is_world_process_zero:
+            requeue(str(hf_trainer.args.output_dir))
         signals.obey()
-        trainer.control.should_training_stop = True  # after a user-defined handler has returned
+        hf_trainer.control.should_training_stop = True  # after a user-defined handler has returned
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Obey a signal that arrived after the last update."""

@@ -48,8 +48,8 @@ class HFEvents(pl.Callback):
     def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
         """Fire a hook's event for this segment. The first segment also prepares it."""
         named = dict(zip(PARAMETERS[hook], given, strict=False))
-        if self.segment == 0:
-            self.bridge.note_progress(hook, named)
+        if self.segment == 0 and hook in self.bridge.preparations:
+            self.bridge.preparations[hook](self.bridge, named)
         if hook != "on_train_batch_end" or named["batch"].is_trained:
             self.bridge.fire(PAIRS[hook], self.segment)
 

@@ -24,16 +24,6 @@ from hf_compat.training_run.run import FlagAgreement, flag_sources
 AnyCallback = Any
 
 
-def _with_hf_metric(args: TrainingArguments) -> TrainingArguments:
-    """Give `metric_for_best_model` the name under which HF callbacks find a module's metric."""
-    name = args.metric_for_best_model
-    if name is None or hf_metric_name(name) == eval_metric_name(name):
-        return args
-    args = copy.copy(args)
-    args.metric_for_best_model = hf_metric_name(name)
-    return args
-
-
 class HFCallbackAdapter(pl.Callback):
     """Call HF callbacks in a Lightning trainer.
 
@@ -82,7 +72,12 @@ class HFCallbackAdapter(pl.Callback):
                 f"{type(wrong[0]).__name__} is a Lightning callback, and HFCallbackAdapter calls HF callbacks.\n\n"
                 "Hint: give it to lightning.Trainer itself, beside the adapter."
             )
-        self._given_args = None if args is None else _with_hf_metric(adopt_arguments(args))
+        args = None if args is None else adopt_arguments(args)
+        metric = None if args is None else args.metric_for_best_model
+        if args is not None and metric is not None and hf_metric_name(metric) != eval_metric_name(metric):
+            args = copy.copy(args)
+            args.metric_for_best_model = hf_metric_name(metric)  # the name under which HF callbacks find it
+        self._given_args = args
         self.handler = CallbackHandler([], None, processing_class, None, None)
         for callback in given:
             self.handler.add_callback(callback)

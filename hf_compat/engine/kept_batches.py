@@ -241,11 +241,7 @@ class TorchMetrics:
             return {}
         computed = self.metrics.compute()
         self.metrics.reset()
-        return {name: _plain(value) for name, value in computed.items()}
-
-
-def _plain(value: object) -> object:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+        return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in computed.items()}
 
 
 def is_metric_source(candidate: object) -> bool:

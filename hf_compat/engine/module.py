@@ -52,7 +52,7 @@ from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, Up
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
-from hf_compat.runtime.inspection import call_by_place, forget_gradients
+from hf_compat.runtime.inspection import call_by_place, forget_gradients, is_replaced
 from hf_compat.runtime.nested import Nested
 
 logger = logging.getLogger(__name__)
@@ -273,12 +273,9 @@ class WindowModule(HooksOfPlainBatches):
         self._hold_optimizer()
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self._mechanics.backward
-        # Whether a callback, or this module, overrides `on_before_zero_grad`
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-        empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
-        hooks: list[object] = [callback.on_before_zero_grad for callback in callbacks]
-        hooks.append(self.on_before_zero_grad)
-        self._calls_before_zero_grad = any(getattr(hook, "__func__", hook) not in empty for hook in hooks)
+        self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
+            self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)
         self._schedule_epoch = -1
 
     def _called_model(self) -> nn.Module:

@@ -134,11 +134,27 @@ class WindowTrainer(pl.Trainer):
         launch: Launch | None = None,
         **options: Any,  # of `lightning.Trainer`
     ) -> None:
+        device = torch.device(plan.device)
+        scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
+        precision = ForwardPrecision(plan.precision, scaler)
+        strategy: Strategy
+        if plan.strategy == "one_device" or launch is None:
+            strategy = HFSingleDeviceStrategy(device=device, precision_plugin=precision)
+        elif plan.strategy == "fsdp2":
+            strategy = HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
+        elif plan.strategy == "deepspeed":
+            own = DeepSpeedPrecision(plan.precision, scaler)
+            strategy = HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
+        else:
+            environment = LaunchedEnvironment(launch)
+            strategy = HFDDPStrategy(
+                cluster_environment=environment, precision_plugin=precision, **dict(plan.strategy_options)
+            )
         settings: dict[str, Any] = {
             **plan.trainer_settings(),
             "callbacks": callbacks,
             "logger": list(loggers) or False,
-            "strategy": make_strategy(plan, launch),
+            "strategy": strategy,
             "profiler": _NoProfiler(),
             # the seed sets it already, and Lightning would choose another cuBLAS workspace than upstream
             "deterministic": None,
@@ -168,12 +184,14 @@ class WindowTrainer(pl.Trainer):
             self.accelerator.setup = self.accelerator.teardown = do_nothing  # type: ignore[method-assign]
         # Every training step sets the model's mode. Remove it when a module can declare this.
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
-        theirs = self.fit_loop.epoch_loop
-        self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
-        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.replacing(theirs.val_loop)
-        self.validate_loop = LeanEvaluationLoop.replacing(self.validate_loop)
-        self.test_loop = LeanEvaluationLoop.replacing(self.test_loop)
-        manual, fit = self.fit_loop.epoch_loop.manual_optimization, self.fit_loop
+        fit, theirs = self.fit_loop, self.fit_loop.epoch_loop
+        fit.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
+        fit.epoch_loop.val_loop = theirs.val_loop
+        for holder, name in ((fit.epoch_loop, "val_loop"), (self, "validate_loop"), (self, "test_loop")):
+            loop = getattr(holder, name)
+            lean = LeanEvaluationLoop(self, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
+            setattr(holder, name, lean)
+        manual = fit.epoch_loop.manual_optimization
         for owner, name in ((manual, "advance"), (fit, "on_advance_start"), (fit, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))
 
@@ -255,23 +273,6 @@ class WindowTrainer(pl.Trainer):
                 call._interrupt(self, interrupt)
                 self._teardown()
             raise
-
-
-def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
-    """Make the strategy that a plan names."""
-    device = torch.device(plan.device)
-    scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
-    precision = ForwardPrecision(plan.precision, scaler)
-    if plan.strategy == "one_device" or launch is None:
-        return HFSingleDeviceStrategy(device=device, precision_plugin=precision)
-    if plan.strategy == "fsdp2":
-        return HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
-    if plan.strategy == "deepspeed":
-        own = DeepSpeedPrecision(plan.precision, scaler)
-        return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
-    return HFDDPStrategy(
-        cluster_environment=LaunchedEnvironment(launch), precision_plugin=precision, **dict(plan.strategy_options)
-    )
 
 
 class _NoBatches:

@@ -232,7 +232,7 @@ class Windows:
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
-        cut = DataPosition(
+        at_start = DataPosition(
             epoch=self.next_epoch,
             window_size=self.window_size,
             micro_batches_per_epoch=self.counts.micro_batches_per_epoch,
@@ -241,7 +241,7 @@ class Windows:
             shuffle_seed=getattr(self.loader, "shuffle_seed", None),
         )
         if self._epoch_rng is None:
-            return cut
+            return at_start
         loader, lookahead, source = self.loader, None, None
         last = self._last if before_last else None
         again = 0 if last is None or (if_untrained and last.is_trained) else len(last)  # micro-batches to read again
@@ -252,7 +252,7 @@ class Windows:
             # torchdata's StatefulDataLoader
             source = as_plain(loader.state_dict())
         return dataclasses.replace(
-            cut,
+            at_start,
             epoch=self._epoch,
             is_open=True,
             is_over=epoch_is_over or self._is_over or (not again and self.is_at_end()),
@@ -418,12 +418,12 @@ def as_plain(data: Nested) -> Nested:
     """Convert nested data to dicts, lists, numbers, strings and tensors. None if something else is in it."""
 
     def checked(leaf: Nested) -> Nested:
-        if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        if leaf is None or isinstance(leaf, (bool, int, float, str, torch.Tensor)):
             return leaf
         raise TypeError(f"{type(leaf).__name__} is not kept in checkpoints")
 
     try:
-        return map_nested(lambda tensor: tensor, data, on_other=checked, rebuild=as_plain_type)
+        return map_nested(checked, data, on_other=checked, rebuild=as_plain_type)
     except TypeError:
         return None
 

@@ -227,23 +227,18 @@ def _arguments_of(path: str) -> TrainingArguments | None:
     found = Contents(path).find(names.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
     if found is None:
         return None
-    held = _values_in(found)
+    held: object = None
+    try:
+        held = read_torch_file(found)
+    except CheckpointError:  # transformers' file holds an object of its own class
+        with contextlib.suppress(CheckpointError):  # a damaged file counts as none
+            held = read_pickled_arguments(found)
     if isinstance(held, Mapping):
         return _as_arguments(path, held)
     warn_user(
         f"The arguments in {found} cannot be read without running code, so the module has the defaults.\n\n"
         "Hint: give `args=…`.",
     )
-    return None
-
-
-def _values_in(path: str) -> object:
-    """Read a file of arguments. Ours has plain values, that of transformers an object of its own class."""
-    try:
-        return read_torch_file(path)
-    except CheckpointError:
-        with contextlib.suppress(CheckpointError):  # a damaged file counts as none
-            return read_pickled_arguments(path)
     return None
 
 

@@ -113,7 +113,13 @@ class AuthorStep:
                 f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__} instead of a loss.\n\n"
                 "Hint: return a tensor, or a mapping with one under `loss`. None leaves a batch out."
             )
-        loss, self._losses_of_hf = self._scaled(loss), {}
+        size = steps.current_gradient_accumulation_steps
+        if size != 1:
+            own, is_scaled = self._losses_of_hf.get(id(loss), (None, loss))
+            # HF's own loss stays as it is, to the last bit
+            is_of_hf = own is loss and steps._is_scaled_for_window(num_items_in_batch)
+            loss = is_scaled if is_of_hf else loss / size
+        self._losses_of_hf = {}
         try:
             steps.accelerator.backward(loss)
         except RuntimeError as error:
@@ -137,15 +143,6 @@ class AuthorStep:
         shown = loss * size if size != 1 and self.steps._is_scaled_for_window(self._items) else loss
         self._losses_of_hf[id(shown)] = shown, loss
         return shown
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        size = self.steps.current_gradient_accumulation_steps
-        own, is_scaled = self._losses_of_hf.get(id(loss), (None, loss))
-        if size == 1:
-            return loss
-        if own is loss and self.steps._is_scaled_for_window(self._items):
-            return is_scaled  # HF's own, to the last bit
-        return loss / size
 
 
 def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = None) -> torch.Tensor:

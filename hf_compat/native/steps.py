@@ -351,7 +351,20 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
         accumulate_batches(trainer, steps.args.gradient_accumulation_steps)
         updates = trainer.estimated_stepping_batches
     if math.isinf(updates) or updates < 0:
-        _check_endless_schedule(steps.args)
+        args = steps.args
+        if 0 < args.warmup_steps < 1:
+            raise ArgumentError(
+                f"`warmup_steps={args.warmup_steps!r}` is a share of the run, and nothing says how many updates it "
+                "has.\n\nHint: give a number of updates, or `max_steps` or `max_epochs` to lightning.Trainer."
+            )
+        kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        if kind not in _ENDLESS_SCHEDULES:
+            warn_user(
+                f"Nothing says how many updates this fit makes, so `lr_scheduler_type={kind!r}` has no end to decay "
+                "to: the learning rate stays constant after its warm-up.\n\n"
+                "Hint: give `max_steps` or `max_epochs` to lightning.Trainer, or choose "
+                "`lr_scheduler_type='constant'`.",
+            )
         return NO_END
     gives_windows = isinstance(trainer.train_dataloader, Windows) or not math.isfinite(trainer.num_training_batches)
     if gives_windows or trainer.lightning_module.automatic_optimization:  # Lightning has counted its own updates
@@ -360,21 +373,6 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
     per_epoch = math.ceil(trainer.num_training_batches / steps.args.gradient_accumulation_steps)
     of_epochs = per_epoch * trainer.max_epochs if trainer.max_epochs > 0 else NO_END
     return min(of_epochs, trainer.max_steps) if trainer.max_steps > 0 else of_epochs
-
-
-def _check_endless_schedule(args: TrainingArguments) -> None:
-    if 0 < args.warmup_steps < 1:
-        raise ArgumentError(
-            f"`warmup_steps={args.warmup_steps!r}` is a share of the run, and nothing says how many updates it has.\n\n"
-            "Hint: give a number of updates, or `max_steps` or `max_epochs` to lightning.Trainer."
-        )
-    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    if kind not in _ENDLESS_SCHEDULES:
-        warn_user(
-            f"Nothing says how many updates this fit makes, so `lr_scheduler_type={kind!r}` has no end to decay to: "
-            "the learning rate stays constant after its warm-up.\n\n"
-            "Hint: give `max_steps` or `max_epochs` to lightning.Trainer, or choose `lr_scheduler_type='constant'`.",
-        )
 
 
 def optimizers_of(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
