@@ -166,6 +166,15 @@ class HFCallbackAdapter(pl.Callback):
         self._restored = cast(AdapterState, state_dict)
 
 
+def as_lightning(callback: AnyCallback) -> pl.Callback:
+    """Return a Lightning callback as it is, and an HF callback in an adapter.
+
+    Raises:
+        CallbackError: It is neither.
+    """
+    return callback if isinstance(callback, pl.Callback) else HFCallbackAdapter(callback)
+
+
 def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
     """Wrap the HF callbacks in a Lightning trainer's list in adapters.
 
@@ -177,7 +186,7 @@ def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
     refusal: CallbackError | None = None
     for callback in given:
         try:
-            wrapped.append(callback if isinstance(callback, pl.Callback) else HFCallbackAdapter(callback))
+            wrapped.append(as_lightning(callback))
         except CallbackError as error:  # left out of the list, as Lightning reports an error to each callback in it
             refusal = error
     trainer.callbacks = wrapped  # type: ignore[attr-defined]

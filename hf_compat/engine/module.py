@@ -372,13 +372,13 @@ class WindowModule(HooksOfPlainBatches):
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
         is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
         if is_of_deepspeed and not is_skipped:
-            self._step_schedule("step", replaced)
+            self._step_schedules("step")
         rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
         norms = {} if grad_norm is None else {"grad_norm": grad_norm}
         self.__dict__["measured"] = {"learning_rate": rate, **norms}
         vars(steps.optimizer)["step_was_skipped"] = is_skipped
         if not is_of_deepspeed and not is_skipped:
-            self._step_schedule("step", replaced)
+            self._step_schedules("step")
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
         forget_gradients(model)
@@ -404,14 +404,15 @@ class WindowModule(HooksOfPlainBatches):
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
-    def _step_schedule(self, moment: Literal["step", "epoch"], replaced: LRSchedulerConfig | None) -> None:
-        """Step the schedule if it is due. A schedule that a callback has installed replaces the steps' own."""
-        scheduler = self.steps.lr_scheduler
-        if replaced is not None:
-            count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
-            if replaced.interval == moment and not replaced.reduce_on_plateau and count % replaced.frequency == 0:
-                replaced.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
-        elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
+    def _step_schedules(self, moment: Literal["step", "epoch"]) -> None:
+        """Step the schedules that are due. Those that a callback or a subclass has installed replace the steps' own."""
+        scheduler, is_replaced = self.steps.lr_scheduler, self._replaced_schedule() is not None
+        count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
+        for config in self.trainer.lr_scheduler_configs:
+            is_due = config.interval == moment and not config.reduce_on_plateau and count % config.frequency == 0
+            if is_due and config.scheduler is not scheduler:
+                config.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
+        if moment == "step" and not is_replaced and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
             # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
             groups = self.steps.optimizer.param_groups
@@ -426,7 +427,7 @@ class WindowModule(HooksOfPlainBatches):
                 groups.extend(added)
 
     def _replaced_schedule(self) -> LRSchedulerConfig | None:
-        """Return Lightning's entry of a schedule that a callback has installed, or None."""
+        """Return Lightning's entry of the first schedule that a callback or a subclass has installed, or None."""
         configs = self.trainer.lr_scheduler_configs
         return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
 
@@ -441,7 +442,7 @@ class WindowModule(HooksOfPlainBatches):
         """Step a per-epoch schedule, once an epoch. A checkpoint at its end stores the next epoch's rate."""
         if self._schedule_epoch != self.trainer.current_epoch:
             self._schedule_epoch = self.trainer.current_epoch
-            self._step_schedule("epoch", self._replaced_schedule())
+            self._step_schedules("epoch")
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""

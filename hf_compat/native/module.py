@@ -152,7 +152,8 @@ class HFModule(OverridePoints, LoadableModule):
             if not isinstance(model, nn.Module):
                 raise ArgumentError(
                     f"`model` is {brief(spec, 60)}, and no torch.nn.Module is made of it.\n\n"
-                    "Hint: model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
+                    "Hint: give a torch.nn.Module, HFModule(model, args). In YAML: "
+                    "model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
                 )
         check_callables(compute_loss_func=compute_loss_func)
         own = NativeSteps(model, args) if steps is None else steps
@@ -340,7 +341,8 @@ class HFModule(OverridePoints, LoadableModule):
         if str(told.get("precision")) not in PRECISIONS:
             told.pop("precision", None)
         check_native(steps.args, told)
-        keep_monitor(self)
+        if not self.automatic_optimization:
+            keep_monitor(self)
         self._stop_watching()  # of a fit that has failed
         self._watch = watch_if_enabled(self.model, steps.args.debug)
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
@@ -531,14 +533,15 @@ class HFModule(OverridePoints, LoadableModule):
                 self.log(name, value)
 
     def on_train_epoch_end(self) -> None:
-        """Finish the epoch, and step a schedule of Lightning's that follows a metric."""
+        """Finish the epoch, and step Lightning's schedules that follow a metric."""
         windows = self.trainer.train_dataloader
         if self.trainer.is_last_batch and isinstance(windows, Windows):
             windows.leave_epoch(is_over=True)  # even if it has more data (`limit_train_batches`)
         super().on_train_epoch_end()
-        config = self._replaced_schedule()
-        if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
-            step_plateau(self.trainer, config)
+        for config in self.trainer.lr_scheduler_configs:
+            is_own = config.scheduler is self.steps.lr_scheduler
+            if config.reduce_on_plateau and not is_own and not self.automatic_optimization:
+                step_plateau(self.trainer, config)
 
     def configure_gradient_clipping(
         self,

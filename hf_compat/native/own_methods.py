@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
+from hf_compat.callbacks.hf_in_lightning import as_lightning
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.native.steps import NativeSteps
 
@@ -299,7 +300,19 @@ def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule
     for name in KEPT:
         override = vars(subclass).get(name)
         if inspect.isfunction(override):
-            setattr(subclass, name, _followed(name, override, getattr(base, name)))
+            hook = _with_adapters(override) if name == "configure_callbacks" else override
+            setattr(subclass, name, _followed(name, hook, getattr(base, name)))
+
+
+def _with_adapters(configure: Hook) -> Hook:
+    """Wrap the HF callbacks that a `configure_callbacks` returns in adapters."""
+
+    @functools.wraps(configure)
+    def configured(self: pl.LightningModule) -> list[pl.Callback]:
+        chosen = configure(self)
+        return [as_lightning(one) for one in (chosen if isinstance(chosen, Sequence) else [chosen])]
+
+    return configured
 
 
 def _noting(name: str, hook: Hook) -> Hook:

@@ -386,7 +386,7 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
     Its schedule stays Lightning's, with its own interval.
 
     Raises:
-        ArgumentError: There are none or several, or a ReduceLROnPlateau names no metric.
+        ArgumentError: There are none or several, a ReduceLROnPlateau names no metric, or an interval is unknown.
     """
     made = optimizers_of(trainer)
     if len(made) != 1:
@@ -399,6 +399,11 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
         return
     steps.optimizer, steps.lr_scheduler = made[0], None
     for config in trainer.lr_scheduler_configs:
+        if config.interval not in ("step", "epoch"):
+            raise ArgumentError(
+                f"`configure_optimizers` returned a schedule with the interval {config.interval!r}.\n\n"
+                "Hint: 'step' steps it after each update, 'epoch' after each epoch."
+            )
         monitor, strict = _FOLLOWED.get(config.scheduler, (None, True))
         if not isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             continue
@@ -426,6 +431,11 @@ def keep_monitor(module: pl.LightningModule) -> None:
             module.__dict__["configure_optimizers"] = own
         chosen = configure()
         for schedule in _schedules_in(chosen):
+            unknown = sorted(schedule.keys() - {field.name for field in fields(LRSchedulerConfig)})
+            if unknown:  # Lightning warns and goes on without them
+                warn_user(f"`configure_optimizers` returned a schedule with unknown entries: {', '.join(unknown)}.")
+            for name in unknown:
+                del schedule[name]
             kept = {name: schedule.pop(name) for name in ("monitor", "strict", "reduce_on_plateau") if name in schedule}
             if kept:
                 _FOLLOWED[schedule["scheduler"]] = (kept.get("monitor"), bool(kept.get("strict", True)))

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from toy import Classifier, rows, weights
 
-from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat import HFDataModule, HFModule, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -357,6 +357,71 @@ def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
         lightning(max_epochs=3).fit(module, data)
         assert module.steps.optimizer.param_groups[0]["lr"] == 0.5 * 0.5**3
         assert "configure_optimizers" not in vars(module)
+
+
+def scheduled(schedules_of):
+    """Make a module whose optimizer begins at 0.5, with schedules that halve it."""
+
+    class Own(HFModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            halves = [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5) for _ in range(2)]
+            return [optimizer], schedules_of(*halves)
+
+    return Own
+
+
+def test_each_schedule_of_a_subclass_is_stepped(make, lightning):
+    module = scheduled(lambda one, two: [{"scheduler": one, "interval": "step"}, two])(Classifier(), make())
+    lightning(max_epochs=2).fit(module, HFDataModule(make(), rows(12)))
+    assert module.steps.optimizer.param_groups[0]["lr"] == 0.5 * 0.5**6 * 0.5**2
+
+
+def test_a_schedule_with_an_unknown_interval_is_refused(make, lightning):
+    module = scheduled(lambda one, two: [{"scheduler": one, "interval": "batch"}])(Classifier(), make())
+    with pytest.raises(ArgumentError, match="the interval 'batch'"):
+        lightning().fit(module, HFDataModule(make(), rows(12)))
+
+
+def test_an_unknown_entry_of_a_schedule_is_named(make, lightning):
+    module = scheduled(lambda one, two: [{"scheduler": one, "intervall": "step"}])(Classifier(), make())
+    with pytest.warns(HfCompatWarning, match="unknown entries: intervall"):
+        lightning().fit(module, HFDataModule(make(), rows(12)))
+    assert module.steps.optimizer.param_groups[0]["lr"] == 0.25  # an epoch each, Lightning's default
+
+
+def test_a_schedule_follows_its_metric_where_lightning_makes_the_updates(make, lightning):
+    class WithPlateau(HFModule):
+        def __init__(self, model, args):
+            super().__init__(model, args)
+            self.automatic_optimization = True
+
+        def training_step(self, batch, batch_idx):
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
+
+    module = WithPlateau(Classifier(), make())
+    lightning(max_epochs=3).fit(module, HFDataModule(make(), rows(8), rows(4, 1)))
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 0.5 * 0.5**3
+
+
+def test_hf_callbacks_of_configure_callbacks_are_called(make, lightning):
+    events = []
+
+    class Noting(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            events.append(state.global_step)
+
+    class Own(HFModule):
+        def configure_callbacks(self):
+            return [*super().configure_callbacks(), Noting()]
+
+    lightning().fit(Own(Classifier(), make()), HFDataModule(make(), rows(8)))
+    assert events == [1, 2]
 
 
 RETURNS_A_LOSS = {"training_step": lambda self, batch, batch_idx: self.model(**batch)["loss"]}
