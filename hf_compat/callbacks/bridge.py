@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
+from torch.utils.data import IterableDataset
 
 from hf_compat.callbacks.events import Given, HFEvents, segments_of
 from hf_compat.callbacks.trackers import TensorBoardCallback
@@ -20,6 +21,7 @@ from hf_compat.checkpoint.run_state import SavedAt
 from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
+from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.signals import requeue
@@ -125,9 +127,20 @@ class HFBridge(HFEvents):
             run.learning_rate = run.module.measured["learning_rate"]
 
     def after_epoch(self, given: Mapping[str, Given]) -> None:
-        """Stop after an epoch without data. Otherwise its event decides whether the training goes on."""
+        """Stop after an epoch without data. Otherwise its event decides whether the training goes on.
+
+        Raises:
+            DataError: A stream had no sample at all, so nothing was trained.
+        """
         run, state = self.run, self.hf_trainer.state
         if run.windows is not None and not run.windows.saw_data:
+            dataset = getattr(run.loader, "dataset", None)
+            if state.global_step == 0 and isinstance(dataset, IterableDataset):
+                raise DataError(
+                    f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
+                    "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
+                    "gives no more."
+                )
             logger.warning(
                 "The training data had no samples in epoch %d. Training stops at update %d of %d.",
                 self.epoch,

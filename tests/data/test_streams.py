@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import toy
+import transformers
 from compare import same
 
+import hf_compat
 from hf_compat import Trainer, set_seed
 
 
@@ -122,3 +124,23 @@ def test_an_evaluation_at_the_epochs_end_is_made_up_for(make_args, tmp_path):
 
     expected = train(tmp_path / "whole")
     assert same(train(tmp_path / "again", str(tmp_path / "whole" / "checkpoint-13"), save_strategy="no"), expected)
+
+
+def test_a_stream_without_a_sample_is_an_error_as_upstream(tmp_path):
+    for api in (transformers, hf_compat):
+        args = api.TrainingArguments(str(tmp_path), max_steps=3, use_cpu=True, disable_tqdm=True, report_to="none")
+        with pytest.raises(ValueError, match=r"does not contain any data|gave no samples"):
+            api.Trainer(toy.Classifier(), args, train_dataset=toy.Stream([])).train()
+
+
+def test_a_stream_that_ends_for_good_keeps_what_was_trained(tmp_path, caplog):
+    class Once(toy.Stream):
+        def __iter__(self):
+            yield from self.samples
+            self.samples = []
+
+    args = hf_compat.TrainingArguments(
+        str(tmp_path), max_steps=9, per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
+    )
+    trainer = Trainer(toy.Classifier(), args, train_dataset=Once(toy.rows(8)))
+    assert trainer.train().global_step == 2 and "no samples in epoch 1" in caplog.text
