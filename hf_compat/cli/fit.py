@@ -45,7 +45,9 @@ from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import (
     ANYTHING,
+    ONE_SPEC,
     SPEC,
+    SPECS,
     Hint,
     Made,
     build,
@@ -171,7 +173,7 @@ def make_parser(command: str) -> ArgumentParser:
         parser.add_argument(f"--data.{name}", type=SPEC, default=None, help=meaning)
     for name, meaning in FUNCTIONS.items():
         parser.add_argument(f"--{name}", type=SPEC, default=None, help=meaning)
-    parser.add_argument("--callbacks", type=list[SPEC], default=[], help="HF and Lightning callbacks, in any mix")
+    parser.add_argument("--callbacks", type=list[ONE_SPEC], default=[], help="HF and Lightning callbacks, in any mix")
     hints = typing.get_type_hints(Seq2SeqTrainingArguments)
     for name, field in FIELDS.items():
         meaning = field.metadata["help"]
@@ -191,10 +193,11 @@ def make_parser(command: str) -> ArgumentParser:
     # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
     kinds = {
         **dict.fromkeys(PASSED_ON, ANYTHING),
+        **dict.fromkeys(("callbacks", "logger"), SPECS),
         **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
     }
     for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
-        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
+        parser.add_argument(f"--trainer.{name}", type=kinds[name], default=None, help=meaning)
     for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
