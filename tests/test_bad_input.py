@@ -102,11 +102,9 @@ def test_a_stream_whose_epochs_are_shorter_than_an_update(make_args):
         Trainer(toy.Classifier(), args, train_dataset=toy.Stream(toy.rows(12))).train()
 
 
-def test_an_empty_stream_ends_with_a_warning(make_args, caplog):
-    trainer = Trainer(toy.Classifier(), make_args(max_steps=5), train_dataset=toy.Stream([]))
-    with caplog.at_level("WARNING", logger="hf_compat"):
-        assert trainer.train().global_step == 0
-    assert "no sample" in caplog.text
+def test_a_stream_without_a_sample(make_args):
+    with raises(ValueError, "`train_dataset` (Stream) gave no samples", "next(iter(train_dataset))"):
+        Trainer(toy.Classifier(), make_args(max_steps=5), train_dataset=toy.Stream([])).train()
 
 
 def test_a_data_set_without_any_column_the_model_takes(make_args):

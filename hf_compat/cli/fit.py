@@ -47,7 +47,6 @@ from hf_compat.interop.object_parser import (
     ANYTHING,
     ONE_SPEC,
     SPEC,
-    SPECS,
     Hint,
     Made,
     build,
@@ -193,11 +192,10 @@ def make_parser(command: str) -> ArgumentParser:
     # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
     kinds = {
         **dict.fromkeys(PASSED_ON, ANYTHING),
-        **dict.fromkeys(("callbacks", "logger"), SPECS),
         **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
     }
     for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
-        parser.add_argument(f"--trainer.{name}", type=kinds[name], default=None, help=meaning)
+        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
     for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

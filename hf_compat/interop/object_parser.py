@@ -281,9 +281,9 @@ def todays_values(name: str, value: Spec) -> dict[str, Spec]:
 
 
 # The input of `build`. The parser leaves it as written, as it would set None for required parameters.
+# In a list, one with `list` would make `+=` put each text into a list of its own.
 ONE_SPEC = bool | int | float | dict | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 SPEC = ONE_SPEC | list  # type: ignore[type-arg]
-SPECS = list[ONE_SPEC] | ONE_SPEC  # `+=` appends to it; with SPEC the parser would put each text into a list of its own
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: --|option ')([\w.-]+)", re.IGNORECASE)
 # By parser: the places of training arguments in it, "" for their own parser, "args." for a group.
 _ARGUMENTS: WeakKeyDictionary[ArgumentParser, list[str]] = WeakKeyDictionary()
@@ -377,7 +377,7 @@ def _near_name(parser: ArgumentParser, name: str) -> str | None:
 def _is_open(hint: Hint) -> bool:
     """Whether a type allows any value."""
     parts = parts_of(hint)
-    return hint in (SPEC, SPECS) or any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
+    return hint == SPEC or any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
 
 
 def _is_model(hint: Hint) -> bool:

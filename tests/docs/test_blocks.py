@@ -77,8 +77,8 @@ def why_not_run(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Mask long fractions and durations: another processor rounds otherwise, and takes another time."""
-    return re.sub(r"\d+\.\d+ s\b", "# s", re.sub(r"\.\d{3,}", ".#", text))
+    """Mask what differs between machines: long fractions, durations, and sizes of files that hold paths."""
+    return re.sub(r"\d+\.\d+ (s|KiB)\b", r"# \1", re.sub(r"\.\d{3,}", ".#", text))
 
 
 class Reader:
