@@ -94,11 +94,11 @@ def checkpoints_among(folder: str | os.PathLike[str], names: Iterable[str]) -> l
 
 
 def names_in(folder: str | os.PathLike[str]) -> list[str]:
-    """List the names in a folder. One that does not exist has none."""
+    """List the names in an output folder that may be a checkpoint's or a run's own folder's. It may hold thousands."""
     if not os.path.isdir(folder):
         return []
     try:
-        return os.listdir(folder)
+        return [name for name in os.listdir(folder) if name.startswith((PREFIX_CHECKPOINT_DIR, ".", "_"))]
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
 
@@ -131,8 +131,10 @@ def hidden_folders(folder: str, prefix: str, listed: Iterable[str] | None = None
     found = []
     for name in names_in(folder) if listed is None else listed:
         owner = Owner.of_id(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if owner is None:
+            continue
         path = os.path.join(folder, name)
-        if owner is not None and os.path.isdir(path) and not os.path.islink(path):
+        if os.path.isdir(path) and not os.path.islink(path):
             with contextlib.suppress(OSError):
                 # a power cut may leave the record empty, so its content does not count
                 if stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode):

@@ -479,7 +479,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.
     """
-    listed = names.names_in(run_dir)  # once, as the folder may hold thousands of files
+    listed = names.names_in(run_dir)  # once, as that takes long beside thousands of files
     saving = names.hidden_folders(run_dir, SAVING, listed)
     is_alone = has_lock or (bool(saving) and not is_locked(run_dir))
     ended = []
