@@ -74,7 +74,8 @@ def HfArg(  # noqa: N802 - HF's name
 ) -> Value:
     """Declare a dataclass field with a help text and further option names.
 
-    Mirrors `transformers.hf_argparser.HfArg`, 5.23.
+    Mirrors:
+        `transformers.hf_argparser.HfArg`, 5.23.
     """
     facts = {**(metadata or {}), **({"aliases": aliases} if aliases else {}), **({"help": help} if help else {})}
     return dataclasses.field(metadata=facts, default=default, default_factory=default_factory, **kwargs)
@@ -95,7 +96,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         dataclass_types: One dataclass or several, such as `TrainingArguments`.
         kwargs: Options of `argparse.ArgumentParser`.
 
-    Mirrors `transformers.HfArgumentParser`, 5.23.
+    Mirrors:
+        `transformers.HfArgumentParser`, 5.23.
 
     Differs:
         Old names of training arguments are options too (`--evaluation_strategy steps`). A dict may be JSON

@@ -193,7 +193,8 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         ValueError: `return_tensors` has another value.
         DataError: A sample has no named values, lacks one of the first sample's, or has one that does not fit.
 
-    Mirrors `transformers.default_data_collator`, 5.23.
+    Mirrors:
+        `transformers.default_data_collator`, 5.23.
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
@@ -248,7 +249,8 @@ class PaddingCollator:
     Args:
         processing_class: The object with the `pad` method.
 
-    Mirrors `transformers.DataCollatorWithPadding`, 5.23.
+    Mirrors:
+        `transformers.DataCollatorWithPadding`, 5.23.
     """
 
     def __init__(self, processing_class: Padder) -> None:
@@ -278,7 +280,8 @@ class RemoveColumnsCollator:
         model_name: The model's name in the log line that lists dropped keys.
         description: The data set's name in that line.
 
-    Mirrors `transformers.trainer_utils.RemoveColumnsCollator`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.RemoveColumnsCollator`, 5.23.
     """
 
     def __init__(

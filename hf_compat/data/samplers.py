@@ -26,7 +26,8 @@ class SeededRandomSampler(RandomSampler):
         base: The sampler whose data, replacement and length it uses.
         seed: Seed of epoch 0. None uses torch's current seed.
 
-    Mirrors `accelerate.data_loader.SeedableRandomSampler`, 1.15.
+    Mirrors:
+        `accelerate.data_loader.SeedableRandomSampler`, 1.15.
     """
 
     def __init__(self, base: RandomSampler, seed: int | None = None) -> None:
@@ -138,7 +139,8 @@ def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
 class BatchSamplerSlice(Sampler[Indices]):
     """One rank's share of a batch sampler: every `world_size`-th batch, or a part of every batch.
 
-    Mirrors `accelerate.data_loader.BatchSamplerShard`, 1.15.
+    Mirrors:
+        `accelerate.data_loader.BatchSamplerShard`, 1.15.
     """
 
     def __init__(self, batches: Sampler[Indices], ranks: RankSlice) -> None:
@@ -207,7 +209,8 @@ class BatchSamplerSlice(Sampler[Indices]):
 class IterableDatasetSlice(IterableDataset[Sample]):
     """One rank's samples of an iterable data set: one of every `world_size` consecutive batches.
 
-    Mirrors `accelerate.data_loader.IterableDatasetShard`, 1.15.
+    Mirrors:
+        `accelerate.data_loader.IterableDatasetShard`, 1.15.
     """
 
     def __init__(self, dataset: DataSource, batch_size: int, ranks: RankSlice, drop_last: bool) -> None:
@@ -245,7 +248,8 @@ class IterableDatasetSlice(IterableDataset[Sample]):
 def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
     """Yield one rank's part of batches that only rank 0 has and reads: (batch, samples of all ranks, is the last).
 
-    Mirrors `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
+    Mirrors:
+        `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
     """
     rank, world_size = ranks.rank, ranks.world_size
     batches_of_a_round = 1 if ranks.split_batches else world_size

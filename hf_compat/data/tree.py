@@ -27,7 +27,8 @@ def nested_detach(data: Nested) -> Nested:
 def nested_numpify(data: Nested) -> Nested:
     """Convert nested tensors to arrays on the CPU. bfloat16, which NumPy lacks, becomes float32.
 
-    Mirrors `transformers.trainer_pt_utils.nested_numpify`, 5.23.
+    Mirrors:
+        `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
     tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
     hosts = iter(to_host(tensors))  # with a single wait for a device
@@ -67,7 +68,8 @@ def slice_nested(data: Nested, start: int, stop: int) -> Nested:
 def find_batch_size(batch: Nested) -> int | None:
     """Return the first dimension of the first tensor or array in a nested batch, or None without any.
 
-    Mirrors `transformers.trainer_pt_utils.find_batch_size`, 5.23.
+    Mirrors:
+        `transformers.trainer_pt_utils.find_batch_size`, 5.23.
     """
     if type(batch) is dict:  # the usual batch, which needs no generator
         first = next(iter(batch.values()), None)

@@ -180,7 +180,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         ArgumentError: A value, or a combination of values, cannot work (a `ValueError`).
         UnsupportedArgument: A field with a value other than its default is not supported yet.
 
-    Mirrors `transformers.TrainingArguments`, 5.23. Names, defaults and properties are the same.
+    Mirrors:
+        `transformers.TrainingArguments`, 5.23. Names, defaults and properties are the same.
 
     Examples:
         >>> args = TrainingArguments("out", evaluation_strategy="steps", eval_steps=5, use_cpu=True)
@@ -566,7 +567,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         Raises:
             ArgumentError: Values that cannot work together.
 
-        Mirrors `transformers.TrainingArguments._validate_args`, 5.23.
+        Mirrors:
+            `transformers.TrainingArguments._validate_args`, 5.23.
         """
         problems = [
             *intervals(self),
@@ -605,7 +607,8 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     Raises:
         ArgumentError: A value, or a combination of values, that cannot work (a `ValueError`).
 
-    Mirrors `transformers.Seq2SeqTrainingArguments`, 5.23. Names, order and defaults are the same.
+    Mirrors:
+        `transformers.Seq2SeqTrainingArguments`, 5.23. Names, order and defaults are the same.
 
     Differs:
         `generation_config` may also be a dict of options, or its JSON. `sortish_sampler` changes nothing, as in
@@ -640,7 +643,8 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     def to_dict(self) -> dict[str, ArgumentValue]:
         """Return the fields as plain values. A generation config becomes a dict, and a path its text.
 
-        Mirrors `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.
+        Mirrors:
+            `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.
         """
         values = super().to_dict()
         config = values["generation_config"]

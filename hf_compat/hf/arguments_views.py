@@ -183,7 +183,8 @@ class ArgumentViews:
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Count the updates of warmup. A `warmup_steps` below 1 is a share of all updates, rounded up.
 
-        Mirrors `transformers.TrainingArguments.get_warmup_steps`, 5.23.
+        Mirrors:
+            `transformers.TrainingArguments.get_warmup_steps`, 5.23.
         """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
@@ -212,7 +213,8 @@ class ArgumentViews:
     def to_dict(self) -> dict[str, ArgumentValue]:
         """Convert the fields to plain values, with masked secrets.
 
-        Mirrors `transformers.TrainingArguments.to_dict`, 5.23.
+        Mirrors:
+            `transformers.TrainingArguments.to_dict`, 5.23.
         """
         dumped = {}
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass

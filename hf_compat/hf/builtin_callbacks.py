@@ -26,7 +26,8 @@ def eval_metric_name(metric_for_best_model: str) -> str:
 class DefaultFlowCallback(TrainerCallback):
     """Set the flags for logging, evaluation and saving, by the arguments' strategies.
 
-    Mirrors `transformers.DefaultFlowCallback`, 5.23. With `steps` the last update is evaluated and saved, too.
+    Mirrors:
+        `transformers.DefaultFlowCallback`, 5.23. With `steps` the last update is evaluated and saved, too.
     """
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
@@ -56,7 +57,8 @@ class ProgressCallback(TrainerCallback):
     Args:
         max_str_len: Longer strings in logs are not shown.
 
-    Mirrors `transformers.ProgressCallback`, 5.23.
+    Mirrors:
+        `transformers.ProgressCallback`, 5.23.
     """
 
     def __init__(self, max_str_len: int = 100) -> None:
@@ -194,7 +196,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     Raises:
         UnmetRequirement: At the start of training, when a metric or an evaluation is missing.
 
-    Mirrors `transformers.EarlyStoppingCallback`, 5.23.
+    Mirrors:
+        `transformers.EarlyStoppingCallback`, 5.23.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:

@@ -65,7 +65,8 @@ class TrainerCallback:
 
     It may return nothing, the control, or a mapping of flags such as `{"should_training_stop": True}`.
 
-    Mirrors `transformers.TrainerCallback`, 5.23.
+    Mirrors:
+        `transformers.TrainerCallback`, 5.23.
 
     Differs:
         A method may return a mapping of flags, and may name `trainer`, `loss`, `inputs` and `outputs`.
@@ -192,7 +193,8 @@ _WithoutMethods: Any = TrainerCallback  # the handler's methods take and return 
 class CallbackHandler(_WithoutMethods):
     """Call a list of callbacks in order, with the arguments that each one names.
 
-    Mirrors `transformers.trainer_callback.CallbackHandler`, 5.23.
+    Mirrors:
+        `transformers.trainer_callback.CallbackHandler`, 5.23.
     """
 
     def __init__(

@@ -180,7 +180,8 @@ SUMMARY_KEYS = (
 def available_trackers() -> list[str]:
     """List the trackers of `report_to="all"`, which are installed and not switched off.
 
-    Mirrors `transformers.integrations.get_available_reporting_integrations`, 5.23.
+    Mirrors:
+        `transformers.integrations.get_available_reporting_integrations`, 5.23.
 
     Differs:
         `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
@@ -193,7 +194,8 @@ def available_trackers() -> list[str]:
 def with_platforms_tracker(trackers: list[str]) -> list[str]:
     """Add the tracker of a job on Kubeflow, which sets KUBEFLOW_TRAINER_SERVER_URL.
 
-    Mirrors `transformers.TrainingArguments`, 5.23. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
+    Mirrors:
+        `transformers.TrainingArguments`, 5.23. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
     """
     is_there = is_installed(PACKAGES["kubeflow"][0])
     is_off = variable("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
@@ -203,7 +205,8 @@ def with_platforms_tracker(trackers: list[str]) -> list[str]:
 def rewrite_logs(logs: Mapping[str, Value]) -> dict[str, Value]:
     """Give logs the names that trackers show: `eval_loss` → `eval/loss`, `loss` → `train/loss`.
 
-    Mirrors `transformers.integrations.rewrite_logs`, 5.23.
+    Mirrors:
+        `transformers.integrations.rewrite_logs`, 5.23.
     """
     renamed = {}
     for name, value in logs.items():

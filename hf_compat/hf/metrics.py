@@ -40,7 +40,8 @@ def speed_metrics(
     Returns:
         `{split}_runtime` in seconds, and `{split}_{samples,steps,tokens}_per_second` for the counts given.
 
-    Mirrors `transformers.trainer_utils.speed_metrics`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.speed_metrics`, 5.23.
     """
     runtime_seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(runtime_seconds, 4)}
@@ -56,7 +57,8 @@ def speed_metrics(
 def denumpify_detensorize(metrics: Nested) -> Nested:
     """Replace NumPy scalars and one-element tensors by Python numbers, also in nested containers.
 
-    Mirrors `transformers.trainer_utils.denumpify_detensorize`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.denumpify_detensorize`, 5.23.
     """
     return map_nested(
         lambda tensor: tensor.item() if tensor.numel() == 1 else tensor,
@@ -145,7 +147,8 @@ def number_of_metric(value: object, name: str) -> float:
 def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Format durations as h:mm:ss.cc, memory in MB, FLOPs in GF and floats to 4 digits.
 
-    Mirrors `transformers.Trainer.metrics_format`, 5.23.
+    Mirrors:
+        `transformers.Trainer.metrics_format`, 5.23.
     """
     formatted: dict[str, Metric] = {}
     for key, value in metrics.items():
@@ -174,7 +177,8 @@ class EvalPrediction:
         inputs: The main input, when `include_for_metrics` asks for it.
         losses: The loss of each sample's batch, when `include_for_metrics` asks for it.
 
-    Mirrors `transformers.EvalPrediction`, 5.23. It also unpacks like a tuple of the parts that are not None.
+    Mirrors:
+        `transformers.EvalPrediction`, 5.23. It also unpacks like a tuple of the parts that are not None.
     """
 
     def __init__(

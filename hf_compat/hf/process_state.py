@@ -210,7 +210,8 @@ class _OfAccelerate:
 class ProcessMembers:
     """The members about processes that Accelerate's state and its Accelerator share.
 
-    Mirrors `accelerate.PartialState`, 1.15.
+    Mirrors:
+        `accelerate.PartialState`, 1.15.
     """
 
     _args: ProcessArguments

@@ -34,7 +34,8 @@ class BestRun(NamedTuple):
         hyperparameters: The arguments that the trial set.
         run_summary: The backend's summary of the search, such as ray's analysis or the id of wandb's sweep.
 
-    Mirrors `transformers.trainer_utils.BestRun`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.BestRun`, 5.23.
     """
 
     run_id: str
@@ -49,7 +50,8 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
     Args:
         metrics: The result of `evaluate`. Durations, rates and the epoch do not count.
 
-    Mirrors `transformers.trainer_utils.default_compute_objective`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.default_compute_objective`, 5.23.
 
     Differs:
         `eval_model_preparation_time` does not count. An evaluation before the search adds it to all later ones.
@@ -61,7 +63,8 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
 def default_hp_space_optuna(trial: Trial) -> Space:
     """Let optuna propose learning rate, epochs, seed and micro-batch.
 
-    Mirrors `transformers.trainer_utils.default_hp_space_optuna`, 5.23.
+    Mirrors:
+        `transformers.trainer_utils.default_hp_space_optuna`, 5.23.
     """
     need("optuna", _EXTRA, "`default_hp_space_optuna`")
     return {
@@ -78,7 +81,8 @@ def hp_params(trial: object) -> Space:
     Raises:
         SearchError: It is neither (a `RuntimeError`).
 
-    Mirrors `transformers.integrations.hp_params`, 5.23.
+    Mirrors:
+        `transformers.integrations.hp_params`, 5.23.
     """
     params = trial if isinstance(trial, dict) else getattr(trial, "params", None)
     if not isinstance(params, dict):

@@ -57,7 +57,8 @@ class ExportableState:
 
     `state()` returns `{"args": constructor keywords, "attributes": attributes to set afterwards}`, all of it JSON.
 
-    Mirrors `transformers.trainer_callback.ExportableState`, 5.23.
+    Mirrors:
+        `transformers.trainer_callback.ExportableState`, 5.23.
     """
 
     def state(self) -> ExportedState:
@@ -107,30 +108,51 @@ def export_states(candidates: Iterable[Any]) -> ExportedState:
 class TrainerState:
     """The progress of a run. One step is one update, of any number of micro-batches.
 
-    Mirrors `transformers.TrainerState`, 5.23. Fields and JSON are the same.
+    Args:
+        epoch: Epochs done, with a decimal part.
+        global_step: Updates done.
+        max_steps: Updates planned.
+        logging_steps: Updates between logs.
+        eval_steps: Updates between evaluations.
+        save_steps: Updates between checkpoints.
+        train_batch_size: Samples of a micro-batch.
+        num_train_epochs: Epochs planned.
+        num_input_tokens_seen: Input tokens so far, if counted.
+        total_flos: Floating-point operations so far.
+        log_history: Every log, with its step.
+        best_metric: Best value of the tracked metric.
+        best_global_step: Update of the best metric.
+        best_model_checkpoint: Folder of the best checkpoint.
+        is_local_process_zero: First process of this machine.
+        is_world_process_zero: First process of all.
+        is_hyper_param_search: Within a search over hyperparameters.
+        trial_name: Name of the search's trial.
+        trial_params: The trial's hyperparameters.
+        stateful_callbacks: Exported states by class name. A list of objects is exported on construction.
+
+    Mirrors:
+        `transformers.TrainerState`, 5.23. Fields and JSON are the same.
     """
 
-    epoch: float = 0  # epochs done, with a decimal part
-    global_step: int = 0  # updates done
-    max_steps: int = 0  # updates planned
-    logging_steps: int = 500  # updates between logs
-    eval_steps: int = 500  # updates between evaluations
-    save_steps: int = 500  # updates between checkpoints
-    train_batch_size: int | None = None  # samples of a micro-batch
-    num_train_epochs: int = 0  # epochs planned
-    num_input_tokens_seen: int = 0  # input tokens so far, if counted
-    total_flos: float = 0  # floating-point operations so far
-    # every log, with its step
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
     log_history: list[dict[str, float]] = None  # type: ignore[assignment]  # None means an empty list, as in HF
-    best_metric: float | None = None  # best value of the tracked metric
-    best_global_step: int | None = None  # update of the best metric
-    best_model_checkpoint: str | None = None  # folder of the best checkpoint
-    is_local_process_zero: bool = True  # first process of this machine
-    is_world_process_zero: bool = True  # first process of all
-    is_hyper_param_search: bool = False  # within a search over hyperparameters
-    trial_name: str | None = None  # name of the search's trial
-    trial_params: dict[str, str | float | int | bool] | None = None  # the trial's hyperparameters
-    # Exported states by class name. A list of objects is exported on construction.
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, str | float | int | bool] | None = None
     stateful_callbacks: Any = None  # exported states, or the callbacks to export
 
     def __post_init__(self) -> None:
@@ -209,13 +231,24 @@ class TrainerState:
 
 @dataclass
 class TrainerControl(ExportableState):
-    """The flags by which callbacks steer a run. Mirrors `transformers.TrainerControl`, 5.23."""
+    """The flags by which callbacks steer a run.
 
-    should_training_stop: bool = False  # Stop after this update. It stays set.
-    should_epoch_stop: bool = False  # Leave this epoch. The next epoch clears it.
-    should_save: bool = False  # Save now. The next update clears it.
-    should_evaluate: bool = False  # Evaluate now. The next update clears it.
-    should_log: bool = False  # Log now. The next update clears it.
+    Args:
+        should_training_stop: Stop after this update. It stays set.
+        should_epoch_stop: Leave this epoch. The next epoch clears it.
+        should_save: Save now. The next update clears it.
+        should_evaluate: Evaluate now. The next update clears it.
+        should_log: Log now. The next update clears it.
+
+    Mirrors:
+        `transformers.TrainerControl`, 5.23.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
 
     def _new_training(self) -> None:
         self.should_training_stop = False

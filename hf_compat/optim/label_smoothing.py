@@ -21,7 +21,8 @@ class LabelSmoother:
     Shapes:
         logits: [..., classes]; labels: [...].
 
-    Mirrors `transformers.trainer_pt_utils.LabelSmoother`, 5.23.
+    Mirrors:
+        `transformers.trainer_pt_utils.LabelSmoother`, 5.23.
     """
 
     epsilon: float = 0.1

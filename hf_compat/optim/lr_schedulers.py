@@ -279,7 +279,8 @@ def get_scheduler(
     Raises:
         ArgumentError: A needed count is missing, or an option is unknown or contradictory.
 
-    Mirrors `transformers.get_scheduler`, 5.23.
+    Mirrors:
+        `transformers.get_scheduler`, 5.23.
     """
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         for parameter, own in optimizer.optimizer_dict.items():
@@ -356,7 +357,8 @@ def follows_metric(scheduler: object) -> bool:
 class DeepSpeedSchedule:
     """A schedule of DeepSpeed that the training steps once an update, as DeepSpeed's engine does.
 
-    Mirrors `accelerate.utils.DeepSpeedSchedulerWrapper`, 1.15.
+    Mirrors:
+        `accelerate.utils.DeepSpeedSchedulerWrapper`, 1.15.
     """
 
     def __init__(self, section: Mapping[str, object], optimizer: torch.optim.Optimizer) -> None:

@@ -48,7 +48,8 @@ class LayerWiseDummyOptimizer(Optimizer):
         lr: The initial learning rate of a schedule.
         keywords: Ignored, as upstream.
 
-    Mirrors `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
+    Mirrors:
+        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
 
     Differs:
         It owns the hooks that step, registers them once and removes them.
@@ -104,7 +105,8 @@ class LayerWiseDummyScheduler(LRScheduler):
         lr: The rate if no parameter has an optimizer.
         keywords: Ignored, as upstream.
 
-    Mirrors `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
+    Mirrors:
+        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
 
     Differs:
         It has one rate for its one group. Since 2.9, torch refuses one rate for each parameter.
@@ -345,7 +347,8 @@ NO_DECAY_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(
 def get_decay_parameter_names(model: nn.Module) -> list[str]:
     """List the parameters that weight decay is applied to, which are all but biases and norms.
 
-    Mirrors `transformers.Trainer.get_decay_parameter_names`, 5.23.
+    Mirrors:
+        `transformers.Trainer.get_decay_parameter_names`, 5.23.
     """
     names: list[str] = []
     for child_name, child in model.named_children():
@@ -396,7 +399,8 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
         MissingOptimizer: Its package is missing.
         UnsupportedArgument: It cannot be combined with another argument.
 
-    Mirrors `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
+    Mirrors:
+        `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
 
     Differs:
         A switch may be any truth value (`nesterov=on`, `kahan_sum=false`), and other words are refused. There,

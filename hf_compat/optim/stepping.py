@@ -230,7 +230,8 @@ class UpdateRhythm(MicroBatchRhythm, Protocol):
 class PreparedOptimizer(Optimizer):
     """An optimizer whose `step` and `zero_grad` do nothing before an update's last micro-batch.
 
-    Mirrors `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
+    Mirrors:
+        `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
     """
 
     _is_accelerate_prepared = True
@@ -279,7 +280,8 @@ class PreparedOptimizer(Optimizer):
 class PreparedScheduler:
     """A schedule that steps with its optimizers, once an update for each process.
 
-    Mirrors `accelerate.scheduler.AcceleratedScheduler`, 1.15.
+    Mirrors:
+        `accelerate.scheduler.AcceleratedScheduler`, 1.15.
     """
 
     def __init__(self, scheduler: Prepared, optimizers: Sequence[PreparedOptimizer], rhythm: UpdateRhythm) -> None:

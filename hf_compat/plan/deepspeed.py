@@ -145,7 +145,8 @@ def deepspeed_config(
     Raises:
         ArgumentError: The configuration contradicts the arguments, or an `auto` cannot be resolved. All are listed.
 
-    Mirrors `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
+    Mirrors:
+        `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
     config = options_of("deepspeed", args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
     if "bfloat16" in config:
@@ -355,7 +356,8 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
     Raises:
         ArgumentError: It disagrees with the training, or an `auto` cannot be resolved.
 
-    Mirrors `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`, 5.23.
+    Mirrors:
+        `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`, 5.23.
     """
     if not uses_deepspeed(args, variables):
         return None

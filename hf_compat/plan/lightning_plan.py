@@ -163,7 +163,8 @@ def make_run_counts(
         ArgumentError: The data has no length and `max_steps` is not set.
         DataError: The data is empty.
 
-    Mirrors `transformers.Trainer.set_initial_training_values`, 5.23.
+    Mirrors:
+        `transformers.Trainer.set_initial_training_values`, 5.23.
     """
     window, max_steps = args.gradient_accumulation_steps, args.max_steps
     samples: float = total_train_batch_size * max_steps

@@ -35,6 +35,11 @@ def translate(
 ) -> LightningPlan:
     """Translate arguments into the settings of a Lightning trainer.
 
+    Args:
+        args: The training arguments.
+        counts: Counts of the run, if its data is known. Otherwise the epochs come from the arguments.
+        model: The model. Some sizes of DeepSpeed follow from its configuration, and it may be sharded already.
+
     Raises:
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
         UnsupportedArgument: An argument asks for a feature that is not supported yet.

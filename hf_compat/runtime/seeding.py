@@ -11,7 +11,11 @@ import torch
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
-    """Seed Python, NumPy and torch (all devices). `deterministic` also asks torch for deterministic algorithms.
+    """Seed Python, NumPy and torch (all devices).
+
+    Args:
+        seed: The seed.
+        deterministic: Also ask torch for deterministic algorithms.
 
     Mirrors:
         `transformers.set_seed`, 5.23.
@@ -33,7 +37,9 @@ def seed_of_lightning() -> int | None:
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     """Seed everything and switch on every deterministic mode of torch and its backends.
 
-    `warn_only` warns about operations without a deterministic form instead of raising.
+    Args:
+        seed: The seed.
+        warn_only: Warn about operations without a deterministic form instead of raising.
 
     Mirrors:
         `transformers.enable_full_determinism`, 5.23.

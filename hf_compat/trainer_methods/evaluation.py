@@ -119,6 +119,13 @@ class EvaluationMethods(TrainerBase):
     ) -> EvalLoopOutput:
         """Run Lightning's validation over a loader and collect predictions and metrics.
 
+        Args:
+            dataloader: The loader.
+            description: `Evaluation` or `Prediction`.
+            prediction_loss_only: Keep the loss only. None uses the arguments' value.
+            ignore_keys: Outputs of the model to leave out.
+            metric_key_prefix: Prefix of the metrics.
+
         Mirrors:
             `transformers.Trainer.evaluation_loop`, 5.23.
 

@@ -97,10 +97,18 @@ class GenerationSteps(StepMethods):
     ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
         """Generate for one batch, and compute its loss if it has labels.
 
-        `gen_kwargs` are keywords of `generate`, instead of those of the current evaluation.
+        Args:
+            model: The model to call for the loss.
+            inputs: The batch.
+            prediction_loss_only: Return the loss only, and do not generate.
+            ignore_keys: Outputs to leave out if nothing is generated.
+            gen_kwargs: Keywords of `generate`, instead of those of the current evaluation.
 
         Returns:
             Loss, generated tokens and labels, the last two padded to the greatest allowed length.
+
+        Shapes:
+            tokens, labels: [batch, max_length]
 
         Mirrors:
             `transformers.Seq2SeqTrainer.prediction_step`, 5.23.

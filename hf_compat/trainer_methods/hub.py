@@ -24,6 +24,10 @@ class HubMethods(TrainerBase):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the repository `args.hub_model_id` if it is missing, and set `hub_model_id` to its full name.
 
+        Args:
+            token: A token with write access. By default the arguments' token.
+            private: Whether a new repository is private. By default the arguments' value.
+
         Raises:
             HubError: It cannot be created.
             MissingPackage: huggingface_hub is not installed.

@@ -96,6 +96,10 @@ class LogMethods(TrainerBase):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers to `state.log_history` and to every callback.
 
+        Args:
+            logs: The numbers. The epoch is added.
+            start_time: Start of training, for the tokens per second if tokens are counted.
+
         Mirrors:
             `transformers.Trainer.log`, 5.23.
         """
@@ -157,7 +161,12 @@ class LogMethods(TrainerBase):
         return metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: Mapping[str, object]) -> None:
-        """Print metrics as a table."""
+        """Print metrics as a table.
+
+        Args:
+            split: `train`, `eval`, `test` …
+            metrics: The result of train, evaluate or predict.
+        """
         if not self.is_world_process_zero():
             return
         shown = metrics_format(metrics)
@@ -167,7 +176,13 @@ class LogMethods(TrainerBase):
         print("\n".join([f"***** {split} metrics *****", *rows]))  # noqa: T201 - as documented
 
     def save_metrics(self, split: str, metrics: Mapping[str, object], combined: bool = True) -> None:
-        """Write metrics to `{split}_results.json`, and add them to `all_results.json`."""
+        """Write metrics to `{split}_results.json`, and add them to `all_results.json`.
+
+        Args:
+            split: `train`, `eval`, `test` …
+            metrics: The result of train, evaluate or predict.
+            combined: Whether to write `all_results.json`, too.
+        """
         if not self.is_world_process_zero():
             return
         folder = str(self.args.output_dir)

@@ -39,7 +39,10 @@ class StepMethods(StepsBase):
     ) -> torch.Tensor:
         """Run forward and backward on one micro-batch.
 
-        `num_items_in_batch` counts the items of the whole window, and divides the loss.
+        Args:
+            model: The wrapped model (`model_wrapped`).
+            inputs: The micro-batch.
+            num_items_in_batch: Number of items in the whole window, which divides the loss.
 
         Returns:
             The detached loss, scaled for the window.
@@ -108,8 +111,14 @@ class StepMethods(StepsBase):
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Compute the loss of one micro-batch.
 
-        `labels` are removed from the inputs if a function other than the model computes the loss.
-        `num_items_in_batch` counts the items of the whole window, for models and functions that divide by it.
+        Args:
+            model: The model to call.
+            inputs: The micro-batch. `labels` are removed if a function other than the model computes the loss.
+            return_outputs: Whether to return the model's outputs, too.
+            num_items_in_batch: Number of items in the whole window, for models and functions that divide by it.
+
+        Returns:
+            The loss, or the loss and the outputs.
 
         Raises:
             LossError: The model returned no loss.
@@ -218,6 +227,12 @@ class StepMethods(StepsBase):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
         """Run the model on one batch without gradients.
+
+        Args:
+            model: The model to call.
+            inputs: The batch.
+            prediction_loss_only: Return the loss only.
+            ignore_keys: Outputs to leave out if the model returns a mapping.
 
         Returns:
             Loss, logits and labels. Each may be None.
