@@ -49,9 +49,10 @@ from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods, run_with_fitting_batch_size
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
 from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun, compare_arguments
-from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
+from hf_compat.training_run.saver import Saver
 from hf_compat.training_run.start_log import show_logs
 
 if TYPE_CHECKING:

@@ -17,16 +17,14 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.files import is_inside
 from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
-from hf_compat.checkpoint.layout import (
+from hf_compat.checkpoint.manifest import entries, seal, why_refused
+from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
     has_manifest,
     read_manifest,
     read_writer,
-    why_unreadable,
-)
-from hf_compat.checkpoint.manifest import entries, seal, why_refused
-from hf_compat.checkpoint.reading import (
     reading_as_it_is,
+    why_unreadable,
 )
 from hf_compat.errors import ArgumentError, CheckpointError
 

@@ -128,8 +128,7 @@ def is_plain_name(name: object) -> bool:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
         return False
-    is_relative = not os.path.isabs(name) and {b"", b".", b".."}.isdisjoint(parts)
-    return is_relative and len(max(parts, key=len)) <= 255
+    return not os.path.isabs(name) and not any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
 
 
 def is_inside(folder: Path, name: object) -> bool:

@@ -195,8 +195,8 @@ def optimizer_problem(content: object) -> str | None:
         return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(map(_FIELDS.holds, states.values())):
         return "`state` is not a mapping of parameters to their states"
-    rates = [list(filter(group.__contains__, _RATES)) for group in groups]
-    if rates != rates[:1] * len(rates):
+    rates = [[name for name in _RATES if name in group] for group in groups]
+    if any(names != rates[0] for names in rates):
         return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
     for index, group in enumerate(groups):
         # Adafactor computes rates that are None

@@ -31,15 +31,7 @@ from hf_compat.checkpoint.forms import (
     schedule_problem,
     weight_shapes,
 )
-from hf_compat.checkpoint.layout import (
-    has_manifest,
-)
-from hf_compat.checkpoint.reading import (
-    Allowed,
-    Contents,
-    read_torch_file,
-    shard_names,
-)
+from hf_compat.checkpoint.reading import Allowed, Contents, has_manifest, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
 from hf_compat.errors import CheckpointError

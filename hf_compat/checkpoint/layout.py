@@ -1,4 +1,4 @@
-"""Names of files and folders, the hidden folders in which checkpoints are written, and what a manifest says.
+"""Names of files and folders, and the hidden folders in which checkpoints are written.
 
 A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. Only such folders
 are deleted as left over, in a run that has the lock. Reading an output folder deletes nothing.
@@ -12,10 +12,8 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-from hf_compat.checkpoint.files import is_inside, read_json, write_new
+from hf_compat.checkpoint.files import write_new
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError
 
@@ -159,14 +157,11 @@ def remove_hidden(path: str) -> None:
     if not os.path.isdir(path):
         return
     with contextlib.suppress(OSError):  # something cannot be deleted: the next run tries again
-        record = os.path.join(path, _RECORD)
-        for entry in list(os.scandir(path)):
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name == _RECORD):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            elif entry.path != record:
+            else:
                 os.unlink(entry.path)
-        if os.path.lexists(record):
-            os.unlink(record)
         os.rmdir(path)
 
 
@@ -181,87 +176,3 @@ def has_ended(owner: Owner, is_alone: bool) -> bool:
     """Whether an owner has ended. One on another host has, if no other run saves into the folder."""
     alive = owner.is_alive()
     return is_alone if alive is None else not alive
-
-
-MANIFEST_NAME = "manifest.json"
-MANIFEST_KIND = "hf_compat checkpoint"
-_LARGEST_TURN = 2**53
-
-Listed = dict[str, object]  # by name of each file: its entry in the manifest
-
-
-def read_manifest(folder: Path) -> Listed | None:
-    """Read everything that a manifest of ours lists, good names and bad. None without a readable one."""
-    listed = _read(folder).get("files")
-    return listed if isinstance(listed, dict) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Who wrote a checkpoint.
-
-    Args:
-        run: Id of the run. A resumed run keeps it.
-        turn: Which call of `train` in this output folder, counted from 1.
-    """
-
-    run: str
-    turn: int
-
-
-def read_writer(folder: Path) -> Writer | None:
-    """Read who wrote a checkpoint, if its manifest says so."""
-    return read_both(folder)[1]
-
-
-def read_both(folder: str | os.PathLike[str]) -> tuple[Listed | None, Writer | None]:
-    """Read what a manifest of ours lists, and who wrote it, at once. An output folder may hold thousands."""
-    if not os.path.lexists(os.path.join(folder, MANIFEST_NAME)):  # much faster than an error
-        return None, None
-    manifest = _read(folder)
-    listed, run, turn = manifest.get("files"), manifest.get("run"), manifest.get("turn")
-    writer = None
-    if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN:
-        writer = Writer(run, turn)
-    return listed if isinstance(listed, dict) else None, writer
-
-
-def marker_of(folder: str, owner_id: str) -> dict[str, object]:
-    """Make the manifest that a folder has while a run writes into it. It lists no files."""
-    return {"kind": MANIFEST_KIND, "saving": owner_id, "name": os.path.basename(folder)}
-
-
-def saving_owner(folder: Path) -> str | None:
-    """The id of the run whose save into a folder has not ended."""
-    owner = _read(folder).get("saving")
-    return owner if isinstance(owner, str) else None
-
-
-def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest, readable or not. User code may have copied one while its folder was written."""
-    if not os.path.lexists(folder / MANIFEST_NAME):
-        return False
-    return saving_owner(folder) is None or _read(folder).get("name") == folder.name
-
-
-def why_unreadable(folder: Path) -> str:
-    """Say why a manifest lists nothing."""
-    return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
-
-
-def _read(folder: str | os.PathLike[str]) -> dict[str, object]:
-    """Read a manifest of ours. Empty without a readable one."""
-    try:
-        manifest = read_json(os.path.join(folder, MANIFEST_NAME))
-    except CheckpointError:
-        return {}
-    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else {}
-
-
-def listed_files(folder: Path) -> Listed | None:
-    """Read what a manifest of ours lists inside its folder. None without a readable one.
-
-    A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
-    """
-    listed = read_manifest(folder)
-    return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}

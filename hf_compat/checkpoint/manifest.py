@@ -28,28 +28,28 @@ from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.layout import (
     CONVERTING,
     DELETED,
-    MANIFEST_KIND,
-    MANIFEST_NAME,
     REPLACED,
     SAVING,
+    has_ended,
+    hidden_folder,
+    make_hidden,
+    remove_ended,
+    remove_hidden,
+)
+from hf_compat.checkpoint.reading import (
+    MANIFEST_KIND,
+    MANIFEST_NAME,
+    Contents,
     Listed,
     Writer,
-    has_ended,
     has_manifest,
-    hidden_folder,
     listed_files,
-    make_hidden,
     marker_of,
     read_both,
     read_manifest,
     read_writer,
-    remove_ended,
-    remove_hidden,
     saving_owner,
     why_unreadable,
-)
-from hf_compat.checkpoint.reading import (
-    Contents,
 )
 from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.errors import CheckpointError
@@ -604,14 +604,9 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
         judge: Lists what is wrong with a checkpoint.
     """
     paths = names.list_checkpoints(folder)
-    turns: dict[str, int] = {}
-    for path in paths:
-        writer = read_writer(Path(path))
-        if writer is not None:
-            turns[path] = writer.turn
-    turns = {**dict.fromkeys(paths, max(turns.values(), default=0)), **turns}
-    paths_by_turn = sorted(paths, key=turns.__getitem__)  # those of one turn stay in the order of their updates
-    for path in reversed(paths_by_turn):
+    turns = {path: writer.turn for path in paths if (writer := read_writer(Path(path))) is not None}
+    last = max(turns.values(), default=0)
+    for path in sorted(paths, key=lambda path: (turns.get(path, last), names.checkpoint_step(path) or 0), reverse=True):
         wrong = judge(path)
         if not wrong:
             beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]

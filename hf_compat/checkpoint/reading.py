@@ -31,18 +31,102 @@ from hf_compat.checkpoint.files import (
     check_bounds,
     check_regular,
     first_line,
+    is_inside,
     is_plain_name,
     pinned,
     read_json,
     read_small,
     walked_torch_file,
 )
-from hf_compat.checkpoint.layout import MANIFEST_NAME, Listed, has_manifest, listed_files, why_unreadable
 from hf_compat.errors import CheckpointError, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_KIND = "hf_compat checkpoint"
+_LARGEST_TURN = 2**53
+
+Listed = dict[str, object]  # by name of each file: its entry in the manifest
+
+
+def read_manifest(folder: Path) -> Listed | None:
+    """Read everything that a manifest of ours lists, good names and bad. None without a readable one."""
+    listed = _read(folder).get("files")
+    return listed if isinstance(listed, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a checkpoint.
+
+    Args:
+        run: Id of the run. A resumed run keeps it.
+        turn: Which call of `train` in this output folder, counted from 1.
+    """
+
+    run: str
+    turn: int
+
+
+def read_writer(folder: Path) -> Writer | None:
+    """Read who wrote a checkpoint, if its manifest says so."""
+    return read_both(folder)[1]
+
+
+def read_both(folder: str | os.PathLike[str]) -> tuple[Listed | None, Writer | None]:
+    """Read what a manifest of ours lists, and who wrote it, at once. An output folder may hold thousands."""
+    if not os.path.lexists(os.path.join(folder, MANIFEST_NAME)):  # much faster than an error
+        return None, None
+    manifest = _read(folder)
+    listed, run, turn = manifest.get("files"), manifest.get("run"), manifest.get("turn")
+    writer = None
+    if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN:
+        writer = Writer(run, turn)
+    return listed if isinstance(listed, dict) else None, writer
+
+
+def marker_of(folder: str, owner_id: str) -> dict[str, object]:
+    """Make the manifest that a folder has while a run writes into it. It lists no files."""
+    return {"kind": MANIFEST_KIND, "saving": owner_id, "name": os.path.basename(folder)}
+
+
+def saving_owner(folder: Path) -> str | None:
+    """The id of the run whose save into a folder has not ended."""
+    owner = _read(folder).get("saving")
+    return owner if isinstance(owner, str) else None
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder has a manifest, readable or not. User code may have copied one while its folder was written."""
+    if not os.path.lexists(folder / MANIFEST_NAME):
+        return False
+    return saving_owner(folder) is None or _read(folder).get("name") == folder.name
+
+
+def why_unreadable(folder: Path) -> str:
+    """Say why a manifest lists nothing."""
+    return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
+
+
+def _read(folder: str | os.PathLike[str]) -> dict[str, object]:
+    """Read a manifest of ours. Empty without a readable one."""
+    try:
+        manifest = read_json(os.path.join(folder, MANIFEST_NAME))
+    except CheckpointError:
+        return {}
+    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else {}
+
+
+def listed_files(folder: Path) -> Listed | None:
+    """Read what a manifest of ours lists inside its folder. None without a readable one.
+
+    A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
+    """
+    listed = read_manifest(folder)
+    return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}
+
 
 # Folders that are read as they are, whatever their manifests say: by real path the files, and which manifest it was.
 _AsItIs = Mapping[str, tuple[Listed, tuple[int, int] | None]]

@@ -363,8 +363,9 @@ def _owner_in(content: bytes) -> Owner | None:
         owner = Owner(**facts)
     except (ValueError, RecursionError, TypeError, AttributeError):
         return None
-    types = type(owner.host), type(owner.pid), type(owner.token), type(owner.machine)
-    return owner if types == (str, int, str, str) and isinstance(owner.started, (int, NoneType)) else None
+    if type(owner.pid) is not int or not isinstance(owner.started, (int, NoneType)):
+        return None
+    return owner if all(isinstance(text, str) for text in (owner.host, owner.token, owner.machine)) else None
 
 
 def is_in_use(folder: str | os.PathLike[str]) -> bool:

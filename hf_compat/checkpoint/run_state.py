@@ -93,10 +93,7 @@ def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
 
 def readable_states(states: Mapping[str, object]) -> dict[str, object]:
     """Make the states of callbacks readable, by their keys."""
-    readable = {}
-    for key, state in states.items():
-        readable[key] = readable_state(state, f"The state of the callback {key}")
-    return readable
+    return {key: readable_state(state, f"The state of the callback {key}") for key, state in states.items()}
 
 
 def readable_state(state: State, whose: str) -> State:
@@ -165,7 +162,7 @@ def _readable(value: Value, where: str) -> Value:
 
 def array_globals() -> list[Global]:
     """List the types and functions that make up NumPy's arrays of numbers and texts, for torch's allow-list."""
-    return [*legacy_globals(), *map(type, map(np.dtype, "?bhilqBHILQefdFDSU"))]
+    return [*legacy_globals(), *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"}]
 
 
 def reading_arrays() -> contextlib.AbstractContextManager[None]:
@@ -335,7 +332,7 @@ class RunState:
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
         """
         contents = Contents(checkpoint)
-        names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
+        names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
         if own is not None and len(names) == world_size:
             return cls.read(own, ended_by_callback)

@@ -21,13 +21,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.layout import (
-    has_manifest,
-)
-from hf_compat.checkpoint.reading import (
-    Contents,
-    is_read_as_it_is,
-)
+from hf_compat.checkpoint.reading import Contents, has_manifest, is_read_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError
 from hf_compat.hf.metrics import TIMED
 from hf_compat.hf.value_types import plain

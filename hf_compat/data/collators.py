@@ -198,6 +198,7 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
+    join, join_labels = (_join, _join_labels) if return_tensors == "pt" else (_join_arrays, _join_label_arrays)
     batch: dict[str, Batch] = {}
     try:
         rows = features
@@ -206,11 +207,11 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         first = rows[0]
         for label_key in ("label", "label_ids"):
             if first.get(label_key) is not None:
-                batch["labels"] = _join([row[label_key] for row in rows], return_tensors, label_key)
+                batch["labels"] = join_labels(label_key, [row[label_key] for row in rows])
                 break
         for key, value in first.items():
             if key not in ("label", "label_ids") and value is not None and not isinstance(value, str):
-                batch[key] = _join(list(map(itemgetter(key), rows)), return_tensors)
+                batch[key] = join(list(map(itemgetter(key), rows)))
     except Exception as error:
         raise_for_bad_samples(features, error)
         raise
@@ -219,21 +220,38 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     return batch
 
 
-def _join(values: list[Sample], form: str, label_key: str = "") -> Batch:
-    """Join the samples' values, or their labels, which become whole numbers or floats, to a tensor or an array."""
-    first, kind = values[0], torch.Tensor if form == "pt" else np.ndarray
-    if isinstance(first, kind) and (not label_key or first.ndim > 0 or (label_key == "label_ids" and form == "np")):
-        return torch.stack(values) if form == "pt" else np.stack(values)
-    if not label_key:
-        if form == "np":
-            return np.array(values)
-        return torch.from_numpy(np.stack(values)) if isinstance(first, np.ndarray) else torch.tensor(values)
-    label: Any = first.item() if isinstance(first, kind) else first
-    # as upstream, a list under `label` (several labels) is one of floats
-    whole = isinstance(label[0] if label_key == "label_ids" and np.ndim(label) else label, (int, np.integer))
-    if form == "np":
-        return np.array(values, dtype=np.int64 if whole else np.float32)
-    return torch.tensor(values, dtype=torch.long if whole else torch.float)
+def _join(values: list[Sample]) -> torch.Tensor:
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(values)
+    if isinstance(values[0], np.ndarray):
+        return torch.from_numpy(np.stack(values))
+    return torch.tensor(values)
+
+
+def _join_arrays(values: list[Sample]) -> np.ndarray:
+    return np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values)
+
+
+def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:
+    first = values[0]
+    if isinstance(first, torch.Tensor) and first.ndim > 0:
+        return torch.stack(values)
+    sample = first.item() if isinstance(first, torch.Tensor) else first
+    return torch.tensor(values, dtype=torch.long if _is_whole(key, sample) else torch.float)
+
+
+def _join_label_arrays(key: str, values: list[Sample]) -> np.ndarray:
+    first = values[0]
+    if isinstance(first, np.ndarray) and (key == "label_ids" or first.ndim > 0):
+        return np.stack(values)
+    sample = first.item() if isinstance(first, np.ndarray) else first
+    return np.array(values, dtype=np.int64 if _is_whole(key, sample) else np.float32)
+
+
+def _is_whole(key: str, label: Sample) -> bool:
+    """Whether labels are whole numbers. As upstream, a list under `label` (several labels) is one of floats."""
+    first = label[0] if key == "label_ids" and np.ndim(label) else label
+    return isinstance(first, (int, np.integer))
 
 
 class Padder(Protocol):

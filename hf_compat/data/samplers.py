@@ -85,30 +85,36 @@ class SkipFirstBatches(Sampler[list[int]]):
         self._first: list[list[int]] = []
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._first = []
-        if type(self.batches) is BatchSampler:
-            # skipping single indices is much faster than building batches of them
-            sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
-            if isinstance(sampler, SeededRandomSampler):
-                indices = sampler.rest(skip)
-            elif isinstance(sampler, SequentialSampler):
-                indices = iter(range(skip, len(sampler)))
-            else:
-                indices = _started_late(sampler, skip)
-            self._current = iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
-        else:
-            self._current = islice(iter(self.batches), self.skip, None)
+        self._current, self._first = self._remaining(), []
         return self._batches_left()
 
     def _batches_left(self) -> Iterator[list[int]]:
-        while batch := self._first or list(islice(self._current, 1)):
-            self._first = []
-            yield batch[0]
+        while True:
+            if self._first:
+                yield self._first.pop()
+            else:
+                try:
+                    yield next(self._current)
+                except StopIteration:
+                    return
 
     def prime(self) -> None:
         """Draw the order now. Otherwise samplers draw it from the global generator at their first index."""
         if not self._first:
             self._first = list(islice(self._current, 1))
+
+    def _remaining(self) -> Iterator[list[int]]:
+        if type(self.batches) is not BatchSampler:
+            return islice(iter(self.batches), self.skip, None)
+        # skipping single indices is much faster than building batches of them
+        sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
+        if isinstance(sampler, SeededRandomSampler):
+            indices = sampler.rest(skip)
+        elif isinstance(sampler, SequentialSampler):
+            indices = iter(range(skip, len(sampler)))
+        else:
+            indices = _started_late(sampler, skip)
+        return iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length

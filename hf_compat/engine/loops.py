@@ -316,6 +316,11 @@ class LeanEvaluationLoop(_EvaluationLoop):
     earlier: Mapping[str, object] = {}  # metrics of the previous parts of this evaluation
     _verified: tuple[pl.LightningModule, int] | None = None
 
+    @classmethod
+    def replacing(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
+        """Make a loop with the settings of one of Lightning's that has not run yet."""
+        return cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
+
     def setup_data(self) -> None:
         """Take `EvaluationBatches` as they are.
 

@@ -184,14 +184,12 @@ class WindowTrainer(pl.Trainer):
             self.accelerator.setup = self.accelerator.teardown = do_nothing  # type: ignore[method-assign]
         # Every training step sets the model's mode. Remove it when a module can declare this.
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
-        fit, theirs = self.fit_loop, self.fit_loop.epoch_loop
-        fit.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
-        fit.epoch_loop.val_loop = theirs.val_loop
-        for holder, name in ((fit.epoch_loop, "val_loop"), (self, "validate_loop"), (self, "test_loop")):
-            loop = getattr(holder, name)
-            lean = LeanEvaluationLoop(self, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
-            setattr(holder, name, lean)
-        manual = fit.epoch_loop.manual_optimization
+        theirs = self.fit_loop.epoch_loop
+        self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
+        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.replacing(theirs.val_loop)
+        self.validate_loop = LeanEvaluationLoop.replacing(self.validate_loop)
+        self.test_loop = LeanEvaluationLoop.replacing(self.test_loop)
+        manual, fit = self.fit_loop.epoch_loop.manual_optimization, self.fit_loop
         for owner, name in ((manual, "advance"), (fit, "on_advance_start"), (fit, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))
 

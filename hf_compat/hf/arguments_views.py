@@ -44,6 +44,9 @@ _HELPERS = {
 }
 
 
+_COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
+
+
 class ArgumentViews:
     """Properties, dumps and group setters of `TrainingArguments`, which adds the fields."""
 
@@ -251,8 +254,8 @@ class ArgumentViews:
         good, problems = read_all(self._checks(), values)
         problems += [
             f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."
-            for steps in ("logging_steps", "eval_steps", "save_steps")
-            if good.get(steps) == 0 and good.get(steps.replace("steps", "strategy")) == "steps"
+            for kind, steps in _COUNTING
+            if good.get(kind) == "steps" and good.get(steps) == 0
         ]
         if problems:
             raise ArgumentError("\n\n".join(problems))
@@ -456,19 +459,15 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         return value.value
     if name == "parallelism_config" and value is not None:
         return value.to_json()
+    if isinstance(value, AcceleratorConfig):
+        # not an option, so upstream omits it as well
+        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
+    if name == "report_to":  # Lightning loggers among the names
+        return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):
-        items = []
-        for item in value:
-            is_logger = name == "report_to" and not isinstance(item, str)  # a Lightning logger among the names
-            items.append(type(item).__name__ if is_logger else item.value if isinstance(item, Enum) else item)
-        return items
-    options = vars(value) if isinstance(value, AcceleratorConfig) else value
-    if isinstance(options, dict):
-        dumped = {}
-        for key, item in options.items():
-            if key != "use_configured_state":  # not an option of loading, so upstream omits it as well
-                dumped[key] = _plain(str(key), item)
-        return dumped
+        return [item.value if isinstance(item, Enum) else item for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(str(key), item) for key, item in value.items()}
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return copy.copy(value)

@@ -189,6 +189,10 @@ _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 _TORCHS = "only torch's own mixed precision is left"
 
 
+def _backend(args: ArgumentValue) -> str:
+    return str(remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto")
+
+
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy", if_set=False),
     "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
@@ -261,12 +265,7 @@ OLD_NAMES: dict[str, OldName] = {
         *("3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1"),
         "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
     ),
-    "half_precision_backend": replace(
-        _inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP),
-        read=lambda args: next(
-            filter(None, map(remembered(args).get, ("half_precision_backend", "fp16_backend"))), "auto"
-        ),
-    ),
+    "half_precision_backend": replace(_inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP), read=_backend),
     "jit_mode_eval": _inert("4.20-4.57", TRUTH_VALUE, False, "gone upstream; `torch_compile` took its place"),
     "model_parallel": _inert("4.1", TRUTH_VALUE, False, "gone upstream; load the model with a `device_map`"),
     "mp_parameters": _inert(

@@ -19,13 +19,11 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.layout import (
-    has_manifest,
-)
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
+    has_manifest,
     read_pickled_arguments,
     read_torch_file,
     read_weights,

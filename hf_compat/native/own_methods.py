@@ -309,7 +309,7 @@ def _with_adapters(configure: Hook) -> Hook:
 
     @functools.wraps(configure)
     def configured(self: pl.LightningModule) -> list[pl.Callback]:
-        chosen = configure(self)
+        chosen = configure(self) or []  # Lightning takes None for none
         return [as_lightning(one) for one in (chosen if isinstance(chosen, Sequence) else [chosen])]
 
     return configured

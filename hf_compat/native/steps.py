@@ -453,6 +453,8 @@ def _schedules_in(chosen: object) -> list[dict[str, object]]:
         if "monitor" in chosen:
             entry.setdefault("monitor", chosen.pop("monitor"))
         return [entry]
+    if isinstance(chosen, (tuple, list)) and chosen and all(isinstance(one, dict) for one in chosen):
+        return [entry for one in chosen for entry in _schedules_in(one)]
     if isinstance(chosen, (tuple, list)) and len(chosen) == 2 and isinstance(chosen[1], (tuple, list)):
         return [entry for entry in chosen[1] if isinstance(entry, dict)]
     return []

@@ -23,7 +23,6 @@ from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.interop.releases import of_transformers
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
-from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.text import shown
 
 State = dict[str, object]  # a schedule's own
@@ -326,9 +325,8 @@ def make_schedule(
     try:
         keywords = options if make_options is None else make_options(optimizer, **counts, **options)
         takes = inspect.signature(factor)
-        if "num_training_steps" not in takes.parameters:
-            del counts["num_training_steps"]
-        bound = takes.bind(0, **counts, **keywords)
+        needed = {name: count for name, count in counts.items() if name in takes.parameters}
+        bound = takes.bind(0, **needed, **keywords)
     except TypeError as error:
         takers = (factor,) if make_options is None else (make_options, factor)
         raise _unknown_option(kind, takers, options, error) from error
@@ -372,9 +370,15 @@ class DeepSpeedSchedule:
             ) from error
         self.optimizer = optimizer
 
-    step: Callable[[], None] = delegated("scheduler.step")
-    state_dict: Callable[[], State] = delegated("scheduler.state_dict")
-    load_state_dict: Callable[[State], None] = delegated("scheduler.load_state_dict")
+    def step(self) -> None:
+        self.scheduler.step()
 
     def get_last_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> State:
+        state: State = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: State) -> None:
+        self.scheduler.load_state_dict(state_dict)

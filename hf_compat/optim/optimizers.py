@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import chain, filterfalse
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -353,9 +353,9 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
     names: list[str] = []
     for child_name, child in model.named_children():
         if not isinstance(child, NO_DECAY_LAYERS):
-            names += map(f"{child_name}.".__add__, get_decay_parameter_names(child))
+            names += [f"{child_name}.{name}" for name in get_decay_parameter_names(child)]
     names += model._parameters
-    return list(filterfalse(NO_DECAY_NAMES.search, names))
+    return [name for name in names if not NO_DECAY_NAMES.search(name)]
 
 
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:

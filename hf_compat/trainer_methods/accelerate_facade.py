@@ -281,8 +281,8 @@ class AcceleratorFacade(StateMembers):
     @property
     def is_alone(self) -> bool:
         """Whether `gather` and `pad_across_processes` return their input, as with one rank and no override."""
-        is_replaced_here = functools.partial(is_replaced, self, original=AcceleratorFacade)
-        return not (processes.is_distributed() or any(map(is_replaced_here, ("gather", "pad_across_processes"))))
+        names = ("gather", "pad_across_processes")
+        return not processes.is_distributed() and not any(is_replaced(self, name, AcceleratorFacade) for name in names)
 
     def gather(self, tensor: Nested) -> Nested:
         """Join the tensors of all ranks along the first dimension."""

@@ -145,7 +145,11 @@ class Evaluator:
         self.is_prepared = False  # the model is compiled and timed, only in a first evaluation before training
         self._name: str | None = None  # of the data set, if there are several
         self._part = WHOLE
-        self.outside_fit: _OutsideFit | None = None  # the last trainer of an evaluation
+        self._outside_fit: _OutsideFit | None = None  # the last trainer of an evaluation
+
+    def begin_fit(self) -> None:
+        """Forget the trainer of earlier evaluations, which may hold another trial's model."""
+        self.is_prepared, self._outside_fit = True, None  # the fit compiles the model
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
@@ -262,7 +266,7 @@ class Evaluator:
     ) -> None:
         """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
-        kept, self.outside_fit = self.outside_fit, None
+        kept, self._outside_fit = self._outside_fit, None
         if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
@@ -280,7 +284,7 @@ class Evaluator:
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
-        self.outside_fit = kept  # only after success, as an error may leave it in any state
+        self._outside_fit = kept  # only after success, as an error may leave it in any state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -278,11 +278,8 @@ class StepMethods(StepsBase):
 
     def _has_loss(self, inputs: Inputs) -> bool:
         """Whether the model computes a loss from the inputs."""
-        for name in self.label_names:
-            if inputs.get(name) is None:
-                return False
         if self.label_names:
-            return True
+            return all(inputs.get(name) is not None for name in self.label_names)
         return_loss = inputs.get("return_loss")
         return bool(self.can_return_loss if return_loss is None else return_loss)
 

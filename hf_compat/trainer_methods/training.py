@@ -160,8 +160,8 @@ class TrainingMethods(TrainerBase):
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         callbacks = bridge.lightning_callback_list(self._callbacks.lightning, self._callbacks.order)
-        given = self._lightning_options.items()
-        options = {name: value for name, value in given if value is not None and name != "max_time"}  # a callback's
+        options = {name: value for name, value in self._lightning_options.items() if value is not None}
+        options.pop("max_time", None)  # the limit of fits, by a callback
         return WindowTrainer(plan, callbacks, self._callbacks.loggers(), self.args._launch, **options)
 
 
@@ -189,8 +189,7 @@ class Fit:
             host.is_deepspeed_enabled = plan.strategy == "deepspeed"
             if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
                 wrap_forward(host.model, plan.precision, args.device.type)
-            # the fit compiles the model, and the trainer of earlier evaluations may hold another trial's
-            host._evaluator.is_prepared, host._evaluator.outside_fit = True, None
+            host._evaluator.begin_fit()
             # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if args.world_size == 1 else None
             bridge = HFBridge(host, run, writer, self.on_optimizer_made)

@@ -8,10 +8,12 @@ from dataclasses import asdict
 import pytest
 import torch
 from handwritten import ARGS, HandWritten, bare_trainer, data, loaders
+from torch.utils.data import DataLoader
 from toy import Classifier, NanAt
 
 import hf_compat
 from hf_compat import HFCallbackAdapter
+from hf_compat.callbacks import adapted_run
 from hf_compat.callbacks.adapted_run import AdaptedRun
 from hf_compat.errors import MissingMetric
 from hf_compat.hf.state import TrainerState
@@ -228,3 +230,13 @@ def test_a_checkpoint_of_the_first_versions_is_read(tmp_path):
     run.restore({"state": state, "callbacks": {}, "loss_sum": 1.5, "last_logged": 4})
     assert (run.losses.since_last_log.item(), run.losses.last_logged) == (1.5, 4)
     assert run.state.best_metric == 0.5 and run.state.log_history == state["log_history"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"), [(10, 18), (5, 9), (7, 9 + 2 * 2)], ids=["two epochs", "one", "one and two batches"]
+)
+def test_samples_of_several_loaders_are_counted(batches, expected):
+    """Epochs of 5 and 4 samples in batches of 2. A whole epoch counts its short batch; the rest counts full ones."""
+    both = [DataLoader(range(5), batch_size=2), DataLoader(range(4), batch_size=2)]
+    assert adapted_run._samples(both, batches, world_size=1) == expected
+    assert adapted_run._samples([*both, iter(())], batches, world_size=1) is None

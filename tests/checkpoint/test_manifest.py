@@ -11,12 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import (
-    SAVING,
-    Writer,
-    make_hidden,
-    read_both,
-)
+from hf_compat.checkpoint.layout import SAVING, make_hidden
+from hf_compat.checkpoint.reading import Writer, read_both
 from hf_compat.checkpoint.run_lock import Owner
 
 

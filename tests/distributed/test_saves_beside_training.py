@@ -10,9 +10,7 @@ from forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
-from hf_compat.checkpoint.layout import (
-    read_manifest,
-)
+from hf_compat.checkpoint.reading import read_manifest
 
 
 class Looks(TrainerCallback):

@@ -12,12 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import (
-    DELETED,
-    REPLACED,
-    list_checkpoints,
-    read_manifest,
-)
+from hf_compat.checkpoint.layout import DELETED, REPLACED, list_checkpoints
+from hf_compat.checkpoint.reading import read_manifest
 
 
 class Disk:

@@ -24,10 +24,8 @@ from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
-from hf_compat.checkpoint.layout import (
-    checkpoint_step,
-    read_manifest,
-)
+from hf_compat.checkpoint.layout import checkpoint_step
+from hf_compat.checkpoint.reading import read_manifest
 from hf_compat.errors import CheckpointWriteError
 
 

@@ -263,3 +263,10 @@ def test_a_job_on_kubeflow_reports_there_besides(monkeypatch):
         assert TrainingArguments("out", report_to=given).report_to == theirs == expected
     monkeypatch.setenv("DISABLE_KUBEFLOW_INTEGRATION", "true")
     assert TrainingArguments("out").report_to == transformers.TrainingArguments("out").report_to == []
+
+
+def test_only_the_options_of_accelerate_leave_out_how_they_were_set_up():
+    mine = {"use_configured_state": 1, "use_reentrant": False}
+    args = TrainingArguments("out", use_cpu=True, gradient_checkpointing_kwargs=mine)
+    assert args.to_dict()["gradient_checkpointing_kwargs"] == mine
+    assert "use_configured_state" not in args.to_dict()["accelerator_config"]

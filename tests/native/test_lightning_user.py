@@ -333,7 +333,7 @@ def test_an_optimizer_and_schedule_of_a_subclass_are_honoured(make, lightning, i
     assert isinstance(module.steps.optimizer, torch.optim.SGD) and not torch.equal(weights(module), before)
 
 
-@pytest.mark.parametrize("form", ["inside", "beside", "lists", "none"])
+@pytest.mark.parametrize("form", ["inside", "beside", "lists", "list", "none"])
 def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
     class WithPlateau(HFModule):
         def configure_optimizers(self):
@@ -344,6 +344,7 @@ def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
                 "inside": {"optimizer": optimizer, "lr_scheduler": followed},
                 "beside": {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "eval_loss"},
                 "lists": ([optimizer], [followed]),
+                "list": [{"optimizer": optimizer, "lr_scheduler": followed}],
                 "none": {"optimizer": optimizer, "lr_scheduler": schedule},
             }[form]
 
@@ -407,6 +408,16 @@ def test_a_schedule_follows_its_metric_where_lightning_makes_the_updates(make, l
     module = WithPlateau(Classifier(), make())
     lightning(max_epochs=3).fit(module, HFDataModule(make(), rows(8), rows(4, 1)))
     assert module.trainer.optimizers[0].param_groups[0]["lr"] == 0.5 * 0.5**3
+
+
+def test_configure_callbacks_may_return_nothing(make, lightning):
+    class Own(HFModule):
+        def configure_callbacks(self):
+            return None
+
+    trainer = lightning()
+    trainer.fit(Own(Classifier(), make()), HFDataModule(make(), rows(8)))
+    assert trainer.global_step == 2
 
 
 def test_hf_callbacks_of_configure_callbacks_are_called(make, lightning):

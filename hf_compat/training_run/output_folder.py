@@ -1,0 +1,146 @@
+"""`OutputFolder`: locks of the folders that a run saves into. Also finds the run's own checkpoints there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.reading import Writer, read_writer
+from hf_compat.checkpoint.run_lock import Owner, RunLock
+from hf_compat.errors import HfCompatError, OutputFolderError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.enums import SaveStrategy
+from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.training_run.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+class OutputFolder:
+    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there.
+
+    Attributes:
+        owner: The owner of the locks, equal on every rank. None while nothing is locked.
+    """
+
+    def __init__(self) -> None:
+        self.owner: Owner | None = None
+        self._locks: dict[str, RunLock | None] = {}  # by folder. None on a rank that does not save
+        self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
+
+    def begin(self) -> None:
+        """Set one owner on all ranks. Folders are locked in its name until `release`."""
+        self.owner = broadcast_object(Owner.of_this_process())
+
+    def take(self, folder: str, should_save: bool) -> None:
+        """Lock a folder, once, and remove remains of killed runs. Every rank has to call it.
+
+        Raises:
+            OutputFolderError: Another run saves there, or the folder cannot be written to.
+            ProcessError: Another rank of this run had such an error.
+        """
+        if folder in self._locks:
+            return
+        assert self.owner is not None  # `begin` has set it
+        # with node-local disks, each node has a rank that saves
+        lock = RunLock(folder, Owner.of_this_process(self.owner.token)) if should_save else None
+        self._locks[folder] = lock  # before acquiring it, so that `release` works if another rank fails
+        error: Exception | None = None
+        if lock is not None:
+            try:
+                lock.acquire()
+                manifest.flush_above(folder)
+                self._found[folder] = manifest.recover(folder, has_lock=True)
+            except (HfCompatError, OSError) as failed:
+                error = failed
+        agree(error)
+
+    def check_lock(self, folder: str) -> None:
+        """Check that this run still owns a folder.
+
+        Raises:
+            OutputFolderError: Another run has taken it over.
+        """
+        lock = self._locks.get(folder)
+        if lock is not None:
+            lock.renew()
+
+    def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
+        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
+        if run.turn is None:
+            writers = self._found[folder]
+            run.turn = 1
+            others = []
+            for path, writer in writers.items():
+                run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
+                if not _is_writer(run, path, writer):
+                    others.append(os.path.basename(path))
+            if others:
+                is_one = len(others) == 1
+                fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
+                if not save_total_limit:
+                    stays = "it stays" if is_one else "each stays"
+                    fate = f"{stays} until this run saves a checkpoint of the same name"
+                comes = "comes" if is_one else "come"
+                logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
+        return Writer(run.run_id, run.turn)
+
+    def release(self) -> None:
+        """Unlock every folder."""
+        locks, self._locks, self._found, self.owner = self._locks, {}, {}, None
+        for lock in locks.values():
+            if lock is not None:
+                lock.release()
+
+
+def is_from_run(path: str, run: TrainingRun) -> bool:
+    """Whether a run, or the one that it resumes, wrote a checkpoint."""
+    return _is_writer(run, path, read_writer(Path(path)))
+
+
+def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:
+    if writer is not None:
+        return writer.run == run.run_id
+    # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
+    origin, update = run.checkpoint, names.checkpoint_step(path)
+    if origin is None or update is None:
+        return False
+    is_beside = os.path.realpath(os.path.dirname(origin)) == os.path.realpath(os.path.dirname(path))
+    return is_beside and update <= run.updates_before
+
+
+def saves_checkpoints(args: TrainingArguments) -> bool:
+    """Whether a training writes checkpoints, at intervals or when stopped."""
+    return args.save_strategy != SaveStrategy.NO or args.push_to_hub or args.enable_jit_checkpoint
+
+
+def make_output_folder(args: TrainingArguments, saves: bool) -> None:
+    """Make the output folder, as upstream does, because callbacks write to it.
+
+    Args:
+        args: The arguments, which name the folder.
+        saves: Whether a run will save there. If so, try to write a file. An evaluation works in a read-only folder.
+
+    Raises:
+        OutputFolderError: It cannot be created or written to.
+    """
+    folder = str(args.output_dir)
+    try:
+        if not folder.strip():
+            raise ValueError("the name is empty")
+        os.makedirs(folder, exist_ok=True)
+        if saves:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".hf_compat_"):
+                pass
+    except (OSError, ValueError) as error:
+        if not saves:
+            logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
+            return
+        raise OutputFolderError(
+            f"`output_dir={folder!r}` cannot be saved to: {error}.\n\n"
+            "Hint: name a folder that can be written to, or set `save_strategy='no'`."
+        ) from error
