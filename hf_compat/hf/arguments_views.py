@@ -250,7 +250,7 @@ class ArgumentViews:
 
     def _set(self, jit_mode: bool = False, **values: object) -> Self:
         if jit_mode:
-            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name, which is no field
+            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name without a field
         good, problems = read_all(self._checks(), values)
         problems += [
             f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."

@@ -449,7 +449,7 @@ class _Board:
 
         _in_time(collect)
         text = str(error)
-        # Gloo closes a connection itself when nobody answers: "Application timeout caused pair closure"
+        # Gloo closes a connection itself when no answer comes: "Application timeout caused pair closure"
         silence = (
             "does not answer: it hangs, is stopped, or does something else than the others; `ddp_timeout` has passed"
         )

@@ -410,7 +410,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
 
 
 def launched_place(environment: Mapping[str, str] | None = None) -> Place | None:
-    """Return what the launcher of this process, or of the only process of this machine, has said."""
+    """Read what the launcher says of this process, or of the only process of this machine."""
     return find_place(os.environ if environment is None else environment)  # noqa: TID251 - launchers speak through it
 
 

@@ -23,7 +23,7 @@ _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) -
 
 @dataclass(frozen=True)
 class _End:
-    """The first rank's message to the others that there is no further trial."""
+    """The first rank's message to the others that the search has ended."""
 
     error: str | None = None
 
