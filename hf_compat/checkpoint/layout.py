@@ -96,7 +96,8 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
     if not os.path.isdir(folder):
         return []
     try:
-        return [name for name in os.listdir(folder) if name.startswith((PREFIX_CHECKPOINT_DIR, ".", "_"))]
+        # the first letter of `checkpoint` and of our folders: the fastest test, for thousands of other files
+        return [name for name in os.listdir(folder) if name[0] in "c._"]
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
 
