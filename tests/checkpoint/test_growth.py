@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from hf_compat import Trainer
-from hf_compat.checkpoint import layout, manifest
+from hf_compat.checkpoint import manifest, reading
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.training_run.saver import BackgroundWriter
 
@@ -76,8 +76,8 @@ def test_files_beside_are_there_for_a_part_that_saves_itself(make_args, many, pa
 
 def test_without_a_limit_manifests_of_other_checkpoints_are_read_once_a_run(make_args, many, monkeypatch):
     reads = []
-    read = layout._read
-    monkeypatch.setattr(layout, "_read", lambda folder: (reads.append(str(folder)), read(folder))[1])
+    read = reading._read
+    monkeypatch.setattr(reading, "_read", lambda folder: (reads.append(str(folder)), read(folder))[1])
     train(make_args, many)
     of_others = [folder for folder in reads if "checkpoint-10" in folder]
     assert len(of_others) <= 3 * 40, "at the run's beginning, and not at every one of four saves"
