@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sized
-from typing import Literal, TypedDict, cast
+from collections.abc import Mapping
+from typing import Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -39,7 +39,7 @@ from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import length_of
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
@@ -456,8 +456,7 @@ def _samples(loaders: object, batches: int, world_size: int) -> float | None:
         inner = loader.loader if isinstance(loader, EvaluationBatches) else loader
         if not isinstance(inner, DataLoader):
             return None
-        of_loader = len(inner) if has_length(inner) else 0
-        in_set = len(cast(Sized, inner.dataset)) if has_length(inner.dataset) else 0
+        of_loader, in_set = length_of(inner) or 0, length_of(inner.dataset) or 0
         whole, samples, is_known = whole + of_loader, samples + in_set, is_known and of_loader > 0 and in_set > 0
         sizes.add(inner.samples_of_a_batch if isinstance(inner, PreparedDataLoader) else inner.batch_size)
     epochs, rest = divmod(batches, whole) if whole and is_known else (0, batches)

@@ -6,7 +6,7 @@ Predictions are kept (`kept_batches.py`) and joined once, so time grows linearly
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from hf_compat.engine.kept_batches import (
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, warn_user
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, plain_metrics
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import length_of
 from hf_compat.runtime.nested import Nested, leaves
 
 # losses, predictions, labels and inputs of a batch, from all ranks
@@ -80,7 +80,7 @@ class EvaluationBatches:
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
-        self.length = _length_of(loader)
+        self.length = length_of(loader)
 
     def __len__(self) -> int:
         if self.length is None:
@@ -158,7 +158,7 @@ class EvaluationRun:
         self._ends_batches = self._by_batch or self._to_cpu_every is not None
         rows = 0
         if self._joins and self._to_cpu_every is None:
-            samples, batches = _length_of(getattr(loader, "dataset", None)), _length_of(loader)
+            samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
             if samples is not None and batches is not None:
                 rows = min(samples, batches * self.batch_size * accelerator.num_processes)
         if self.torch_metrics is not None:
@@ -316,7 +316,7 @@ class EvaluationRun:
         for name in list(metrics):  # metrics that lack the prefix come last
             if not name.startswith(start):
                 metrics[f"{start}{name}"] = metrics.pop(name)
-        samples = _length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
+        samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
         self.output = EvalLoopOutput(predictions, labels, metrics, samples)
         return self.output
 
@@ -333,7 +333,7 @@ class EvaluationRun:
 
 def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:
     """Warn if an evaluation will keep more than half of the free memory, judging by the results of its first batch."""
-    batches, needed, on_gpu = _length_of(loader), 0, False
+    batches, needed, on_gpu = length_of(loader), 0, False
     for leaf in leaves(batch) if batches is not None else ():
         if isinstance(leaf, torch.Tensor):
             needed += leaf.nbytes * (batches or 0)
@@ -348,10 +348,6 @@ def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | N
             f"{'GPU memory' if on_gpu else 'memory'} are free.\n\nHint: {way}reduce them by "
             "`preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as `compute_metrics`.",
         )
-
-
-def _length_of(data: object) -> int | None:
-    return len(data) if isinstance(data, Sized) and has_length(data) else None
 
 
 def _free_memory() -> int | None:

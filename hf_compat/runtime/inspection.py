@@ -196,12 +196,17 @@ def reads_parameter(function: Callable[..., object], name: str) -> bool:
     return bool(used & ({name} | gathers))
 
 
+def length_of(candidate: object) -> int | None:
+    """The length of a data set or loader, or None if `len()` does not work on it."""
+    try:
+        return len(candidate)  # type: ignore[arg-type]  # asked here
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+
+
 def has_length(candidate: object) -> bool:
     """Whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`, 5.23."""
-    try:
-        return len(candidate) is not None  # type: ignore[arg-type]  # asked here
-    except (TypeError, AttributeError, NotImplementedError):
-        return False
+    return length_of(candidate) is not None
 
 
 # The methods behind `parameters()`. A module that overrides one of them is asked itself.

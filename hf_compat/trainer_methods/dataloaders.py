@@ -24,7 +24,7 @@ from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, needs_parameter
+from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, length_of, needs_parameter
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -47,7 +47,7 @@ class DataloaderMethods(StepsBase):
         if self.train_dataset is None:
             raise DataError("Trainer: training requires a train_dataset.\n\nHint: pass `train_dataset=…`.")
         check_dataset("train_dataset", self.train_dataset)
-        if has_length(self.train_dataset) and len(self.train_dataset) == 0:
+        if length_of(self.train_dataset) == 0:
             raise DataError("`train_dataset` is empty.\n\nHint: check how it was loaded or filtered.")
         return self._get_dataloader(
             dataset=self.train_dataset,
@@ -126,9 +126,8 @@ class DataloaderMethods(StepsBase):
         """Count the samples of a loader by its data set's length, else by the length of the loader."""
         dataset = getattr(dataloader, "dataset", None)
         dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDatasetSlice) else dataset
-        if dataset is not None and has_length(dataset):
-            return len(dataset)
-        return len(dataloader) * int(self.args.per_device_train_batch_size)
+        samples = length_of(dataset)
+        return len(dataloader) * int(self.args.per_device_train_batch_size) if samples is None else samples
 
     def _get_dataloader(
         self,
@@ -296,7 +295,7 @@ class DataloaderMethods(StepsBase):
         Mirrors:
             `transformers.Trainer.set_initial_training_values`, 5.23.
         """
-        micro_batches = len(dataloader) if has_length(dataloader) else None
+        micro_batches = length_of(dataloader)
         return make_run_counts(
             args,
             micro_batches=micro_batches,
