@@ -194,7 +194,7 @@ class AcceleratorFacade(StateMembers):
         self._args = args
         self.run_backward = run_backward
         self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
-        config = self.dataloader_config
+        config = AcceleratorConfig.from_any(args.accelerator_config)  # checks an object that was changed in place
         self.even_batches = config.even_batches
         self.mixed_precision = args.mixed_precision
         self.sync_gradients = True
@@ -241,7 +241,8 @@ class AcceleratorFacade(StateMembers):
     @property
     def dataloader_config(self) -> AcceleratorConfig:
         """How data is loaded across ranks, by the argument `accelerator_config`."""
-        return AcceleratorConfig.from_any(self._args.accelerator_config)
+        held: object = self._args.accelerator_config
+        return held if isinstance(held, AcceleratorConfig) else AcceleratorConfig.from_any(held)
 
     distributed_type: str = delegated("state.distributed_type")
     deepspeed_plugin: object = delegated("state.deepspeed_plugin")
