@@ -9,11 +9,12 @@ precision plugin overrides a hook around a batch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Literal, ParamSpec
 
@@ -308,12 +309,24 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
         self._batches = iter(())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
+
+    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
+    is_last: bool = True  # calls their hooks for its end
+    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
+
+
+WHOLE = EvaluationPart()
+
+
 class LeanEvaluationLoop(_EvaluationLoop):
     """Evaluates a `WindowModule`, whose steps move each `EvaluationBatch` to the device themselves."""
 
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # as in training
-    earlier: Mapping[str, object] = {}  # metrics of the previous parts of this evaluation
+    part: EvaluationPart = WHOLE
     _verified: tuple[pl.LightningModule, int] | None = None
 
     @classmethod
@@ -343,18 +356,50 @@ class LeanEvaluationLoop(_EvaluationLoop):
             super()._verify_dataloader_idx_requirement()
             self._verified = now
 
+    @contextlib.contextmanager
+    def _hearing(self, is_heard: bool) -> Iterator[None]:
+        """Call no hook of a callback within the context, unless it is to be heard.
+
+        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
+        a loop can pause between two loaders.
+        """
+        trainer, callbacks = vars(self.trainer), self.trainer.callbacks  # type: ignore[attr-defined]  # as above
+        if not is_heard:
+            trainer["callbacks"] = []
+        try:
+            yield
+        finally:
+            if not is_heard:
+                trainer["callbacks"] = callbacks
+
     def on_run_start(self) -> None:
-        self._seen = None
-        if self.earlier:
-            note_metrics(self.trainer, self.earlier)
+        """Start an evaluation, or a part of one."""
+        part = self.part
+        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
+        if part.is_last and part.earlier:
+            note_metrics(self.trainer, part.earlier)
+        with self._hearing(part.is_first):
+            super().on_run_start()
+        self._look_up()
         fetcher = self._data_fetcher
-        if fetcher is not None and is_plain_run(self.trainer):
+        if fetcher is not None and self._listeners is not None:
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
             loaders = getattr(fetcher.iterator, "_iterator", None)
             is_one = type(loaders) is _Sequential and len(loaders.iterables) == len(loaders.iterators) == 1
             if is_one and type(fetcher) is _PrefetchDataFetcher and not fetcher.batches and fetcher.length is not None:
                 self._data_fetcher = _OneLoaderFetcher(fetcher)
-        super().on_run_start()
+
+    def _look_up(self) -> None:
+        """Look up the hooks of the current callbacks."""
+        trainer = self.trainer
+        self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
+        is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
+        self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation") if is_usual else None
+
+    def on_run_end(self) -> list[Mapping[str, float]]:  # type: ignore[override]  # Lightning's own type is private
+        """End an evaluation, or a part of one."""
+        with self._hearing(self.part.is_last):
+            return super().on_run_end()  # type: ignore[return-value]  # as above
 
     def _evaluation_step(
         self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
@@ -362,9 +407,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         """Evaluate one batch."""
         trainer, progress, results = self.trainer, self.batch_progress, self._results
         if trainer.callbacks != self._seen:  # type: ignore[attr-defined]  # as above
-            self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
-            is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
-            self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation") if is_usual else None
+            self._look_up()
         listeners = self._listeners
         if listeners is None or type(batch) is not EvaluationBatch:
             carrying_stops(super()._evaluation_step)(batch, batch_idx, dataloader_idx, dataloader_iter)

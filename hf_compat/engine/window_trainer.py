@@ -7,13 +7,11 @@ Trainer expect none of this.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning
@@ -28,7 +26,7 @@ from lightning.pytorch.trainer import call
 
 from hf_compat.engine import loops
 from hf_compat.engine.internals import do_nothing
-from hf_compat.engine.loops import CarriedStop, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
+from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import (
     DeepSpeedPrecision,
@@ -96,23 +94,6 @@ class _NoProfiler(PassThroughProfiler):
     """Skip profiling without any cost. Lightning enters about fifteen of these contexts a step."""
 
     profile = contextlib.nullcontext  # type: ignore[assignment]
-
-
-# Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
-_BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
-_END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationPart:
-    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
-
-    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
-    is_last: bool = True  # calls their hooks for its end
-    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
-
-
-WHOLE = EvaluationPart()
 
 
 class WindowTrainer(pl.Trainer):
@@ -200,8 +181,8 @@ class WindowTrainer(pl.Trainer):
         KeyboardInterrupt and continue. Remove it when a trainer raises it.
         """
         self._sigint_handler = signal.getsignal(signal.SIGINT)
-        if command != self.fit:
-            self._run_stage = self._evaluate_only  # type: ignore[method-assign, assignment]
+        if command != self.fit:  # no gradients are cleared, as a script may have computed them itself
+            self._run_stage = (self.test_loop if command == self.test else self.validate_loop).run  # type: ignore[method-assign]
         try:
             with quietly():
                 command(module, **data)
@@ -223,43 +204,14 @@ class WindowTrainer(pl.Trainer):
 
     @contextlib.contextmanager
     def as_part(self, part: EvaluationPart) -> Iterator[None]:
-        """Present the next evaluation, within a fit or not, to callbacks as one part of an evaluation.
-
-        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
-        a loop can pause between two loaders.
-        """
+        """Present the next evaluation, within a fit or not, to callbacks as one part of an evaluation."""
         loop = self.fit_loop.epoch_loop.val_loop if self.state.fn == "fit" else self.validate_loop
         assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
-        left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
-        fields = vars(loop)
-        before: dict[str, object] = {}  # an outer evaluation's
-        for name in (*_BEGIN, *_END):
-            if name in fields:
-                before[name] = fields.pop(name)
-        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
-        before["earlier"], loop.earlier = loop.earlier, part.earlier if part.is_last else {}
-
-        def without_callbacks(method: Callable[[], None]) -> None:
-            callbacks: list[pl.Callback] = vars(self)["callbacks"]
-            self.callbacks: list[pl.Callback] = []
-            try:
-                method()
-            finally:
-                self.callbacks = callbacks
-
-        for name in left_out:
-            fields[name] = functools.partial(without_callbacks, getattr(loop, name))
+        outer, loop.part = loop.part, part
         try:
             yield
         finally:
-            for name in left_out:
-                del fields[name]
-            fields.update(before)
-
-    def _evaluate_only(self) -> object:
-        """Evaluate without clearing the gradients, which a script may have computed itself. A fit clears them."""
-        self.strategy.barrier("run-stage")
-        return self._evaluation_loop.run()
+            loop.part = outer
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:  # as Lightning's own method
         try:

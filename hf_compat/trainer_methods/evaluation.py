@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -16,9 +17,10 @@ from hf_compat.data.types import DataSource, Loader
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.kept_batches import ComputeMetrics
+from hf_compat.engine.loops import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
-from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
+from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import SearchError
 from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
@@ -145,11 +147,11 @@ class Evaluator:
         self.is_prepared = False  # the model is compiled and timed, only in a first evaluation before training
         self._name: str | None = None  # of the data set, if there are several
         self._part = WHOLE
-        self._outside_fit: _OutsideFit | None = None  # the last trainer of an evaluation
+        self._kept: _OutsideFit | None = None  # the last trainer of an evaluation
 
     def begin_fit(self) -> None:
         """Forget the trainer of earlier evaluations, which may hold another trial's model."""
-        self.is_prepared, self._outside_fit = True, None  # the fit compiles the model
+        self.is_prepared, self._kept = True, None  # the fit compiles the model
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
@@ -230,7 +232,9 @@ class Evaluator:
                 with module.evaluating(run), trainer.as_part(part):
                     run_validation(trainer, batches)
             else:
-                self._run_outside_fit(run, plan, batches, part)
+                with self._outside_fit(plan) as own, own.module.evaluating(run), own.trainer.as_part(part):
+                    command = own.trainer.test if run.is_prediction else own.trainer.validate
+                    own.trainer.run_command(command, own.module, dataloaders=batches, verbose=False)
         output = run.output or run.finish()
         seconds = vars(host).get("model_preparation_time")
         if seconds is not None and output.metrics is not None:
@@ -261,30 +265,26 @@ class Evaluator:
             return lambda data: join_batches(gather_objects(data)), True
         return host.accelerator.gather, True
 
-    def _run_outside_fit(
-        self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches, part: EvaluationPart
-    ) -> None:
-        """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
+    @contextlib.contextmanager
+    def _outside_fit(self, plan: LightningPlan) -> Iterator[_OutsideFit]:
+        """Prepare a Lightning trainer for an evaluation outside a fit, the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
-        kept, self._outside_fit = self._outside_fit, None
+        kept, self._kept = self._kept, None
         if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
             trainer = host._make_lightning_trainer(looked_at, bridge)
             kept = _OutsideFit(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
-        trainer, module = kept.trainer, kept.module
         if host._run.module is None:
-            host.lightning_trainer = trainer
+            host.lightning_trainer = kept.trainer
         kept.bridge.find_requested_kwargs()
         try:
-            in_parts = host._model_state.running(plan.strategy_options.get("config"))
-            with naming_absent_ranks(), in_parts, module.evaluating(run), trainer.as_part(part):
-                command = trainer.test if run.is_prediction else trainer.validate
-                trainer.run_command(command, module, dataloaders=batches, verbose=False)
+            with naming_absent_ranks(), host._model_state.running(plan.strategy_options.get("config")):
+                yield kept
         finally:
             callbacks.watch_outputs(False)
-        self._outside_fit = kept  # only after success, as an error may leave it in any state
+        self._kept = kept  # only after success, as an error may leave it in any state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
