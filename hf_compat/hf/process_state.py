@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -187,7 +188,30 @@ def start_deepspeed(device: torch.device) -> None:
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False)
 
 
-class _OfAccelerate:
+def of_accelerate(members: ProcessMembers, name: str) -> Callable[..., object]:
+    """Bind a method of Accelerate's own `Accelerator` to an object of ours, which has the members that it uses.
+
+    Raises:
+        MissingPackage: Accelerate is not installed.
+    """
+    package = need("accelerate", "accelerate", f"`accelerator.{name}`")
+    if not has_state():
+        share_processes(members._args, members.distributed_type)
+    method: Callable[..., object] = inspect.getattr_static(package.Accelerator, name).__get__(members)
+    return method
+
+
+class OfAccelerate:
+    """A method of Accelerate's own `Accelerator`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, members: ProcessMembers | None, owner: type) -> object:
+        return self if members is None else of_accelerate(members, self._name)
+
+
+class _OfState:
     """A method of Accelerate's own `PartialState`, which has the arguments' values by then."""
 
     def __init__(self, needs_group: bool = False) -> None:
@@ -217,12 +241,12 @@ class ProcessMembers:
     _args: ProcessArguments
     distributed_type: Any  # a text, or a member of Accelerate's enum
 
-    on_main_process = _OfAccelerate()
-    on_local_main_process = _OfAccelerate()
-    on_last_process = _OfAccelerate()
-    on_process = _OfAccelerate()
-    on_local_process = _OfAccelerate()
-    split_between_processes = _OfAccelerate(needs_group=True)
+    on_main_process = _OfState()
+    on_local_main_process = _OfState()
+    on_last_process = _OfState()
+    on_process = _OfState()
+    on_local_process = _OfState()
+    split_between_processes = _OfState(needs_group=True)
 
     device: torch.device = delegated("_args.device")
     num_processes: int = delegated("_args.world_size")

@@ -24,6 +24,7 @@ from hf_compat.errors import UnsupportedArgument, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import (
+    OfAccelerate,
     ProcessState,
     as_distributed_type,
     may_be_asked,
@@ -155,7 +156,6 @@ Backward: TypeAlias = Callable[..., None]  # takes a loss, and options of torch'
 # The alternatives to members of Accelerate's that are missing here.
 INSTEAD = {
     "profile": 'pass a profiler: `lightning_options={"profiler": …}`',
-    "project_configuration": "pass the folder to `save_state` and `load_state`",
     "maybe_context_parallel": "leave the context manager out, as devices never share a sequence here",
     "ddp_handler": "set the arguments `ddp_find_unused_parameters`, `ddp_bucket_cap_mb` and `ddp_broadcast_buffers`",
     "lomo_backward": "set `optim='lomo'`, and the engine does it",
@@ -188,6 +188,13 @@ class AcceleratorFacade(StateMembers):
     use_stateful_dataloader = has_fp8_handler = delayed_fp8_autocast = False
     fp8_backend = "NO"
     flag_tensor: torch.Tensor | None = None
+
+    accumulate = OfAccelerate()
+    trigger_sync_in_backward = OfAccelerate()
+    clip_grad_value_ = OfAccelerate()
+    set_trigger = OfAccelerate()
+    check_trigger = OfAccelerate()
+    _do_sync = OfAccelerate()  # `accumulate` calls it
 
     def __init__(self, args: TrainingArguments, run_backward: Backward | None = None) -> None:
         super().__init__()
@@ -356,12 +363,6 @@ class AcceleratorFacade(StateMembers):
                     stack.enter_context(model.join())
             yield
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> None:
-        """Exchange gradients in the next backward pass, although its forward ran under `no_sync`."""
-        if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = True
-            model.reducer.prepare_for_backward([])
-
     def unscale_gradients(self, optimizer: Prepared = None) -> None:
         """Remove the scale of `fp16=True` from gradients, once an update. Without a scale do nothing."""
         if self.scaler is None:
@@ -381,39 +382,6 @@ class AcceleratorFacade(StateMembers):
             self.unscale(self._trained_optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clip each entry of the gradients. Scaled gradients lose their scale first."""
-        if self.unscale is not None:
-            self.unscale(self._trained_optimizer)
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
-
-    @contextlib.contextmanager
-    def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Count a micro-batch of `gradient_accumulation_steps`, and exchange gradients in the last of them only.
-
-        By default it is 1, so every micro-batch is the last. `sync_gradients` is then True, as under transformers'
-        Trainer.
-        """
-        state = self.gradient_state
-        ends = state.sync_with_dataloader and state.end_of_dataloader
-        self.step = 0 if ends else self.step + 1
-        self.sync_gradients = ends or self.step % state.num_steps == 0
-        with contextlib.ExitStack() as stack:
-            if not (self.sync_gradients or state.plugin_kwargs.get("sync_each_batch", False)):
-                for model in models:
-                    stack.enter_context(self.no_sync(model))
-            yield
-
-    def set_trigger(self) -> None:
-        """Set a flag that `check_trigger` finds on all ranks."""
-        self.flag_tensor = torch.tensor(1, device=self.device)
-
-    def check_trigger(self) -> bool:
-        """Whether a rank has set the flag, which this clears. Every rank calls it."""
-        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
-        self.flag_tensor = torch.tensor(0, device=self.device)
-        return bool(processes.reduce(flag).item() >= 1)
 
     def prepare(self, *objects: Prepared, device_placement: list[bool] | None = None) -> Prepared:
         """Prepare a script's own loaders, models, optimizers and schedules. The engine prepares its own."""

@@ -249,7 +249,7 @@ class Fit:
         host._fit_model_state = model_state_of(strategy, host.model)
         host._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
-        host.accelerator.take_up(host._fit_model_state, host.optimizer, host.lr_scheduler)
+        host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
         handler.train_dataloader = run.loader

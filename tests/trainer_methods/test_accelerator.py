@@ -21,7 +21,7 @@ NOT_HERE = {
     "ao_recipe_handler", "autocast_handler", "context_parallel_rank", "data_parallel_rank", "data_parallel_shard_rank",
     "ddp_handler", "deepspeed_ulysses_dl_adapter", "fp8_recipe_handler", "init_handler", "lomo_backward",
     "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile", "profile_handler",
-    "project_configuration", "rng_types", "scaler_handler", "te_recipe_handler", "tensor_parallel_rank",
+    "rng_types", "scaler_handler", "te_recipe_handler", "tensor_parallel_rank",
 }  # fmt: skip
 
 

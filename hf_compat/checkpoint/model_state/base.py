@@ -355,13 +355,6 @@ class TorchState(ModelState):
         check_optimizer_took_over(path, optimizer)
 
     @abc.abstractmethod
-    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
-        """Return the state as an optimizer of a whole model has it.
-
-        Where it is gathered, the first process gets it.
-        """
-
-    @abc.abstractmethod
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
         """Load the state of an optimizer of a whole model, which every process has."""
 
@@ -386,9 +379,6 @@ class PlainState(TorchState):
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
             save_torch(small_ones_on_host(optimizer.state_dict()), os.path.join(folder, names.OPTIMIZER_NAME))
-
-    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
-        return optimizer.state_dict()
 
     def set_weights(self, weights: Weights) -> LoadResult:
         model = self._uncompiled
