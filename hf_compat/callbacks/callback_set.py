@@ -22,7 +22,13 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, adopt, experiment_of, reporting_callbacks
+from hf_compat.callbacks.loggers import (
+    HistoryLogger,
+    LoggerCallback,
+    experiment_of,
+    refuse_other_distribution,
+    reporting_callbacks,
+)
 from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.internals import reset_weight_averaging
@@ -247,7 +253,7 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
 
 def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
     """List the hooks that user code defines. Lightning's own callbacks work without the hooks that are never called."""
-    is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
+    is_lightnings = type(callback).__module__.startswith("lightning.")
     # a LambdaCallback has its functions as instance attributes
     return [h for h in hooks if h in vars(callback) or (not is_lightnings and is_replaced(callback, h, pl.Callback))]
 
@@ -390,7 +396,8 @@ class CallbackSet:
 
 def _adopted(callback: Callback) -> Callback:
     """Instantiate a class, and wrap a Lightning logger in a callback that logs to it."""
-    candidate = adopt(callback() if isinstance(callback, type) else callback)
+    candidate = callback() if isinstance(callback, type) else callback
+    refuse_other_distribution(candidate)
     return LoggerCallback(candidate) if isinstance(candidate, Logger) else candidate
 
 
@@ -429,7 +436,7 @@ def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str,
 
 
 def _is_lightnings(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+    return kind.__module__.partition(".")[0] == "lightning"
 
 
 def _copied(value: object) -> object:

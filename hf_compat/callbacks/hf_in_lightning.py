@@ -11,7 +11,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, hf_metric_name
-from hf_compat.callbacks.loggers import is_of_other_distribution
+from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import ProgressCallback, eval_metric_name
@@ -66,7 +66,9 @@ class HFCallbackAdapter(pl.Callback):
         given = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *more]
         if not given:
             raise ArgumentError("HFCallbackAdapter has no callback.\n\nHint: HFCallbackAdapter(MyCallback(), …).")
-        wrong = [c for c in given if isinstance(c, pl.Callback) or is_of_other_distribution(c)]
+        for callback in given:
+            refuse_other_distribution(callback)
+        wrong = [c for c in given if isinstance(c, pl.Callback)]
         if wrong:
             raise CallbackError(
                 f"{type(wrong[0]).__name__} is a Lightning callback, and HFCallbackAdapter calls HF callbacks.\n\n"

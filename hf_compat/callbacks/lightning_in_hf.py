@@ -26,7 +26,7 @@ from hf_compat.callbacks.callback_set import (
     refuse,
 )
 from hf_compat.callbacks.events import PAIRS, PARAMETERS
-from hf_compat.callbacks.loggers import HistoryLogger, adopt
+from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
 from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
@@ -93,16 +93,16 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
             theirs = exportable_of_transformers()
             bases = (cls,) if theirs is None else (cls, theirs)
             content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            held = adopt(callback)
             # HF stores states by class name and confuses callbacks whose classes share one
-            cls = type(f"{cls.__name__}[{getattr(held, 'state_key', '')}]", bases, {**content, "_held": held})
+            cls = type(f"{cls.__name__}[{getattr(callback, 'state_key', '')}]", bases, {**content, "_held": callback})
         return super().__new__(cls)
 
     def __reduce__(self) -> tuple[object, ...]:
         return LightningCallbackAdapter, (self.callback,)
 
     def __init__(self, callback: pl.Callback | None = None) -> None:
-        callback = adopt(callback) if self._held is None else self._held
+        callback = callback if self._held is None else self._held
+        refuse_other_distribution(callback)
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
         refuse(callback, IN_TRANSFORMERS)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
@@ -304,24 +304,6 @@ def call_before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
     """
     call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
     call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
-
-
-def given_data(trainer: Trainer) -> object:
-    """Return the data module or the loaders that the running command was given.
-
-    A trainer has a public attribute for a data module only. Remove it when it has one for loaders too.
-    """
-    loop = trainer._active_loop
-    source = getattr(loop, "_data_source", None)
-    return None if source is None else source.instance
-
-
-def attach_data_module(trainer: Trainer, module: LightningModule, data: LightningDataModule) -> None:
-    """Attach a data module to a trainer whose command has started.
-
-    Only the commands accept one. Remove it when a module's hook can provide one.
-    """
-    trainer._data_connector.attach_datamodule(module, datamodule=data)
 
 
 def load_waiting_data_states(trainer: Trainer) -> None:

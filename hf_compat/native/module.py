@@ -20,7 +20,6 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
-from hf_compat.callbacks.loggers import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -280,9 +279,7 @@ class HFModule(OverridePoints, LoadableModule):
         """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
         self._is_set_up = False
         self._leave_author()  # of a fit that has failed
-        adopt_callbacks_of(self.trainer)
         wrap_hf_callbacks(self.trainer)
-        adopt_data_of(self.trainer, self)
         hide_expected()
         count_updates(self.trainer, 1)
         if not self.automatic_optimization:
