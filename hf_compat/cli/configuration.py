@@ -7,11 +7,11 @@ A few YAML aliases can expand to billions of values, and a file can nest without
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -42,79 +42,50 @@ class TooLarge(yaml.YAMLError):
     """A YAML text exceeds a limit, or has a key twice."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A list or mapping that has begun and not ended."""
-
-    anchor: str | None  # the name for aliases
-    is_mapping: bool  # it has keys and values in turn
-    values: int = 1  # in it so far, including itself, with aliases expanded
-    levels: int = 0  # below it
-    parts: int = 0  # nodes directly in it
-    keys: set[tuple[str | None, str]] = field(default_factory=set)  # its plain keys
-
-    def add(self, values: int, levels: int) -> None:
-        self.values += values
-        self.levels = max(self.levels, levels + 1)
-        self.parts += 1
-
-
-class _Measure:
-    """Checks the limits in the events of a text, before any value is built."""
-
-    def __init__(self) -> None:
-        self.open: list[_Open] = [_Open(None, is_mapping=False)]
-        self.sizes: dict[str, tuple[int, int]] = {}  # values and levels of each anchored node
-
-    def take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.CollectionStartEvent):
-            self.open.append(_Open(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            closed = self.open.pop()
-            self._add(event, closed.anchor, closed.values, closed.levels)
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.sizes:
-                raise TooLarge(f"`*{event.anchor}` stands for nothing that is complete before it{_at(event)}")
-            self._add(event, None, *self.sizes[event.anchor])
-        elif isinstance(event, yaml.ScalarEvent):
-            if not event.style and _NUMBER.match(event.value):
-                raise TooLarge(f"it has a number of {len(event.value)} digits{_at(event)}")
-            around = self.open[-1]
-            if around.is_mapping and around.parts % 2 == 0:
-                key = (event.tag, event.value)
-                if key in around.keys:
-                    raise TooLarge(f"it has the key {event.value[:60]!r} twice{_at(event)}")
-                around.keys.add(key)
-            self._add(event, event.anchor, 1, 0)
-        if len(self.open) > MOST_LEVELS + 1:
-            raise TooLarge(f"it nests more than {MOST_LEVELS} levels{_at(event)}")
-
-    def _add(self, event: yaml.Event, anchor: str | None, values: int, levels: int) -> None:
-        around = self.open[-1]
-        around.add(values, levels)
-        if anchor is not None:
-            self.sizes[anchor] = (values, levels)
-        if len(self.open) + levels > MOST_LEVELS + 1:
-            raise TooLarge(f"it nests more than {MOST_LEVELS} levels{_at(event)}")
-        if sum(part.values for part in self.open) > MOST_VALUES:
-            raise TooLarge(f"it stands for more than {MOST_VALUES} values{_at(event)}")
-
-
-def _at(event: yaml.Event) -> str:
-    return f", line {event.start_mark.line + 1}" if event.start_mark is not None else ""
-
-
 def check_bounds(text: str) -> None:
     """Refuse a YAML text that expands to too many values, before any of it is built."""
-    measure = _Measure()
+    level = 0
     try:
-        for event in yaml.parse(text, Loader=Loader):
-            measure.take(event)
+        for count, event in enumerate(yaml.parse(text, Loader=Loader)):  # without aliases, as nodes take memory
+            level += isinstance(event, yaml.CollectionStartEvent)
+            level -= isinstance(event, yaml.CollectionEndEvent)
+            _check_size(level, count // 2)  # at most two events a value
+        root = yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         # libyaml of PyYAML 6.0.4 reads ahead, and has its own limit of levels
         if "maximum nesting depth" not in str(error.problem):
             raise
         raise TooLarge(f"it nests more than {MOST_LEVELS} levels") from error
+    _check_node(root, 0, itertools.count(1))
+
+
+def _check_size(level: int, count: int) -> None:
+    if level > MOST_LEVELS:
+        raise TooLarge(f"it nests more than {MOST_LEVELS} levels")
+    if count > MOST_VALUES:
+        raise TooLarge(f"it stands for more than {MOST_VALUES} values")
+
+
+def _check_node(node: yaml.Node | None, level: int, counted: Iterator[int]) -> None:
+    """Check a node and those in it, each as often as aliases repeat it. A node may contain itself."""
+    if node is None:
+        return
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.ScalarNode):
+        if not node.style and _NUMBER.match(node.value):
+            raise TooLarge(f"it has a number of {len(node.value)} digits, line {node.start_mark.line + 1}")
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in keys:
+                raise TooLarge(f"it has the key {key.value[:60]!r} twice, line {key.start_mark.line + 1}")
+            keys.add((key.tag, key.value))
+        parts = [part for pair in node.value for part in pair]
+    else:
+        parts = node.value
+    _check_size(level + isinstance(node, yaml.CollectionNode), next(counted))
+    for part in parts:
+        _check_node(part, level + 1, counted)
 
 
 def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
@@ -31,8 +31,6 @@ from hf_compat.cli.scored_weights import (
     LAST,
     MEANING,
     find_checkpoint,
-    keep,
-    keep_metrics,
     load_weights,
     pretrained_source,
     wanted_checkpoint,
@@ -368,16 +366,20 @@ class Run:
     def fit(self) -> None:
         """Train, save the model and its metrics, and evaluate if `do_eval` is set."""
         if self.args.should_save:
-            keep(str(self.args.output_dir), "config.yaml", self.text.encode())
+            folder, number = Path(str(self.args.output_dir)), 1
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / "config.yaml"
+            while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == self.text.encode()):
+                number += 1
+                path = folder / f"config-{number}.yaml"  # the user may have written the other one
+            path.write_bytes(self.text.encode())
         trainer = self.trainer
         result = trainer.train(resume_from_checkpoint=True if self.checkpoint == LAST else self.checkpoint)
         trainer.save_model()
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
         if self.args.do_eval and trainer.eval_dataset is not None:
-            metrics = trainer.evaluate()
-            trainer.log_metrics("eval", metrics)
-            trainer.save_metrics("eval", metrics)
+            self._report("eval", trainer.evaluate())
 
     def _say(self, text: str) -> None:
         if self.trainer.is_world_process_zero():
@@ -386,8 +388,7 @@ class Run:
     def _report(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics, and write them into the output folder."""
         self.trainer.log_metrics(split, metrics)
-        if self.trainer.is_world_process_zero():
-            self._say(f"written: {keep_metrics(str(self.args.output_dir), split, metrics)}")
+        self.trainer.save_metrics(split, metrics)
 
     def validate(self) -> None:
         """Evaluate, and report the metrics."""
@@ -411,9 +412,9 @@ class Run:
         named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
         if output.label_ids is not None and not isinstance(output.label_ids, tuple):
             named["labels"] = output.label_ids
-        content = io.BytesIO()
-        np.savez(content, **named)
-        path = keep(str(self.args.output_dir), "predictions.npz", content.getvalue())
+        path = os.path.join(str(self.args.output_dir), "predictions.npz")
+        os.makedirs(str(self.args.output_dir), exist_ok=True)
+        np.savez(path, **named)
         self._say(f"written: {path} ({', '.join(named)})")
         self._report("predict", output.metrics or {})
 

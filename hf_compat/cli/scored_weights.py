@@ -1,16 +1,10 @@
-"""Resolve `--ckpt_path`, and write the result files of a command.
-
-`validate`, `test` and `predict` score the weights of that checkpoint. `fit` resumes from it.
-Existing files are kept. A new file of the same name gets a number.
-"""
+"""Resolve `--ckpt_path`, whose weights `validate`, `test` and `predict` score. `fit` resumes from it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +13,12 @@ from jsonargparse import Namespace
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.edits import as_named
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, has_manifest, is_read_as_it_is
-from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError
-from hf_compat.hf.metrics import TIMED
+from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
 from hf_compat.runtime.collectives import agree, broadcast_object
-from hf_compat.runtime.text import brief
 from hf_compat.training_run.resumer import read_state
 
 if TYPE_CHECKING:
@@ -185,74 +176,3 @@ def _load_folder(trainer: Trainer, folder: str, name: str) -> None:
     if state is not None:
         read = read_trainer_state(state)
         trainer.state.global_step, trainer.state.epoch = read.global_step, read.epoch
-
-
-logger = logging.getLogger(__name__)
-
-_ALL = "all_results.json"
-
-IsSame = Callable[[bytes], bool]  # whether a file already has the content
-
-
-def keep(folder: str, name: str, content: bytes, is_same: IsSame | None = None) -> str:
-    """Write a file unless one has the content already. Other files stay, and the name gets a number."""
-    stem, suffix = os.path.splitext(name)
-    number, path = 1, os.path.join(folder, name)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        while os.path.lexists(path):
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    if (is_same or content.__eq__)(file.read()):
-                        return path
-            number += 1
-            path = os.path.join(folder, f"{stem}-{number}{suffix}")
-        with open(path, "xb") as file:
-            file.write(content)
-    except OSError as error:
-        raise OutputFolderError(
-            f"{path} cannot be written: {error.strerror}.\n\nHint: choose another `--output_dir`."
-        ) from error
-    return path
-
-
-def keep_metrics(folder: str, split: str, metrics: Mapping[str, object]) -> str:
-    """Write metrics to `{split}_results.json`. The first ones of a split go to `all_results.json`, too.
-
-    Existing metrics stay. If others are different, apart from times, they go to `{split}_results-2.json`.
-    """
-    text, name = _as_text(metrics), f"{split}_results.json"
-    is_first = not os.path.lexists(os.path.join(folder, name))
-    path = keep(folder, name, text, lambda other: _untimed(other) == _untimed(text))
-    if not is_first:
-        return path
-    # Add them to those of the run. Existing values are kept
-    whole = os.path.join(folder, _ALL)
-    before: object = {}
-    try:
-        before = read_json(whole, STATE_FILE_BYTES) if os.path.lexists(whole) else {}
-    except CheckpointError as error:
-        before = first_line(error)
-    if not isinstance(before, dict):
-        logger.warning("%s is left as it is: it holds no metrics (%s).", whole, brief(before, 60))
-        return path
-    partial = f"{whole}.{os.getpid()}.partial"
-    with open(partial, "wb") as file:
-        file.write(_as_text({**metrics, **before}))
-    os.replace(partial, whole)
-    return path
-
-
-def _as_text(metrics: Mapping[str, object]) -> bytes:
-    return json.dumps(dict(metrics), indent=4, sort_keys=True).encode()
-
-
-def _untimed(text: bytes) -> str | None:
-    """Metrics in one form, without times, or None if the value does not hold metrics."""
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(read, dict):
-        return None
-    return json.dumps({name: value for name, value in read.items() if not name.endswith(TIMED)}, sort_keys=True)
