@@ -2,7 +2,7 @@
 
 A schedule of HF is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
 factors keep upstream's order of operations, because parity is bit for bit. Scripts read their keywords by upstream's
-names.
+names. The less common schedules are made by transformers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Schedule(Protocol):
 # A value of `lr_scheduler_kwargs`.
 Option: TypeAlias = Any
 Options: TypeAlias = dict[str, Option]
-WSD_SHAPES = ("linear", "cosine", "1-sqrt")
 
 
 def constant_with_warmup(update: int, *, num_warmup_steps: int) -> float:
@@ -65,16 +64,6 @@ def cosine(update: int, *, num_warmup_steps: int, num_training_steps: int, num_c
     return max(0.0, _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles))
 
 
-def cosine_with_min_lr(
-    update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float, min_lr_rate: float
-) -> float:
-    """Fall to `min_lr_rate` along a cosine."""
-    if update < num_warmup_steps:
-        return _warmup(update, num_warmup_steps)
-    factor = _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles)
-    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
-
-
 def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
     """Fall to 0 along a cosine, `num_cycles` times."""
     if update < num_warmup_steps:
@@ -84,79 +73,6 @@ def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_ste
         return 0.0
     within_cycle = (float(num_cycles) * progress) % 1.0
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within_cycle)))
-
-
-def polynomial(
-    update: int, *, num_warmup_steps: int, num_training_steps: int, lr_end: float, power: float, lr_init: float
-) -> float:
-    """Fall to `lr_end`. LambdaLR multiplies by `lr_init`, which therefore divides each rate here."""
-    if update < num_warmup_steps:
-        return _warmup(update, num_warmup_steps)
-    if update > num_training_steps:
-        return lr_end / lr_init
-    remaining = 1 - (update - num_warmup_steps) / (num_training_steps - num_warmup_steps)
-    return ((lr_init - lr_end) * remaining**power + lr_end) / lr_init
-
-
-def inverse_sqrt(update: int, *, num_warmup_steps: int, timescale: int) -> float:
-    """Fall with the square root of the updates."""
-    if update < num_warmup_steps:
-        return _warmup(update, num_warmup_steps)
-    return 1.0 / math.sqrt((update + (timescale - num_warmup_steps)) / timescale)
-
-
-def cosine_warmup_with_min_lr(
-    update: int,
-    *,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    num_cycles: float,
-    min_lr_rate: float,
-    warmup_lr_rate: float | None = None,
-) -> float:
-    """Rise from `warmup_lr_rate`, one update ahead of the other schedules, then fall along a cosine."""
-    if update < num_warmup_steps:
-        if warmup_lr_rate is None:
-            return (update + 1.0) / max(1.0, float(num_warmup_steps))
-        return warmup_lr_rate + (1.0 - warmup_lr_rate) * float(update) / max(1, float(num_warmup_steps) - 1)
-    progress = (float(update) - num_warmup_steps + 1.0) / max(1.0, float(num_training_steps) - num_warmup_steps)
-    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
-    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
-
-
-def warmup_stable_decay(
-    update: int,
-    *,
-    num_warmup_steps: int,
-    num_stable_steps: int,
-    num_decay_steps: int,
-    warmup_type: str,
-    decay_type: str,
-    min_lr_ratio: float,
-    num_cycles: float,
-) -> float:
-    """Rise for `num_warmup_steps`, stay for `num_stable_steps`, fall for `num_decay_steps`."""
-    if update < num_warmup_steps:
-        progress = _warmup(update, num_warmup_steps)
-        if warmup_type == "linear":
-            factor = progress
-        elif warmup_type == "cosine":
-            factor = 0.5 * (1.0 - math.cos(math.pi * progress))
-        else:
-            factor = 1.0 - math.sqrt(1.0 - progress)
-    elif update < num_warmup_steps + num_stable_steps:
-        return 1.0
-    elif update < num_warmup_steps + num_stable_steps + num_decay_steps:
-        progress = float(update - num_warmup_steps - num_stable_steps) / float(max(1, num_decay_steps))
-        if decay_type == "linear":
-            factor = 1.0 - progress
-        elif decay_type == "cosine":
-            factor = _half_cosine(progress, num_cycles)
-        else:
-            factor = 1.0 - math.sqrt(progress)
-    else:
-        return min_lr_ratio
-    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
 def _warmup(update: int, num_warmup_steps: int) -> float:
@@ -171,88 +87,26 @@ def _half_cosine(progress: float, num_cycles: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
 
 
-def options_of_polynomial(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, lr_end: float = 1e-7, power: float = 1.0
-) -> Options:
-    """Add the learning rate that the optimizer begins with."""
-    lr_init = optimizer.defaults["lr"]
-    if not lr_init > lr_end:
-        raise ArgumentError(f"`lr_end={lr_end}` must be smaller than the initial learning rate {lr_init}.")
-    return {"lr_end": lr_end, "power": power, "lr_init": lr_init}
-
-
-def options_of_inverse_sqrt(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None, timescale: int | None = None
-) -> Options:
-    """Let the rate fall as slowly as it has risen, unless `timescale` is given."""
-    return {"timescale": timescale or num_warmup_steps or 10_000}
-
-
-def options_with_min_lr(
-    optimizer: Optimizer,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    num_cycles: float = 0.5,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    **further: Option,
-) -> Options:
-    """Turn `min_lr` into a share of the initial learning rate."""
-    if (min_lr is None) == (min_lr_rate is None):
-        raise ArgumentError(
-            f"`lr_scheduler_kwargs` has `min_lr={min_lr}` and `min_lr_rate={min_lr_rate}`.\n\n"
-            "Hint: this schedule needs exactly one of them."
-        )
-    rate = min_lr / optimizer.defaults["lr"] if min_lr is not None else min_lr_rate
-    return {"num_cycles": num_cycles, "min_lr_rate": rate, **further}
-
-
-def options_of_warmup_stable_decay(
-    optimizer: Optimizer,
-    num_warmup_steps: int,
-    num_training_steps: int | None,
-    num_decay_steps: int,
-    num_stable_steps: int | None = None,
-    warmup_type: str = "linear",
-    decay_type: str = "cosine",
-    min_lr_ratio: float = 0,
-    num_cycles: float = 0.5,
-) -> Options:
-    """Count the updates between warmup and decay."""
-    for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
-        if shape not in WSD_SHAPES:
-            raise ArgumentError(f"`{name}={shape!r}` is not known.\n\nHint: choose one of {WSD_SHAPES}.")
-    if num_stable_steps is None:
-        if num_training_steps is None:
-            raise ArgumentError("Either `num_training_steps` or `num_stable_steps` must be specified.")
-        num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
-    return {
-        "num_stable_steps": num_stable_steps,
-        "num_decay_steps": num_decay_steps,
-        "warmup_type": warmup_type,
-        "decay_type": decay_type,
-        "min_lr_ratio": min_lr_ratio,
-        "num_cycles": num_cycles,
-    }
-
-
-# Name → the factor, and the function that converts the user's options if the factor needs it.
-FACTORS: dict[SchedulerType, tuple[Callable[..., float], Callable[..., Options] | None]] = {
-    SchedulerType.LINEAR: (linear, None),
-    SchedulerType.COSINE: (cosine, None),
-    SchedulerType.COSINE_WITH_RESTARTS: (cosine_with_restarts, None),
-    SchedulerType.POLYNOMIAL: (polynomial, options_of_polynomial),
-    SchedulerType.CONSTANT_WITH_WARMUP: (constant_with_warmup, None),
-    SchedulerType.INVERSE_SQRT: (inverse_sqrt, options_of_inverse_sqrt),
-    SchedulerType.COSINE_WITH_MIN_LR: (cosine_with_min_lr, options_with_min_lr),
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: (cosine_warmup_with_min_lr, options_with_min_lr),
-    SchedulerType.WARMUP_STABLE_DECAY: (warmup_stable_decay, options_of_warmup_stable_decay),
+# Schedules that need no transformers → the factor.
+FACTORS: dict[SchedulerType, Callable[..., float]] = {
+    SchedulerType.LINEAR: linear,
+    SchedulerType.COSINE: cosine,
+    SchedulerType.COSINE_WITH_RESTARTS: cosine_with_restarts,
+    SchedulerType.CONSTANT_WITH_WARMUP: constant_with_warmup,
 }
-NEEDS_TOTAL = frozenset(FACTORS) - {
+# The other schedules → transformers' function that makes them.
+OF_TRANSFORMERS = {
+    SchedulerType.POLYNOMIAL: "get_polynomial_decay_schedule_with_warmup",
+    SchedulerType.INVERSE_SQRT: "get_inverse_sqrt_schedule",
+    SchedulerType.COSINE_WITH_MIN_LR: "get_cosine_with_min_lr_schedule_with_warmup",
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    SchedulerType.WARMUP_STABLE_DECAY: "get_wsd_schedule",
+}
+_WITHOUT_TOTAL = (
     SchedulerType.CONSTANT_WITH_WARMUP,
     SchedulerType.INVERSE_SQRT,
     SchedulerType.WARMUP_STABLE_DECAY,
-}
+)
 
 
 def get_scheduler(
@@ -314,33 +168,35 @@ def make_schedule(
             schedule: LRScheduler | Schedule = follower(optimizer, **options)
             return schedule
         except TypeError as error:
-            raise _unknown_option(kind, (follower,), options, error) from error
+            raise _unknown_option(kind, follower, options, error) from error
     if num_warmup_steps is None:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
-    if num_training_steps is None and kind in NEEDS_TOTAL:
+    if num_training_steps is None and kind not in _WITHOUT_TOTAL:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_training_steps`, please provide that argument.")
-    factor, make_options = FACTORS[kind]
     counts = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    own = FACTORS.get(kind)
+    taker: Callable[..., Any] = own or of_transformers(
+        "optimization", OF_TRANSFORMERS[kind], f"`lr_scheduler_type={kind.value!r}`"
+    )
     # Upstream ignores options of the constant schedule with warmup. Here they are an error.
     try:
-        keywords = options if make_options is None else make_options(optimizer, **counts, **options)
-        takes = inspect.signature(factor)
+        takes = inspect.signature(taker)
         needed = {name: count for name, count in counts.items() if name in takes.parameters}
-        bound = takes.bind(0, **needed, **keywords)
-    except TypeError as error:
-        takers = (factor,) if make_options is None else (make_options, factor)
-        raise _unknown_option(kind, takers, options, error) from error
-    bound.apply_defaults()  # scripts read all of them off the schedule
-    return LambdaLR(optimizer, partial(factor, **bound.kwargs))
+        bound = takes.bind(0 if own else optimizer, **needed, **options)
+        bound.apply_defaults()  # scripts read all of them off the schedule
+        if own is None:
+            made: LRScheduler = taker(*bound.args, **bound.kwargs)
+            return made
+    except (TypeError, ValueError) as error:
+        raise _unknown_option(kind, taker, options, error) from error
+    return LambdaLR(optimizer, partial(own, **bound.kwargs))
 
 
 def _unknown_option(
-    kind: SchedulerType, takers: tuple[Callable[..., object], ...], options: Options, error: TypeError
+    kind: SchedulerType, taker: Callable[..., object], options: Options, error: TypeError | ValueError
 ) -> ArgumentError:
-    # by the trainer, or without a name
-    given = ("update", "optimizer", "num_warmup_steps", "num_training_steps", "lr_init", "further")
-    taken = dict.fromkeys(name for taker in takers for name in inspect.signature(taker).parameters)
-    names = [name for name in taken if name not in given]
+    given = ("update", "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")  # by the trainer
+    names = [name for name in inspect.signature(taker).parameters if name not in given]
     return ArgumentError(
         f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}.\n\n"
         f"Hint: the options of this schedule are: {', '.join(names) or 'none'}."

@@ -8,7 +8,7 @@ from pathlib import Path
 from hf_compat.hf.argument_values import ALONE, ROWS
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.optim.lr_schedulers import FACTORS
+from hf_compat.optim.lr_schedulers import FACTORS, OF_TRANSFORMERS
 from hf_compat.optim.optimizers import OPTIMIZERS
 
 NAMES = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
@@ -33,7 +33,7 @@ def of_name(name: str) -> str:
 
 def counts() -> dict[str, Counter[str]]:
     """Return the counts of names, optimizers and schedules."""
-    schedules = {*FACTORS, *MADE_APART}
+    schedules = {*FACTORS, *OF_TRANSFORMERS, *MADE_APART}
     return {
         "names": Counter(of_name(name) for name in NAMES),
         "optimizers": Counter(TRANSLATED if name in OPTIMIZERS else LATER for name in OptimizerNames),

@@ -1,12 +1,14 @@
 """Every schedule, with its options, against transformers' own: equal to the last bit."""
 
+import sys
+
 import pytest
 import torch
 import transformers
 from transformers.optimization import GreedyLR as UpstreamGreedyLR
 
 from hf_compat.errors import ArgumentError, MissingPackage
-from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
+from hf_compat.optim.lr_schedulers import OF_TRANSFORMERS, follows_metric, get_scheduler
 
 SCHEDULES = [
     ("linear", {}),
@@ -72,13 +74,20 @@ def test_greedy_is_transformers_class_and_without_it_that_is_said(monkeypatch):
         get_scheduler("greedy", optimizer())
 
 
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_without_transformers_what_to_install_is_named(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.optimization", None)
+    with pytest.raises(MissingPackage, match=rf"lr_scheduler_type='{name.value}'(.|\n)*hf-compat\[transformers\]"):
+        get_scheduler(name, optimizer(), 0, 20)
+
+
 @pytest.mark.parametrize(
     "name, counts, options, text",
     [
         ("linear", (None, 20), {}, "num_warmup_steps"),
         ("linear", (0, None), {}, "num_training_steps"),
-        ("cosine_with_min_lr", (0, 20), {}, "exactly one"),
-        ("polynomial", (0, 20), {"lr_end": 1.0}, "smaller than the initial"),
+        ("cosine_with_min_lr", (0, 20), {}, "One of min_lr or min_lr_rate"),
+        ("polynomial", (0, 20), {"lr_end": 1.0}, "smaller than initial lr"),
         ("warmup_stable_decay", (0, 20), {"num_decay_steps": 2, "decay_type": "step"}, "decay_type"),
         ("cosine", (0, 20), {"cycles": 2}, "cycles"),
         (
