@@ -43,7 +43,7 @@ MENDED = "mended"
 RELEASE_TESTS = (
     "tests/interop/test_beside_release.py", "tests/interop/test_attributes.py", "tests/hf/test_declared_old_names.py",
     "tests/hf/test_old_attributes.py", "tests/trainer_methods/test_former_methods.py",
-    "tests/interop/test_rank_comparisons.py",
+    "tests/migration/test_rank_comparisons.py",
 )  # fmt: skip
 
 

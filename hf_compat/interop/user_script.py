@@ -15,8 +15,6 @@ from types import CodeType, ModuleType, TracebackType
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.arguments_rules import generation_beside
-from hf_compat.interop.former_names import account_of
-from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
 from hf_compat.runtime.launch import read_launch
 
 _OF_ARGUMENTS = (".json", ".yaml", ".yml", ".toml", ".args", ".txt")
@@ -117,11 +115,15 @@ def _begin(folder: str, arguments: list[str]) -> None:
 def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
     file = str(main.__file__)
     if not (generation_beside() == "4" or read_launch().process_index > 0):
+        from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+
         for line, comparison in comparisons_in_file(file):
             warn_once(f"{file}:{line}: `{comparison}`: {PROBLEM}\n\nHint: {WAY_OUT}.")
     try:
         exec(read(), vars(main))
     except BaseException as error:
+        from hf_compat.tools.migration.gone_names import account_of
+
         if (account := account_of(error)) is not None:
             error.add_note(account)
         uncaught, show = error, sys.excepthook

@@ -62,8 +62,13 @@ TOOLS = (
     "ejection",
     "commands",
 )
-# What the core may ask of a tool, where the user asks for it by a method: never at the top of a file.
-ASKED_FOR = {("trainer.py", "hf_compat.tools.preflight.checking"), ("trainer.py", "hf_compat.tools.preflight.report")}
+# What the core may ask of a tool, where the user asks for it by a method or by `run`: never at the top of a file.
+ASKED_FOR = {
+    ("trainer.py", "hf_compat.tools.preflight.checking"),
+    ("trainer.py", "hf_compat.tools.preflight.report"),
+    ("interop/user_script.py", "hf_compat.tools.migration.gone_names"),
+    ("interop/user_script.py", "hf_compat.tools.migration.rank_comparisons"),
+}
 # Rooms that name no Lightning at all.
 SPEAK_NO_LIGHTNING = {"errors", "runtime", "hf", "interop", "data", "optim", "plan"}
 # Where transformers may be named at all: in functions, after it was found loaded.

@@ -23,7 +23,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import HfCompatWarning, OverrideError
 from hf_compat.hf.arguments_rules import followed
-from hf_compat.interop.former_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
+from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 
 THEIRS, ARGUMENTS = transformers.Trainer, transformers.TrainingArguments
 FIELDS = {field.name for field in dataclasses.fields(ARGUMENTS)}

@@ -11,8 +11,9 @@ import pytest
 import transformers
 
 import hf_compat
-from hf_compat.interop.former_names import account_of, is_restored
+from hf_compat.interop.former_names import is_restored
 from hf_compat.interop.user_script import run_script
+from hf_compat.tools.migration.gone_names import account_of
 
 IMPORTS = [
     ("transformers.utils", "send_example_telemetry"),

@@ -7,7 +7,8 @@ import importlib
 import transformers
 
 import hf_compat
-from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED
+from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED
+from hf_compat.tools.migration.gone_names import GONE
 from hf_compat.tools.migration.names import _ALSO_BOUND, MIRRORS, PUBLIC, TOP_LEVEL
 from hf_compat.tools.migration.things import _CLASSES
 

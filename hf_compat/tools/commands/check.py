@@ -129,7 +129,7 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 def _with_ranks(report: PreflightReport) -> PreflightReport:
     """Add notes on comparisons with local rank 0, which no process has here."""
     from hf_compat.hf.arguments_rules import generation_beside
-    from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+    from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
     from hf_compat.tools.preflight.report import Finding, Severity
 
     if generation_beside() == "4":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from hf_compat.interop.former_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.calls import local_class
 from hf_compat.tools.migration.elements import Edit, constant, edit_call
+from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.names import is_beside_older
 from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect

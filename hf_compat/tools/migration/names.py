@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hf_compat.interop import mirrors
-from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED, is_gone
+from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED
+from hf_compat.tools.migration.gone_names import GONE, is_gone
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.report import Target
 

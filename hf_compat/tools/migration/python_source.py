@@ -13,7 +13,6 @@ import libcst as cst
 from hf_compat.errors import MigrationError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 from hf_compat.tools.migration.attributes import rewrite_attributes
 from hf_compat.tools.migration.calls import local_class, rewrite_calls
 from hf_compat.tools.migration.former_members import rewrite_former_members
@@ -21,6 +20,7 @@ from hf_compat.tools.migration.imports import list_missing, rewrite_imports
 from hf_compat.tools.migration.names import PUBLIC, is_beside_older
 from hf_compat.tools.migration.old_arguments import today
 from hf_compat.tools.migration.overrides import OVERRIDABLE, rewrite_overrides
+from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, methods_of
 from hf_compat.tools.migration.things import Thing, Things, elements_of
