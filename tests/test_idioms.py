@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import toy
+import transformers
 from torch.utils.data import DataLoader
 
+import hf_compat
 from hf_compat import (
     EarlyStoppingCallback,
     IntervalStrategy,
@@ -291,3 +293,28 @@ def test_callbacks_as_class_instance_or_anything_with_events(make_args, how):
     callback = {"class": Own, "instance": Own(), "duck": Duck()}[how]
     Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(), callbacks=[callback]).train()
     assert seen == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_max_steps_of_0_ends_after_the_first_update(tmp_path, window):
+    """Scripts pass `--max_steps 0` to skip the training: a linear schedule leaves the weights alone."""
+
+    def trained(api):
+        torch.manual_seed(0)
+        args = api.TrainingArguments(
+            str(tmp_path / api.__name__),
+            max_steps=0,
+            gradient_accumulation_steps=window,
+            logging_steps=1,
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+        )
+        trainer = api.Trainer(model=toy.Classifier(), args=args, train_dataset=toy.rows(40))
+        before = toy.weights(trainer).clone()
+        trainer.train()
+        assert torch.equal(toy.weights(trainer), before)
+        return trainer.state.global_step, trainer.state.epoch, trainer.state.log_history[0]
+
+    assert trained(hf_compat) == trained(transformers)

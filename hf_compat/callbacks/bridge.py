@@ -195,7 +195,7 @@ class HFBridge(HFEvents):
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
         if run.start.is_finished or self._stops_at_start:
             trainer.should_stop = True
-        elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed at the last update of its epoch
+        elif hf_trainer.state.global_step >= max(hf_trainer.state.max_steps, 1):  # resumed at its epoch's last update
             hf_trainer.control.should_training_stop = True
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:

@@ -211,7 +211,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     num_train_epochs: float = _arg(3.0, "Epochs to train. The decimal part is that share of a last epoch.", Row(
         "max_epochs, rounded up (the flow callback stops within the last one)", "taken", subject="run",
         allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native=""))
-    max_steps: int = _arg(-1, "Updates to train. Above 0 it replaces `num_train_epochs`.", Row(
+    max_steps: int = _arg(-1, "Updates to train. -1 counts epochs, and 0 ends after the first update.", Row(
         "updates at which the flow callback stops", "taken", subject="run", allowed=values.STEPS,
         way_out="give the number of updates, or -1 to count epochs (`num_train_epochs`).", native=""))
 

@@ -183,11 +183,12 @@ def make_run_counts(
         )
     else:
         updates_per_epoch = math.ceil(micro_batches / window)
-        if max_steps > 0:  # it counts before the epochs
-            epochs, updates, samples = math.ceil(max_steps / updates_per_epoch), max_steps, float(samples)
+        # `max_steps` replaces the epochs. With `max_steps=0` the first update is the last, as upstream.
+        updates = max_steps if max_steps >= 0 else math.ceil(args.num_train_epochs * updates_per_epoch)
+        if max_steps > 0:
+            epochs, samples = math.ceil(max_steps / updates_per_epoch), float(samples)
         else:
-            epochs, updates = math.ceil(args.num_train_epochs), math.ceil(args.num_train_epochs * updates_per_epoch)
-            samples = (num_examples or 0) * args.num_train_epochs
+            epochs, samples = math.ceil(args.num_train_epochs), (num_examples or 0) * args.num_train_epochs
     return RunCounts(
         num_train_epochs=epochs,
         updates_per_epoch=updates_per_epoch,

@@ -44,7 +44,8 @@ def as_dict(counts: RunCounts) -> dict:
 
 
 @pytest.mark.parametrize(
-    "end", [{}, {"num_train_epochs": 1.5}, {"num_train_epochs": 0.1}, {"max_steps": 1}, {"max_steps": 7}]
+    "end",
+    [{}, {"num_train_epochs": 1.5}, {"num_train_epochs": 0.1}, {"max_steps": 0}, {"max_steps": 1}, {"max_steps": 7}],
 )
 def test_data_with_a_length(theirs, end):
     for samples, size, window in itertools.product((1, 7, 8, 30), (1, 4), (1, 3, 50)):
