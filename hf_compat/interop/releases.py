@@ -11,10 +11,8 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Collection, Iterable
 from types import ModuleType, SimpleNamespace
-from typing import Protocol
 
 from torch import nn
 
@@ -23,18 +21,11 @@ from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import PROFILES, Guest
 from hf_compat.interop.mirrors import kin_of
-from hf_compat.runtime.inspection import accepts_keyword
 from hf_compat.runtime.text import need
 
 # The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"
 NEWEST = "5.23"
-
-
-class HasValidate(Protocol):
-    """A generation config of any release."""
-
-    def validate(self, strict: bool = False) -> None: ...
 
 
 def guest_of(theirs: type) -> Guest:
@@ -98,12 +89,17 @@ def align_tokens(model: nn.Module, processing_class: object) -> None:
     if theirs is not None:
         theirs(model, processing_class)
         return
-    # transformers' own Trainer, even if ours replaces it
-    trainer: type = importlib.import_module("transformers.trainer").Trainer
-    kin = (kin_of(kind) for kind in trainer.__mro__)
-    method = getattr(next((kind for kind in kin if kind is not None), trainer), "_align_special_tokens", None)
+    method = getattr(trainer_of_transformers("Trainer"), "_align_special_tokens", None)
     if method is not None:
         method(SimpleNamespace(model=model, processing_class=processing_class))
+
+
+def trainer_of_transformers(name: str) -> type:
+    """Transformers' own `Trainer` or `Seq2SeqTrainer`, even if ours replaces it."""
+    module = {"Trainer": "trainer", "Seq2SeqTrainer": "trainer_seq2seq"}[name]
+    found: type = getattr(importlib.import_module(f"transformers.{module}"), name)
+    kin = (kin_of(kind) for kind in found.__mro__)
+    return next((kind for kind in kin if kind is not None and kind.__name__ == name), found)
 
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
@@ -141,15 +137,3 @@ def of_transformers(module: str, name: str, for_what: str) -> type:
     need_names(dir(theirs), (name,), for_what)
     found: type = getattr(theirs, name)
     return found
-
-
-def validate_strictly(config: HasValidate) -> None:
-    """Check a generation config as strictly as saving does."""
-    if accepts_keyword(config.validate, "strict"):
-        config.validate(strict=True)
-        return
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        config.validate()
-    if said:
-        raise ValueError("; ".join(str(one.message) for one in said))

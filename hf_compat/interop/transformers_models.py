@@ -6,14 +6,11 @@ are here, too.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -22,7 +19,7 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.interop.releases import align_tokens, check_quantization, validate_strictly
+from hf_compat.interop.releases import align_tokens, check_quantization, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, need, shown
 
@@ -265,37 +262,17 @@ def make_generation_config(source: object) -> GenerationConfig:
         source: A config, which is copied, its options as a dict, a JSON file, a folder, or a model's name.
     """
     need("transformers", "'hf-compat[transformers]'", "`generation_config`")
-    config = _read(source)
-    try:
-        validate_strictly(config)
-    except ValueError as error:
-        raise ArgumentError(
-            f"`generation_config`: {error}\n\n"
-            "Fix these issues to train your model. A model with such options cannot be saved."
-        ) from error
-    return config
-
-
-def _read(source: object) -> GenerationConfig:
     from transformers import GenerationConfig as Theirs
 
-    if isinstance(source, Theirs):
-        return copy.deepcopy(source)
-    if isinstance(source, Mapping):
-        return Theirs(**source)
-    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    if path is None:
-        raise ArgumentError(
-            f"`{shown('generation_config', source)}` is not a GenerationConfig.\n\nHint: pass one, or a name or path."
-        )
-    folder, file = (path.parent, path.name) if path.is_file() else (path if path.is_dir() else source, None)
+    load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
     try:
-        return Theirs.from_pretrained(folder, file)
-    except (OSError, ValueError) as error:
+        config: GenerationConfig = load(Theirs(**source) if isinstance(source, Mapping) else source)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"`{shown('generation_config', source)}` cannot be read: {error}\n\n"
-            "Hint: give a folder with generation_config.json, a JSON file, or the name of a model."
+            f"`{shown('generation_config', source)}` cannot be used: {error}\n\nHint: give a GenerationConfig, its "
+            "options, a JSON file of it, or a folder or the name of a model that has one."
         ) from error
+    return config
 
 
 def length_of_generations(config: GenerationConfig) -> tuple[int, int | None]:

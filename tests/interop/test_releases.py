@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 import types
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import torch
 import toy
 import transformers
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import InertArgumentWarning
 from hf_compat.interop import releases
@@ -84,19 +84,17 @@ def test_only_models_that_say_so_get_the_items_of_an_update_under_4_46(monkeypat
     assert not accepts(other) and accepts(counting)
 
 
-def test_a_warning_of_an_older_release_refuses_a_generation_config():
-    class OfAnOlderRelease:
-        num_beams = 1
-
-        def validate(self, is_init=False):
-            if self.num_beams == 0:
-                warnings.warn("`num_beams` is 0", UserWarning, stacklevel=1)
-
-    config = OfAnOlderRelease()
-    releases.validate_strictly(config)
-    config.num_beams = 0
-    with pytest.raises(ValueError, match="num_beams"):
-        releases.validate_strictly(config)
+@pytest.mark.filterwarnings("ignore")  # classes of other tests in this process are made from the originals
+@pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
+def test_transformers_own_trainers_are_found_behind_ours(name):
+    theirs = releases.trainer_of_transformers(name)
+    assert theirs is getattr(transformers, name)
+    hf_compat.patch()
+    try:
+        assert getattr(transformers, name) is getattr(hf_compat, name)
+        assert releases.trainer_of_transformers(name) is theirs
+    finally:
+        hf_compat.unpatch()
 
 
 @dataclass

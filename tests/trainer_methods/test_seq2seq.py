@@ -166,7 +166,7 @@ def test_generation_configs_of_all_kinds(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere/to/be/found", "cannot be read"),
+        ("nowhere/to/be/found", "cannot be used"),
         ({"num_beams": 1, "temperature": 0.5}, "Fix these issues to train your model"),
     ],
 )
