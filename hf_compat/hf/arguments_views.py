@@ -240,7 +240,15 @@ class ArgumentViews:
         return {name: value if type(value) in plain_types else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        lines = "".join(f"{name}={value!r},\n" for name, value in sorted(self.to_dict().items()))
+        # As upstream prints it: enums by their member, text without quotes, and no secret
+        lines = ""
+        for name, plain in sorted(self.to_dict().items()):
+            value = getattr(self, name)
+            if isinstance(value, AcceleratorConfig):
+                plain = value.to_dict()
+            elif isinstance(value, Enum) or (isinstance(value, list) and isinstance(next(iter(value), None), Enum)):
+                plain = value
+            lines += f"{name}={plain},\n"
         return f"{type(self).__name__}(\n{lines})"
 
     __repr__ = __str__

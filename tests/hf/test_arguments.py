@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import transformers
+import transformers.debug_utils
+import transformers.training_args
 from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.hf import arguments
+from hf_compat.hf import arguments, enums
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, AcceleratorConfig, Row
 from hf_compat.hf.legacy import OLD_NAMES
 
@@ -270,3 +272,36 @@ def test_only_the_options_of_accelerate_leave_out_how_they_were_set_up():
     args = TrainingArguments("out", use_cpu=True, gradient_checkpointing_kwargs=mine)
     assert args.to_dict()["gradient_checkpointing_kwargs"] == mine
     assert "use_configured_state" not in args.to_dict()["accelerator_config"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (transformers.trainer_utils, "IntervalStrategy"),
+        (transformers.trainer_utils, "SaveStrategy"),
+        (transformers.trainer_utils, "HubStrategy"),
+        (transformers.trainer_utils, "SchedulerType"),
+        (transformers.training_args, "ParallelMode"),
+        (transformers.training_args, "OptimizerNames"),
+        (transformers.debug_utils, "DebugOption"),
+    ],
+)
+def test_enums_have_upstreams_members_in_its_order(module, name):
+    """The choices of a command line are listed in this order."""
+    mine, theirs = ([(one.name, one.value) for one in getattr(place, name)] for place in (enums, module))
+    assert mine == theirs
+
+
+def test_arguments_are_printed_as_upstream_prints_them():
+    values = {
+        "use_cpu": True,
+        "hub_token": "secret",
+        "debug": "underflow_overflow",
+        "eval_strategy": "epoch",
+        "report_to": ["tensorboard"],
+        "accelerator_config": {"split_batches": True},
+        "lr_scheduler_kwargs": {"num_cycles": 2},
+    }
+    for given in ({"use_cpu": True}, values):
+        mine, theirs = TrainingArguments("out", **given), transformers.TrainingArguments("out", **given)
+        assert str(mine) == repr(mine) == str(theirs)
