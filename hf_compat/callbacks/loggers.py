@@ -41,14 +41,9 @@ def refuse_other_distribution(candidate: object) -> None:
         )
 
 
-# Trackers implemented here with HF's keys. The others use transformers' integrations, or Lightning's loggers.
+# Trackers implemented here with HF's keys. The others use transformers' integrations.
 _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
 _MLFLOW = ("mlflow", "dagshub")
-_LIGHTNING = {
-    "mlflow": ("MLFlowLogger", "run_name"),
-    "comet_ml": ("CometLogger", "name"),
-    "neptune": ("NeptuneLogger", "name"),
-}
 
 
 def reporting_callbacks(args: Args) -> list[Callback]:
@@ -58,10 +53,10 @@ def reporting_callbacks(args: Args) -> list[Callback]:
         MissingPackage: A tracker's package is not installed.
         ArgumentError: An entry is not a tracker.
     """
-    return [_reporting_callback(wanted, args.run_name) for wanted in args.report_to or []]
+    return list(map(_reporting_callback, args.report_to or []))
 
 
-def _reporting_callback(wanted: str | Logger, name: str | None) -> Callback:
+def _reporting_callback(wanted: str | Logger) -> Callback:
     refuse_other_distribution(wanted)
     if isinstance(wanted, Logger):
         return LoggerCallback(wanted)
@@ -73,18 +68,12 @@ def _reporting_callback(wanted: str | Logger, name: str | None) -> Callback:
     if wanted in _OWN:
         return known_to_transformers(_OWN[wanted])()
     theirs = reporting_callback(wanted)
-    if theirs is not None:
-        return continuing(theirs)() if wanted in _MLFLOW else theirs()
-    # without transformers, Lightning's own logger
-    if wanted not in _LIGHTNING:
+    if theirs is None:
         raise MissingPackage(
             f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
             "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
         )
-    from lightning.pytorch import loggers
-
-    kind, keyword = _LIGHTNING[wanted]
-    return LoggerCallback(getattr(loggers, kind)(**{keyword: name}))
+    return continuing(theirs)() if wanted in _MLFLOW else theirs()
 
 
 class LoggerCallback(TrainerCallback):

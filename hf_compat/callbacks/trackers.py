@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-import torch
 from torch import nn
 
 from hf_compat.checkpoint.files import first_line, read_json
@@ -146,9 +145,6 @@ class TensorBoardCallback(TrainerCallback):
 
     Args:
         tb_writer: The `SummaryWriter` to use. By default one is made.
-        histograms: Updates between histograms of weights and gradients. None writes none.
-        images: Makes named images ([C, H, W] tensors) from the model and the last micro-batch's inputs and outputs.
-        image_steps: Updates between images.
 
     Mirrors:
         `transformers.integrations.TensorBoardCallback`, 5.23, with the same tags, values and steps. Files go to the old
@@ -158,19 +154,10 @@ class TensorBoardCallback(TrainerCallback):
         A resumed training continues in the folder of its run. Points after the checkpoint are replaced.
     """
 
-    def __init__(
-        self,
-        tb_writer: SummaryWriter | None = None,
-        histograms: int | None = None,
-        images: Callable[[nn.Module, Kwarg, Kwarg], Mapping[str, torch.Tensor]] | None = None,
-        image_steps: int = 100,
-    ) -> None:
+    def __init__(self, tb_writer: SummaryWriter | None = None) -> None:
         if tb_writer is None:
             need("tensorboard", "'hf-compat[tensorboard]'", "`report_to='tensorboard'`")
         self.tb_writer = tb_writer
-        self.histograms = histograms
-        self.images = images
-        self.image_steps = image_steps
         self.logging_dir: str | None = None
         self._is_training = False
         self._is_own = tb_writer is None
@@ -204,30 +191,6 @@ class TensorBoardCallback(TrainerCallback):
         config: Any = getattr(kwargs.get("model"), "config", None)
         if hasattr(config, "to_json_string"):
             writer.add_text("model_config", config.to_json_string())
-
-    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
-        update = state.global_step + 1
-        if self.histograms is None or update % self.histograms or not state.is_world_process_zero:
-            return
-        writer = self.experiment(args, state)
-        for name, parameter in kwargs["model"].named_parameters():
-            writer.add_histogram(f"weights/{name}", parameter.detach().float().cpu(), update)
-            if parameter.grad is not None:
-                writer.add_histogram(f"gradients/{name}", parameter.grad.float().cpu(), update)
-
-    def on_step_end(
-        self,
-        args: Args,
-        state: TrainerState,
-        control: TrainerControl,
-        inputs: Kwarg = None,
-        outputs: Kwarg = None,
-        **kwargs: Kwarg,
-    ) -> None:
-        if self.images is None or state.global_step % self.image_steps or not state.is_world_process_zero:
-            return
-        for name, image in self.images(kwargs["model"], inputs, outputs).items():
-            self.experiment(args, state).add_image(name, image, state.global_step)
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not state.is_world_process_zero:

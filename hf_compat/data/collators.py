@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hf_compat.data.types import Batch, Collator, DataSource, Sample
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.runtime.console import log_ignored_columns
+from hf_compat.runtime.text import need
 
 _LONGEST = 80
 
@@ -187,7 +188,7 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
 
     Args:
         features: Mappings, or objects with attributes.
-        return_tensors: `pt` for torch tensors, `np` for NumPy arrays.
+        return_tensors: `pt` for torch tensors, `np` for NumPy arrays, which transformers makes.
 
     Raises:
         ValueError: `return_tensors` has another value.
@@ -198,7 +199,10 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
-    join, join_labels = (_join, _join_labels) if return_tensors == "pt" else (_join_arrays, _join_label_arrays)
+    if return_tensors == "np":
+        theirs = need("transformers.data.data_collator", "'hf-compat[transformers]'", "`return_tensors='np'`")
+        arrays: dict[str, Any] = theirs.default_data_collator(list(features), "np")
+        return arrays
     batch: dict[str, Batch] = {}
     try:
         rows = features
@@ -207,11 +211,11 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         first = rows[0]
         for label_key in ("label", "label_ids"):
             if first.get(label_key) is not None:
-                batch["labels"] = join_labels(label_key, [row[label_key] for row in rows])
+                batch["labels"] = _join_labels(label_key, [row[label_key] for row in rows])
                 break
         for key, value in first.items():
             if key not in ("label", "label_ids") and value is not None and not isinstance(value, str):
-                batch[key] = join(list(map(itemgetter(key), rows)))
+                batch[key] = _join(list(map(itemgetter(key), rows)))
     except Exception as error:
         raise_for_bad_samples(features, error)
         raise
@@ -228,24 +232,12 @@ def _join(values: list[Sample]) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def _join_arrays(values: list[Sample]) -> np.ndarray:
-    return np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values)
-
-
 def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:
     first = values[0]
     if isinstance(first, torch.Tensor) and first.ndim > 0:
         return torch.stack(values)
     sample = first.item() if isinstance(first, torch.Tensor) else first
     return torch.tensor(values, dtype=torch.long if _is_whole(key, sample) else torch.float)
-
-
-def _join_label_arrays(key: str, values: list[Sample]) -> np.ndarray:
-    first = values[0]
-    if isinstance(first, np.ndarray) and (key == "label_ids" or first.ndim > 0):
-        return np.stack(values)
-    sample = first.item() if isinstance(first, np.ndarray) else first
-    return np.array(values, dtype=np.int64 if _is_whole(key, sample) else np.float32)
 
 
 def _is_whole(key: str, label: Sample) -> bool:

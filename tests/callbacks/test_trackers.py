@@ -212,20 +212,18 @@ def make(make_args, tmp_path, callbacks=(), **values):
     return Trainer(Classifier(), args, train_dataset=rows(12), eval_dataset=rows(4), callbacks=list(callbacks))
 
 
-def test_histograms_and_images_on_request(make_args, tmp_path):
+def test_a_subclass_writes_histograms_as_the_page_shows(make_args, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def picture(model, inputs, outputs):
-        assert outputs["logits"].shape == (4, 3)
-        return {"first_layer": model.inner.weight.detach().unsqueeze(0).sigmoid()}
+    class Histograms(hf_compat.TensorBoardCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            for name, parameter in kwargs["model"].named_parameters():
+                self.experiment(args, state).add_histogram(name, parameter.grad, state.global_step + 1)
 
-    board = hf_compat.TensorBoardCallback(histograms=2, images=picture, image_steps=3)
-    make(make_args, tmp_path, [board], report_to="tensorboard").train()
-    reader = EventAccumulator(str(logdir(tmp_path)), size_guidance={"images": 0, "histograms": 0})
+    make(make_args, tmp_path, [Histograms()]).train()
+    reader = EventAccumulator(str(logdir(tmp_path)), size_guidance={"histograms": 0})
     reader.Reload()
-    assert {"weights/inner.weight", "gradients/inner.weight"} <= set(reader.Tags()["histograms"])
-    assert [event.step for event in reader.Histograms("gradients/outer.bias")] == [2]
-    assert [event.step for event in reader.Images("first_layer")] == [3]
+    assert [event.step for event in reader.Histograms("outer.bias")] == [1, 2, 3]
 
 
 def test_any_lightning_logger_may_be_passed(make_args, tmp_path):
@@ -320,3 +318,11 @@ def test_a_tracker_tells_whether_it_reads_checkpoints(monkeypatch):
     assert not trackers_module.WandbCallback().reads_checkpoints and Copies().reads_checkpoints
     monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
     assert trackers_module.WandbCallback().reads_checkpoints
+
+
+@pytest.mark.parametrize("name", ["mlflow", "comet_ml", "neptune"])
+def test_a_tracker_of_transformers_says_that_it_needs_transformers(make_args, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("hf_compat.callbacks.loggers.is_installed", lambda module: True)
+    monkeypatch.setattr("hf_compat.callbacks.loggers.reporting_callback", lambda wanted: None)
+    with pytest.raises(MissingPackage, match=rf"report_to='{name}'(.|\n)*hf-compat\[transformers\]"):
+        make(make_args, tmp_path, report_to=name)

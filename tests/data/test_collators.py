@@ -1,6 +1,7 @@
 """Collation against transformers' own."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import transformers
 from compare import same
 
 from hf_compat.data.collators import RemoveColumnsCollator, default_data_collator
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, MissingPackage
 
 
 @dataclasses.dataclass
@@ -74,3 +75,9 @@ def test_columns_that_the_model_does_not_take_are_dropped():
     assert collate([{"x": 1, "y": 2}, (3,)]) == [{"x": 1}, (3,)]
     with pytest.raises(DataError, match=r"Training data set match what `Model.forward` takes \(x\).*\[y\]"):
         collate([{"y": 2}])
+
+
+def test_arrays_without_transformers_name_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.data.data_collator", None)
+    with pytest.raises(MissingPackage, match=r"return_tensors='np'(.|\n)*hf-compat\[transformers\]"):
+        default_data_collator([{"label": 1}], return_tensors="np")
