@@ -194,7 +194,7 @@ def of_accelerate(members: ProcessMembers, name: str) -> Callable[..., object]:
     Raises:
         MissingPackage: Accelerate is not installed.
     """
-    package = need("accelerate", "accelerate", f"`accelerator.{name}`")
+    package = need("accelerate", "accelerate", f"`{name}`")
     if not has_state():
         share_processes(members._args, members.distributed_type)
     method: Callable[..., object] = inspect.getattr_static(package.Accelerator, name).__get__(members)
@@ -202,17 +202,7 @@ def of_accelerate(members: ProcessMembers, name: str) -> Callable[..., object]:
 
 
 class OfAccelerate:
-    """A method of Accelerate's own `Accelerator`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, members: ProcessMembers | None, owner: type) -> object:
-        return self if members is None else of_accelerate(members, self._name)
-
-
-class _OfState:
-    """A method of Accelerate's own `PartialState`, which has the arguments' values by then."""
+    """A method of Accelerate's own `Accelerator`. It may need the process group."""
 
     def __init__(self, needs_group: bool = False) -> None:
         self._needs_group = needs_group
@@ -220,15 +210,13 @@ class _OfState:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, members: ProcessMembers | None, owner: type) -> Any:  # a method
+    def __get__(self, members: ProcessMembers | None, owner: type) -> object:
         if members is None:
             return self
-        state = need("accelerate.state", "accelerate", f"`{self._name}`")
-        if not has_state():
-            share_processes(members._args, members.distributed_type)
+        method = of_accelerate(members, self._name)
         if self._needs_group:
             start_processes(members._args)
-        return getattr(state.PartialState(), self._name)
+        return method
 
 
 class ProcessMembers:
@@ -241,12 +229,12 @@ class ProcessMembers:
     _args: ProcessArguments
     distributed_type: Any  # a text, or a member of Accelerate's enum
 
-    on_main_process = _OfState()
-    on_local_main_process = _OfState()
-    on_last_process = _OfState()
-    on_process = _OfState()
-    on_local_process = _OfState()
-    split_between_processes = _OfState(needs_group=True)
+    on_main_process = OfAccelerate()
+    on_local_main_process = OfAccelerate()
+    on_last_process = OfAccelerate()
+    on_process = OfAccelerate()
+    on_local_process = OfAccelerate()
+    split_between_processes = OfAccelerate(needs_group=True)
 
     device: torch.device = delegated("_args.device")
     num_processes: int = delegated("_args.world_size")
