@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
@@ -16,21 +15,6 @@ from hf_compat.hf.search import hp_params
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
-
-
-def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
-    """Make an HTML table of rows, with one column for each name in order of first use."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-
-    def text_of(value: object) -> str:
-        return format(value, numbers) if isinstance(value, float) else str(value)
-
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(text_of(row.get(name, '')))}</td>" for name in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 # The state of a callback or of the control, as a dict in JSON types, or a list of such dicts.
@@ -200,14 +184,6 @@ class TrainerState:
         control = self.stateful_callbacks.get("TrainerControl", {})
         exported = control[0] if isinstance(control, list) else control
         return bool(exported.get("args", {}).get("should_epoch_stop", False))
-
-    def _repr_html_(self) -> str:
-        """Show the progress of the run and its logs in a notebook."""
-        hidden, default = ("log_history", "stateful_callbacks", "global_step", "epoch"), TrainerState()
-        names = [field.name for field in dataclasses.fields(self) if field.name not in hidden]
-        changed = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
-        rows = [{"global_step": self.global_step, "epoch": self.epoch, **changed}]
-        return "".join(table_of(each, numbers=".6g") for each in (rows, self.log_history) if each)
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Copy the three intervals from the arguments. Shares below 1 become updates, rounded up."""

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import hf_compat
-from hf_compat.hf.state import table_of
-from hf_compat.runtime.console import in_notebook
 from hf_compat.tools.preflight.report import PreflightReport
 
 pytestmark = pytest.mark.real_python
@@ -75,18 +73,6 @@ def test_the_table_is_upstreams(tmp_path, values):
     ours, last = tables[-1], theirs[-1][theirs[-1].index("<table") :]
     assert [cells(ours, "th"), cells(ours, "td")] == [cells(last, "th"), cells(last, "td")]
     assert len(cells(ours, "td")) >= 4
-
-
-def test_names_are_text_and_this_is_no_notebook():
-    assert table_of([{"<b>": "<script>"}, {"n": 0.5}]).count("<script>") == 0 and not in_notebook()
-    assert cells(table_of([{"a": 1}, {"b": 0.25}]), "td") == ["1", "", "", "0.250000"]
-
-
-def test_a_state_shows_where_the_run_stands_and_its_logs():
-    state = hf_compat.TrainerState(global_step=3, epoch=0.5, log_history=[{"loss": 0.25, "step": 3}])
-    shown = state._repr_html_()
-    assert cells(shown, "th")[:2] == ["global_step", "epoch"] and cells(shown, "td")[-2:] == ["0.25", "3"]
-    assert cells(hf_compat.TrainerState()._repr_html_(), "td") == ["0", "0"]
 
 
 def test_what_is_printed_is_shown_so_as_the_last_line_of_a_cell():
