@@ -179,7 +179,7 @@ FORMER_METHODS = {
     "_log": "override `log`",
     "get_optimizers": "override `create_optimizer_and_scheduler`",
     "prediction_loop": "override `evaluation_loop`",
-    "_gather_and_numpify": "override `evaluation_loop`, or use `preprocess_logits_for_metrics`",
+    "_gather_and_numpify": "override `evaluation_loop`, or call `accelerator.gather_for_metrics`",
     "_align_special_tokens": "set the model's tokens before it is given to the Trainer",
     "_activate_neftune": "leave `neftune_noise_alpha` out, and put a hook on the embeddings in `on_train_begin`",
     "_deactivate_neftune": "leave `neftune_noise_alpha` out, and take the hook off in `on_train_end`",
@@ -196,4 +196,5 @@ ABSENT = {
     "_deepspeed_sp_compute_loss": _ONE_MODEL_A_DEVICE + "; call `compute_loss`",
     "_is_attention_mask_causal": _ONE_MODEL_A_DEVICE + ", so that no mask has to be looked at",
     "_save_tpu": "call `save_model`, or override `_save`",
+    "num_tokens": "count the tokens of `get_train_dataloader()`",
 }

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 
-import torch
-
 from hf_compat.callbacks.callback_set import SavedCallbackStates
-from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
+from hf_compat.interop.releases import trainer_of_transformers
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.runtime.console import brief, log_line
 from hf_compat.search.trials import (
@@ -153,10 +150,4 @@ class SearchMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer._tune_save_checkpoint`, 5.23.
         """
-        folder = names.checkpoint_path(checkpoint_dir, self.state.global_step)
-        self.save_model(folder, _internal_call=True)
-        if self.args.should_save:
-            self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
-            torch.save(self.optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, names.SCHEDULER_NAME))
+        trainer_of_transformers("Trainer")._tune_save_checkpoint(self, checkpoint_dir)  # type: ignore[attr-defined]  # it is theirs

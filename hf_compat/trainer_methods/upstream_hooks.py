@@ -12,13 +12,11 @@ from typing import TypeAlias
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.data.tree import nested_numpify
 from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once, warn_user
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
-from hf_compat.interop.releases import align_tokens
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, is_installed
@@ -164,32 +162,6 @@ class UpstreamHooks(TrainerBase):
             `transformers.Trainer._nested_gather`, 4.57, which overrides with copied parts of that release's loop call.
         """
         return self.accelerator.gather(tensors) if tensors is not None else None
-
-    def _gather_and_numpify(self, tensors: Nested, name: str | None = None) -> Nested:
-        """Concatenate nested tensors of all ranks, as NumPy arrays.
-
-        Mirrors:
-            `transformers.Trainer._gather_and_numpify`, 4.57.
-        """
-        return nested_numpify(self._nested_gather(tensors, name)) if tensors is not None else None
-
-    def _align_special_tokens(self) -> None:
-        """Copy the tokenizer's special tokens into the model's configurations, as the constructor does.
-
-        Mirrors:
-            `transformers.Trainer._align_special_tokens`, 5.0.
-        """
-        align_tokens(self.model, self.processing_class)
-
-    @staticmethod
-    def num_tokens(train_dl: Loader, max_steps: int | None = None) -> int:
-        """Count the tokens in a loader's batches, or `max_steps` times those of its first one.
-
-        Mirrors:
-            `transformers.Trainer.num_tokens`, 5.0.
-        """
-        counts = (batch["input_ids"].numel() for batch in train_dl)
-        return int(sum(counts) if max_steps is None else next(counts, 0) * max_steps)
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
         """Whether gradients lie on several meshes, for a `_clip_grad_norm` copied from 5.23. They never do."""

@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from hf_compat import Trainer, TrainingArguments, set_seed
-from hf_compat.errors import HfCompatWarning
+from hf_compat.errors import AbsentName, HfCompatWarning
 from hf_compat.trainer_methods.upstream_hooks import FORMER_METHODS
 
 
@@ -130,3 +130,16 @@ def test_a_training_step_copied_from_4_46_trains_the_same_numbers(tmp_path):
         history = train(tmp_path / kind.__name__, kind, logging_steps=1).state.log_history
         losses.append([log["loss"] for log in history if "loss" in log])
     assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("num_tokens", "count the tokens"),
+        ("_gather_and_numpify", "gather_for_metrics"),
+        ("_align_special_tokens", "set the model's tokens before"),
+    ],
+)
+def test_a_helper_of_4_x_names_what_to_use_instead(make_args, name, way_out):
+    with pytest.raises(AbsentName, match=f"(?s)Trainer has no `{name}` here.*{way_out}"):
+        getattr(Trainer(toy.Classifier(), make_args()), name)

@@ -63,8 +63,8 @@ GONE_IN_5_OF_TRAINERS = {
     "num_tokens": "count the tokens of `get_train_dataloader()`",
     "propagate_args_to_deepspeed": "`transformers.integrations.deepspeed.propagate_args_to_deepspeed`",
 }
-# Methods of older releases that this package's trainers still have.
-_ANSWERED = ("_gather_and_numpify", "prediction_loop")
+# A method of older releases that this package's trainers still have.
+_ANSWERED = ("prediction_loop",)
 _OF_TRAINERS = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *ABSENT, *FORMER_METHODS}
 # Nodes in which a comparison needs no parentheses.
 _NEEDS_NO_PARENTHESES = (
