@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
 import subprocess
 import sys
 
@@ -33,6 +35,37 @@ def test_every_name_of_upstream_is_there(name):
     assert len(public) > 5 and all(getattr(ours, one) is not None for one in public if getattr(theirs, one) is not None)
     classes = [value for one in dir(ours) if isinstance(value := getattr(ours, one), type)]
     assert all(value.__module__.startswith("hf_compat.") for value in classes)
+
+
+@pytest.mark.parametrize("name", [one for one in MODULES if not one.endswith("seq2seq") and one != "data"])
+def test_helpers_take_upstreams_arguments_by_its_names(name):
+    ours, theirs = (importlib.import_module(f"{package}.{name}") for package in ("hf_compat", "transformers"))
+    differ = {}
+    for one, value in vars(theirs).items():
+        mine = getattr(ours, one, None)
+        if one.startswith("_") or not callable(value) or getattr(value, "__module__", "") != theirs.__name__:
+            continue
+        wanted = [
+            parameter.name
+            for parameter in inspect.signature(value).parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if list(inspect.signature(mine).parameters)[: len(wanted)] != wanted:
+            differ[one] = wanted
+    assert differ == {}
+
+
+def test_a_subclass_wraps_its_collator_as_upstreams_trainer_does(caplog):
+    from hf_compat.trainer_utils import RemoveColumnsCollator
+
+    caplog.set_level(logging.INFO)
+    for logger, lines in ((logging.getLogger("of_a_script"), 1), (None, 0)):
+        caplog.clear()
+        collate = RemoveColumnsCollator(
+            data_collator=list, signature_columns=["x"], logger=logger, model_name="Model", description="training"
+        )
+        assert collate([{"x": 1, "y": 2}, {"x": 3, "y": 4}]) == [{"x": 1}, {"x": 3}]
+        assert [record.name for record in caplog.records] == ["of_a_script"] * lines
 
 
 @pytest.mark.parametrize("name", MODULES)

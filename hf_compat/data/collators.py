@@ -287,6 +287,7 @@ class RemoveColumnsCollator:
     Args:
         data_collator: The collator to call.
         signature_columns: Keys to keep.
+        logger: Where a line lists dropped keys. None logs nothing.
         model_name: The model's name in the log line that lists dropped keys.
         description: The data set's name in that line.
 
@@ -298,11 +299,13 @@ class RemoveColumnsCollator:
         self,
         data_collator: Collator,
         signature_columns: Sequence[str],
+        logger: logging.Logger | None = logger,
         model_name: str | None = None,
         description: str | None = None,
     ) -> None:
         self.data_collator = data_collator
         self.signature_columns = list(signature_columns)
+        self.logger = logger
         self.model_name = model_name
         self.description = description
         self.message_logged = False
@@ -323,8 +326,8 @@ class RemoveColumnsCollator:
         if not isinstance(feature, dict):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
-        if len(kept) < len(feature) and not self.message_logged:
-            log_ignored_columns(set(feature) - set(kept), self.description, self.model_name, logger)
+        if self.logger is not None and len(kept) < len(feature) and not self.message_logged:
+            log_ignored_columns(set(feature) - set(kept), self.description, self.model_name, self.logger)
             self.message_logged = True
         if feature and not kept:
             raise_no_columns(list(feature), self.signature_columns, self.description, self.model_name)

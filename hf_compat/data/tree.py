@@ -17,27 +17,27 @@ PADDING_INDEX = -100
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def nested_detach(data: Nested) -> Nested:
+def nested_detach(tensors: Nested) -> Nested:
     """Detach nested tensors. Mirrors `transformers.trainer_pt_utils.nested_detach`, 5.23."""
-    if type(data) is torch.Tensor:  # the usual case, for every batch
-        return data.detach()
-    return map_nested(methodcaller("detach"), data)
+    if type(tensors) is torch.Tensor:  # the usual case, for every batch
+        return tensors.detach()
+    return map_nested(methodcaller("detach"), tensors)
 
 
-def nested_numpify(data: Nested) -> Nested:
+def nested_numpify(tensors: Nested) -> Nested:
     """Convert nested tensors to arrays on the CPU. bfloat16, which NumPy lacks, becomes float32.
 
     Mirrors:
         `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
-    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
-    hosts = iter(to_host(tensors))  # with a single wait for a device
+    # `to_host` waits once for a device
+    hosts = iter(to_host([leaf for leaf in leaves(tensors) if isinstance(leaf, torch.Tensor)]))
 
     def as_array(_: torch.Tensor) -> Array:
         tensor = next(hosts)
         return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
-    return map_nested(as_array, data)
+    return map_nested(as_array, tensors)
 
 
 def move_to_device(data: Nested, device: torch.device | None, non_blocking: bool = False) -> Nested:
@@ -65,17 +65,17 @@ def slice_nested(data: Nested, start: int, stop: int) -> Nested:
     return map_nested(lambda tensor: tensor[start:stop] if tensor.ndim else tensor, data)
 
 
-def find_batch_size(batch: Nested) -> int | None:
+def find_batch_size(tensors: Nested) -> int | None:
     """Return the first dimension of the first tensor or array in a nested batch, or None without any.
 
     Mirrors:
         `transformers.trainer_pt_utils.find_batch_size`, 5.23.
     """
-    if type(batch) is dict:  # the usual batch, which needs no generator
-        first = next(iter(batch.values()), None)
+    if type(tensors) is dict:  # the usual batch, which needs no generator
+        first = next(iter(tensors.values()), None)
         if isinstance(first, torch.Tensor) and first.ndim:
             return int(first.shape[0])
-    arrays = (leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
+    arrays = (leaf for leaf in leaves(tensors) if isinstance(leaf, (torch.Tensor, np.ndarray)))
     return next((int(array.shape[0]) for array in arrays if array.ndim), None)
 
 

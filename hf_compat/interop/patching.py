@@ -161,7 +161,7 @@ HOMES = (
 )
 # Modules whose names replace those of transformers, besides the public names
 _MIRRORS = ("trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data")
-# Helpers that upstream's own code calls with arguments that ours do not take
+# Helpers that stay transformers' own, as its code calls them
 _KEPT = (
     "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify", "number_of_arguments",
 )  # fmt: skip

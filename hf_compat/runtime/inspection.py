@@ -56,16 +56,16 @@ def home_of(function: object) -> str:
     return str(getattr(function, "__module__", type(function).__module__))
 
 
-def number_of_arguments(function: Callable[..., object]) -> int:
+def number_of_arguments(func: Callable[..., object]) -> int:
     """Count the arguments that a function or a partial still takes.
 
     Mirrors:
         `transformers.trainer_utils.number_of_arguments`, 5.23.
     """
-    if isinstance(function, functools.partial):
-        bound = len(function.args) + len(function.keywords)
-        return len(inspect.signature(function.func).parameters) - bound
-    return len(inspect.signature(function).parameters)
+    if isinstance(func, functools.partial):
+        bound = len(func.args) + len(func.keywords)
+        return len(inspect.signature(func.func).parameters) - bound
+    return len(inspect.signature(func).parameters)
 
 
 class AcceptedParameters(NamedTuple):
@@ -204,9 +204,9 @@ def length_of(candidate: object) -> int | None:
         return None
 
 
-def has_length(candidate: object) -> bool:
+def has_length(dataset: object) -> bool:
     """Whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`, 5.23."""
-    return length_of(candidate) is not None
+    return length_of(dataset) is not None
 
 
 # The methods behind `parameters()`. A module that overrides one of them is asked itself.

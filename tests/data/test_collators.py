@@ -71,7 +71,7 @@ def test_arrays_on_demand_and_nothing_else():
 
 
 def test_columns_that_the_model_does_not_take_are_dropped():
-    collate = RemoveColumnsCollator(lambda rows: rows, ["x"], "Model", "Training")
+    collate = RemoveColumnsCollator(lambda rows: rows, ["x"], None, "Model", "Training")
     assert collate([{"x": 1, "y": 2}, (3,)]) == [{"x": 1}, (3,)]
     with pytest.raises(DataError, match=r"Training data set match what `Model.forward` takes \(x\).*\[y\]"):
         collate([{"y": 2}])
