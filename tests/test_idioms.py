@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
 import toy
@@ -318,3 +321,29 @@ def test_max_steps_of_0_ends_after_the_first_update(tmp_path, window):
         return trainer.state.global_step, trainer.state.epoch, trainer.state.log_history[0]
 
     assert trained(hf_compat) == trained(transformers)
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_arrays_among_the_metrics_are_given_back_as_arrays(tmp_path, by_batch):
+    """Scripts plot a confusion matrix that `compute_metrics` has made. Logs and files hold lists of it."""
+
+    def compute_metrics(prediction, compute_result=True):
+        return {"per_class": np.array([1.0, 2.0]), "counts": torch.tensor([3, 4]), "one": np.float32(0.5)}
+
+    def found(api):
+        args = api.TrainingArguments(
+            str(tmp_path / api.__name__), batch_eval_metrics=by_batch, use_cpu=True, report_to="none", disable_tqdm=True
+        )
+        torch.manual_seed(0)
+        trainer = api.Trainer(toy.Classifier(), args, compute_metrics=compute_metrics)
+        evaluated, predicted = trainer.evaluate(toy.rows(8)), trainer.predict(toy.rows(8)).metrics
+        return trainer, evaluated, predicted
+
+    (trainer, *mine), (_, *theirs) = found(hf_compat), found(transformers)
+    for ours, upstreams in zip(mine, theirs, strict=True):
+        assert list(ours) == list(upstreams)
+        assert {name: type(value) for name, value in ours.items()} == {n: type(v) for n, v in upstreams.items()}
+    assert mine[0]["eval_per_class"].sum() == 3 and mine[1]["test_counts"].sum() == 7
+    assert trainer.state.log_history[-1]["eval_per_class"] == [1.0, 2.0]
+    trainer.save_metrics("test", mine[1])
+    assert json.loads((tmp_path / "hf_compat" / "all_results.json").read_text())["test_counts"] == [3, 4]

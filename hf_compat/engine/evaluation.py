@@ -26,7 +26,7 @@ from hf_compat.engine.kept_batches import (
 )
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, warn_user
-from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, plain_metrics
+from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.inspection import length_of
 from hf_compat.runtime.nested import Nested, leaves
 
@@ -275,7 +275,7 @@ class EvaluationRun:
             prediction = self._prediction(losses, predictions, labels, batch.inputs)
             computed = compute(prediction, compute_result=batch.is_last)
             # `compute_metrics` may return nothing before the last batch
-            self.metrics_so_far = plain_metrics(computed, "compute_metrics") if batch.is_last or computed else {}
+            self.metrics_so_far = returned_metrics(computed, "compute_metrics") if batch.is_last or computed else {}
         every = self._to_cpu_every
         if every is not None and self._keeps_predictions and self.batches_seen % every == 0:
             for kept in self.kept:
@@ -307,11 +307,14 @@ class EvaluationRun:
             computed = self.metrics_so_far
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
             computed = self.compute_metrics(self._prediction(losses, predictions, labels, inputs))
-        metrics = plain_metrics(computed, "compute_metrics")
+        metrics = returned_metrics(computed, "compute_metrics")
         loss = self._mean_loss(losses)
         start = f"{self.prefix}_"
         if loss is not None:
             metrics[f"{start}loss"] = loss
+        seconds = vars(self.steps).get("model_preparation_time")
+        if seconds is not None:
+            metrics[f"{start}model_preparation_time"] = seconds
         metrics |= self.logged_values()
         for name in list(metrics):  # metrics that lack the prefix come last
             if not name.startswith(start):

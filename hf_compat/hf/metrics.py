@@ -93,6 +93,20 @@ def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
         ) from None
 
 
+def returned_metrics(metrics: Mapping[str, object], source: str) -> dict[str, Metric]:
+    """Convert metrics as `plain_metrics` does, but keep arrays and tensors of several elements.
+
+    Upstream returns them as they are, so scripts compute with them. Logs and files get lists.
+    """
+    plain = plain_metrics(metrics, source)
+    return {
+        name: metrics[name]
+        if isinstance(value, list) and isinstance(metrics[name], (torch.Tensor, np.ndarray))
+        else value
+        for name, value in plain.items()
+    }
+
+
 def _plain_metric(value: object, name: str, source: str) -> Metric:
     """Convert a metric to JSON's types, also within lists and dicts."""
     if isinstance(value, torch.Tensor):

@@ -235,11 +235,7 @@ class Evaluator:
                 with self._outside_fit(plan) as own, own.module.evaluating(run), own.trainer.as_part(part):
                     command = own.trainer.test if run.is_prediction else own.trainer.validate
                     own.trainer.run_command(command, own.module, dataloaders=batches, verbose=False)
-        output = run.output or run.finish()
-        seconds = vars(host).get("model_preparation_time")
-        if seconds is not None and output.metrics is not None:
-            output.metrics[f"{prefix}_model_preparation_time"] = seconds
-        return output
+        return run.output or run.finish()
 
     def add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> Metrics:
         """Add an evaluation's duration, and its samples and batches per second, to its metrics."""

@@ -13,7 +13,7 @@ from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError, warn_once
-from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
+from hf_compat.hf.metrics import loggable, metrics_format, plain_metrics, speed_metrics
 from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, needs_parameter
@@ -188,10 +188,10 @@ class LogMethods(TrainerBase):
         folder = str(self.args.output_dir)
         os.makedirs(folder, exist_ok=True)
         for name, is_joint in ((split, False), ("all", True)) if combined else ((split, False),):
-            path, values = os.path.join(folder, f"{name}_results.json"), dict(metrics)
+            path, values = os.path.join(folder, f"{name}_results.json"), plain_metrics(metrics, "evaluate")
             if is_joint and os.path.exists(path):
                 with open(path, encoding="utf-8") as file:
-                    values = {**json.load(file), **metrics}
+                    values = {**json.load(file), **values}
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(values, file, indent=4, sort_keys=True)
 
