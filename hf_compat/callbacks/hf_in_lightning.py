@@ -172,8 +172,12 @@ def as_lightning(callback: AnyCallback) -> pl.Callback:
     """Return a Lightning callback as it is, and an HF callback in an adapter.
 
     Raises:
-        CallbackError: It is neither.
+        CallbackError: It is neither, or a class of Lightning's.
     """
+    if isinstance(callback, type) and issubclass(callback, pl.Callback):
+        raise CallbackError(
+            f"{callback.__name__} among the callbacks is a class.\n\nHint: make an object, `{callback.__name__}(…)`."
+        )
     return callback if isinstance(callback, pl.Callback) else HFCallbackAdapter(callback)
 
 
@@ -181,15 +185,16 @@ def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
     """Wrap the HF callbacks in a Lightning trainer's list in adapters.
 
     Raises:
-        CallbackError: An object in the list is neither an HF nor a Lightning callback.
+        CallbackError: An entry of the list is neither an HF nor a Lightning callback, or a class of Lightning's.
+        Exception: An HF callback's class cannot be instantiated.
     """
     given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     wrapped: list[pl.Callback] = []
-    refusal: CallbackError | None = None
+    refusal: Exception | None = None
     for callback in given:
         try:
             wrapped.append(as_lightning(callback))
-        except CallbackError as error:  # left out of the list, as Lightning reports an error to each callback in it
+        except Exception as error:  # left out of the list, as Lightning reports an error to each callback in it
             refusal = error
     trainer.callbacks = wrapped  # type: ignore[attr-defined]
     if refusal is not None:

@@ -50,7 +50,7 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.strategies import UpdateMechanics, wrapped_model
 from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.interop.transformers_models import as_held
-from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric
+from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
 from hf_compat.runtime.inspection import call_by_place, forget_gradients, is_replaced
 from hf_compat.runtime.nested import Nested
@@ -143,8 +143,7 @@ class WindowModule(HooksOfPlainBatches):
         """Make the optimizer and the schedule. Updates step the schedule, not Lightning."""
         self.steps.create_optimizer_and_scheduler(self._planned_updates())
         optimizer, scheduler = self.steps.optimizer, self.steps.lr_scheduler
-        is_known = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
-        if scheduler is None or not is_known:
+        if scheduler is None or not is_schedule_of(scheduler, optimizer):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

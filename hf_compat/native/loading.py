@@ -33,7 +33,7 @@ from hf_compat.engine.internals import given_hyperparameters, load_state, restri
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_user
 from hf_compat.hf.argument_values import ROWS
-from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
@@ -74,6 +74,8 @@ MapLocation = Any  # as in torch.load
 Given = dict[str, Any]  # keywords of a module's constructor
 
 _SHOWN = 3  # names in a message
+# Among hyperparameters, a mapping with these keys was the arguments of a run.
+_OF_ARGUMENTS = {"learning_rate", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 
 
 class LoadableModule(WindowModule):
@@ -145,21 +147,26 @@ class LoadableModule(WindowModule):
                     args = held.get("args")
                     if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
                         held["args"] = args["init_args"]
-            # The constructor's keywords, with the checkpoint's model and arguments
             held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
-            parameters = inspect.signature(cls.__init__).parameters
-            completed = dict(kwargs)
-            if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
-                completed["model"] = _model_of(cls, path, parameters["model"])
-            if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
-                found = _arguments_of(path)
-                completed |= {} if found is None else {"args": found}
-            elif isinstance(held.get("args"), Mapping) and "_instantiator" not in held:
-                completed.setdefault("args", _as_arguments(path, {**held["args"]}))
-            given = completed
+            given = _completed(cls, path, held, kwargs)
             made = _make(cls, path, checkpoint, given, strict is not False, map_location)
         assert isinstance(made, cls)
         return made
+
+
+def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Given) -> Given:
+    """The constructor's keywords, with the checkpoint's model and arguments."""
+    parameters = inspect.signature(cls.__init__).parameters
+    completed = dict(keywords)
+    if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
+        completed["model"] = _model_of(cls, path, parameters["model"])
+    if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
+        found = _arguments_of(path)
+        completed |= {} if found is None else {"args": found}
+    for name, value in held.items() if "_instantiator" not in held else ():
+        if isinstance(value, Mapping) and (name == "args" or value.keys() >= _OF_ARGUMENTS):
+            completed.setdefault(name, _as_arguments(path, value))
+    return completed
 
 
 def _drop_secrets(held: Given) -> None:
@@ -246,11 +253,13 @@ def _as_arguments(path: str, held: Mapping[str, object]) -> TrainingArguments:
     Raises:
         CheckpointError: A value is not valid.
     """
+    plain, seq2seq = (kind.__dataclass_fields__.keys() for kind in (TrainingArguments, Seq2SeqTrainingArguments))
+    kind = Seq2SeqTrainingArguments if held.keys() & (seq2seq - plain) else TrainingArguments
     of_trainer = {name for name, row in ROWS.items() if row.native is not None}
-    names_kept = {name for name in TrainingArguments.__dataclass_fields__.keys() - of_trainer if not is_secret(name)}
+    names_kept = {name for name in kind.__dataclass_fields__.keys() - of_trainer if not is_secret(name)}
     known: Given = {name: value for name, value in held.items() if value is not None and name in names_kept}
     try:
-        return TrainingArguments(**known)
+        return kind(**known)
     except (TypeError, ValueError, NotImplementedError) as error:
         text = f"The arguments in {path} cannot be used here: {error}\n\nHint: give `args=…`."
         raise CheckpointError(text) from error

@@ -330,13 +330,13 @@ class HFModule(OverridePoints, LoadableModule):
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
         trainer: Any = self.trainer
-        told = {"precision": trainer.precision}
+        told: dict[str, object] = {}
+        if str(trainer.precision) in PRECISIONS:  # it may be of a kind that the arguments cannot name
+            told["precision"] = trainer.precision
         if not trainer.fast_dev_run:  # it sets its own lengths
-            told |= {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
-        # -1 epochs: the updates end the run. A precision may be of a kind that the arguments cannot name
-        told = {name: value for name, value in told.items() if value not in (None, -1)}
-        if str(told.get("precision")) not in PRECISIONS:
-            told.pop("precision", None)
+            told["max_steps"] = trainer.max_steps
+            if trainer.max_epochs != -1 or trainer.max_steps == -1:  # else the updates alone end the run, as in HF
+                told["max_epochs"] = trainer.max_epochs
         check_native(steps.args, told)
         if not self.automatic_optimization:
             keep_monitor(self)

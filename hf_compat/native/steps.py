@@ -31,6 +31,7 @@ from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.optim.lr_schedulers import is_schedule_of
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
@@ -396,6 +397,10 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             "`automatic_optimization = True`."
         )
     if made[0] is steps.optimizer:
+        if not trainer.lr_scheduler_configs and is_schedule_of(
+            steps.lr_scheduler, made[0]
+        ):  # an override has left the schedule out
+            steps.lr_scheduler = None
         return
     steps.optimizer, steps.lr_scheduler = made[0], None
     for config in trainer.lr_scheduler_configs:

@@ -208,6 +208,11 @@ def follows_metric(scheduler: object) -> bool:
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
 
 
+def is_schedule_of(scheduler: object, optimizer: object) -> bool:
+    """Whether Lightning can hold a schedule: it is that of the optimizer, and has a state."""
+    return getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
+
+
 class DeepSpeedSchedule:
     """A schedule of DeepSpeed that the training steps once an update, as DeepSpeed's engine does.
 

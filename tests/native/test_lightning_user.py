@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from toy import Classifier, rows, weights
 
-from hf_compat import HFDataModule, HFModule, TrainerCallback, TrainingArguments
-from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
+from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, TrainerCallback, TrainingArguments
+from hf_compat.errors import ArgumentError, CallbackError, DataError, HfCompatWarning, OverrideError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -333,6 +333,17 @@ def test_an_optimizer_and_schedule_of_a_subclass_are_honoured(make, lightning, i
     assert isinstance(module.steps.optimizer, torch.optim.SGD) and not torch.equal(weights(module), before)
 
 
+def test_a_schedule_that_an_override_leaves_out_is_not_stepped(make, lightning):
+    class Own(HFModule):
+        def configure_optimizers(self):
+            return super().configure_optimizers()["optimizer"]
+
+    rates = Seen(lambda trainer, batch: float(trainer.callback_metrics["learning_rate"]))
+    module = Own(Classifier(), make())
+    lightning(callbacks=[rates]).fit(module, HFDataModule(make(), rows(12)))
+    assert rates.kept == pytest.approx([0.01] * 3) and module.steps.lr_scheduler is None
+
+
 @pytest.mark.parametrize("form", ["inside", "beside", "lists", "list", "none"])
 def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
     class WithPlateau(HFModule):
@@ -433,6 +444,35 @@ def test_hf_callbacks_of_configure_callbacks_are_called(make, lightning):
 
     lightning().fit(Own(Classifier(), make()), HFDataModule(make(), rows(8)))
     assert events == [1, 2]
+
+
+class NeedsAName(TrainerCallback):
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "message"),
+    [
+        (
+            EarlyStopping,
+            CallbackError,
+            r"EarlyStopping among the callbacks is a class.\n\nHint: .*`EarlyStopping\(…\)`",
+        ),
+        (ModelCheckpoint, CallbackError, "ModelCheckpoint among the callbacks is a class"),
+        ("EarlyStopping", CallbackError, "'EarlyStopping' is not a callback"),
+        (NeedsAName, TypeError, "missing 1 required positional argument: 'name'"),
+    ],
+)
+def test_an_entry_of_the_list_that_is_no_callback_is_named(make, lightning, entry, error, message):
+    with pytest.raises(error, match=message):
+        lightning(callbacks=[entry]).fit(HFModule(Classifier(), make()), HFDataModule(make(), rows(8)))
+
+
+def test_a_class_of_hf_callbacks_is_made_an_object(make, lightning):
+    trainer = lightning(callbacks=[EarlyStoppingCallback])
+    trainer.fit(HFModule(Classifier(), make()), HFDataModule(make(), rows(8), rows(4, 1)))
+    assert isinstance(trainer.callbacks[0].handler.callbacks[0], EarlyStoppingCallback)
 
 
 RETURNS_A_LOSS = {"training_step": lambda self, batch, batch_idx: self.model(**batch)["loss"]}

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from toy import Classifier, blocks, rows, tiny_gpt2
 
-from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat import HFDataModule, HFModule, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError, HfCompatWarning
 
@@ -114,6 +114,30 @@ def test_a_subclass_with_arguments_of_its_own(plain, tmp_path):
     (tmp_path / "h.yaml").write_text("classes: 3\nrate: 0.125\n")
     by_file = OfWidth.load_from_checkpoint(folder / "checkpoint-4", hparams_file=tmp_path / "h.yaml")
     assert by_file.steps.args.learning_rate == 0.125 and same(by_file.model, trainer.model)
+
+
+class Configured(HFModule):
+    """Its arguments have another name."""
+
+    def __init__(self, model, settings):
+        super().__init__(model, settings)
+        self.save_hyperparameters(ignore=["model"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TrainingArguments(learning_rate=0.5, use_cpu=True),
+        Seq2SeqTrainingArguments(learning_rate=0.5, use_cpu=True, generation_max_length=7),
+    ],
+)
+def test_arguments_are_kept_under_any_name_and_with_those_of_generation(tmp_path, given):
+    module, fitting = Configured(Classifier(), given), lightning_trainer(max_steps=2, limit_val_batches=0)
+    fitting.fit(module, HFDataModule(None, rows(16)))
+    fitting.save_checkpoint(tmp_path / "it.ckpt")
+    args = Configured.load_from_checkpoint(tmp_path / "it.ckpt", model=Classifier()).steps.args
+    assert type(args) is type(given) and args.learning_rate == 0.5
+    assert getattr(args, "generation_max_length", None) == getattr(given, "generation_max_length", None)
 
 
 def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):

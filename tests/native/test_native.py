@@ -31,12 +31,23 @@ def fit(tmp_path, trainer=None, **values):
         ({"num_train_epochs": 5}, {}, ["num_train_epochs=5", "max_epochs=1"]),
         ({"max_steps": 3}, {"max_steps": 4, "max_epochs": -1}, ["max_steps=3", "max_steps=4"]),
         ({"bf16": True}, {}, ["bf16=True", "precision='32-true'"]),
+        ({"max_steps": 3}, {}, ["max_steps=3", "max_steps=-1", "`lightning.Trainer(max_steps=3)`"]),
+        (
+            {"num_train_epochs": 2},
+            {"max_epochs": None},
+            ["num_train_epochs=2", "max_epochs=1000` of lightning.Trainer (its default)", "max_epochs=2"],
+        ),
+        ({"num_train_epochs": 2}, {"max_epochs": -1, "max_time": "00:00:00:01"}, ["num_train_epochs=2", "=-1"]),
     ],
 )
 def test_a_setting_with_two_values_is_an_error_that_shows_both(tmp_path, values, trainer, shown):
     with pytest.raises(ArgumentError) as raised:
         fit(tmp_path, trainer, **values)
     assert all(part in str(raised.value) for part in shown)
+
+
+def test_updates_end_a_run_whatever_its_epochs(tmp_path):
+    assert fit(tmp_path, {"max_steps": 3, "max_epochs": -1}, num_train_epochs=9).global_step == 3
 
 
 def test_what_agrees_trains(tmp_path):
