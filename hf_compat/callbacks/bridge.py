@@ -27,7 +27,6 @@ from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import RunHost, TrainingRun
-from hf_compat.training_run.saver import BackgroundWriter
 
 logger = logging.getLogger(__name__)
 
@@ -51,25 +50,19 @@ class HFBridge(HFEvents):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
-        hf_trainer: The owner of the events.
+        host: The owner of the events.
+
+    Attributes:
         run: The running training. Between trainings, the last one.
-        writer: Writes checkpoints in the background. The next update raises its errors.
-        optimizer_made: Called as soon as Lightning has made optimizer and schedule.
     """
 
-    def __init__(
-        self,
-        hf_trainer: RunHost,
-        run: TrainingRun,
-        writer: BackgroundWriter | None = None,
-        optimizer_made: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, host: RunHost) -> None:
         super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
-        self.hf_trainer = hf_trainer
-        self.run = run
-        self.epoch = run.start.epoch - 1
-        self._writer = writer
-        self._optimizer_made = optimizer_made
+        self.host = host
+        self.run: TrainingRun = host._run
+        self.epoch = self.run.start.epoch - 1
+        # With several ranks, one rank's error is raised on all at the next save or at the end
+        self._writer = host._saver.background if host.args.world_size == 1 else None
         self._last_saved = -1
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
@@ -77,14 +70,14 @@ class HFBridge(HFEvents):
 
     def fire(self, event: str, segment: int | None = None) -> None:
         """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
-        hf_trainer, handler = self.hf_trainer, self.hf_trainer.callback_handler
+        host, handler = self.host, self.host.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:
             handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
             if segment:  # the handler's own method clears flags, which must happen only once
                 call = functools.partial(handler.call_event, event)
         try:
-            hf_trainer.control = call(hf_trainer.args, hf_trainer.state, hf_trainer.control)
+            host.control = call(host.args, host.state, host.control)
         finally:
             handler.active_ids = outer
 
@@ -108,7 +101,7 @@ class HFBridge(HFEvents):
         if is_first and start.epoch_is_over:
             # The restored control has the flags of the update that saved it. They were obeyed, and no
             # `on_step_begin` of this epoch clears them.
-            control = self.hf_trainer.control
+            control = self.host.control
             control.should_log = control.should_evaluate = control.should_save = False
         self.find_requested_kwargs()
 
@@ -118,7 +111,7 @@ class HFBridge(HFEvents):
 
     def count_update(self, given: Mapping[str, Given]) -> None:
         """Count an update before its event, and take over what was measured in it."""
-        run, state, batch = self.run, self.hf_trainer.state, given["batch"]
+        run, state, batch = self.run, self.host.state, given["batch"]
         if batch.is_trained:
             state.global_step += 1
             state.epoch = self.epoch + batch.epoch_progress
@@ -132,7 +125,7 @@ class HFBridge(HFEvents):
         Raises:
             DataError: A stream had no sample at all, so nothing was trained.
         """
-        run, state = self.run, self.hf_trainer.state
+        run, state = self.run, self.host.state
         if run.windows is not None and not run.windows.saw_data:
             dataset = getattr(run.loader, "dataset", None)
             if state.global_step == 0 and isinstance(dataset, IterableDataset):
@@ -147,7 +140,7 @@ class HFBridge(HFEvents):
                 state.global_step,
                 state.max_steps,
             )
-            self.hf_trainer.control.should_training_stop = True
+            self.host.control.should_training_stop = True
         if run.lightning_trainer is not None:
             # the control has this flag, too, and an HF callback of this event may clear it
             run.lightning_trainer.should_stop = False
@@ -156,7 +149,7 @@ class HFBridge(HFEvents):
         """Keep the loss and the inputs of an evaluation's batch for callbacks that ask for them."""
         if self._requested_kwargs:
             batch = given["batch"]
-            self.hf_trainer.callback_handler.requestable_kwargs.update(
+            self.host.callback_handler.requestable_kwargs.update(
                 loss=given["outputs"], inputs=getattr(batch, "inputs", batch)
             )
 
@@ -171,45 +164,43 @@ class HFBridge(HFEvents):
 
     def find_requested_kwargs(self) -> None:
         """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
-        self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
-        self.hf_trainer._callbacks.watch_outputs("outputs" in self._requested_kwargs)
+        self._requested_kwargs = self.host.callback_handler.requested_kwargs() - {"trainer"}
+        self.host._callbacks.watch_outputs("outputs" in self._requested_kwargs)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore the states of Lightning callbacks once all are set up, before a fit starts."""
         if stage == "fit":
-            self.hf_trainer._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
+            self.host._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Load the optimizer's state, and postpone a stop to the start of the training."""
-        if self._optimizer_made is not None:
-            self._optimizer_made()
+        """Postpone a stop to the start of the training."""
         if trainer.should_stop:  # a callback's time limit is over, and Lightning would skip the start of the run
             self._stops_at_start, trainer.should_stop = True, False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        hf_trainer, run = self.hf_trainer, self.run
+        host, run = self.host, self.run
         self.find_requested_kwargs()
         self.fire_at_hook("on_train_start", trainer, pl_module)
-        hf_trainer._refuse_late_overrides()  # a callback may have replaced a method
-        if hf_trainer.args.eval_on_start:
-            hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
+        host._refuse_late_overrides()  # a callback may have replaced a method
+        if host.args.eval_on_start:
+            host._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
         if run.start.is_finished or self._stops_at_start:
             trainer.should_stop = True
-        elif hf_trainer.state.global_step >= max(hf_trainer.state.max_steps, 1):  # resumed at its epoch's last update
-            hf_trainer.control.should_training_stop = True
+        elif host.state.global_step >= max(host.state.max_steps, 1):  # resumed at its epoch's last update
+            host.control.should_training_stop = True
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
-        hf_trainer = self.hf_trainer
-        self.run.losses.add(loss, hf_trainer.state.global_step)
+        host = self.host
+        self.run.losses.add(loss, host.state.global_step)
         if self._requested_kwargs:
-            hf_trainer.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
-        hf_trainer.current_flos += float(hf_trainer.floating_point_ops(inputs))
-        hf_trainer._track_num_input_tokens(inputs)
+            host.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+        host.current_flos += float(host.floating_point_ops(inputs))
+        host._track_num_input_tokens(inputs)
 
     def agree_to_stop(self) -> bool:
         """Whether a flag asks to leave the window."""
-        control = self.hf_trainer.control
+        control = self.host.control
         if self.run.flag_agreement.sources.in_windows:
             self.run.flag_agreement.agree(control)
         return control.should_epoch_stop or control.should_training_stop
@@ -218,7 +209,7 @@ class HFBridge(HFEvents):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
         """Fire `on_step_end` (`count_update` runs before it), then log, evaluate and save as the flags say."""
-        control = self.hf_trainer.control
+        control = self.host.control
         if self._writer is not None:
             self._writer.check()
         if trainer.should_stop:  # set by a Lightning callback
@@ -227,11 +218,11 @@ class HFBridge(HFEvents):
         if batch.is_trained:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flag_agreement.sources.in_updates)
-            if self.hf_trainer.stop_signals.agree():
+            if self.host.stop_signals.agree():
                 self._obey_signals()
         if not self.agree_to_stop():
             return
-        control, windows = self.hf_trainer.control, self.run.windows  # a callback may have replaced the control
+        control, windows = self.host.control, self.run.windows  # a callback may have replaced the control
         trainer.should_stop = control.should_training_stop
         if windows is not None:  # start no further window
             if batch.is_complete and not batch.is_trained and not control.should_epoch_stop:
@@ -240,58 +231,58 @@ class HFBridge(HFEvents):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""
-        hf_trainer, run = self.hf_trainer, self.run
+        host, run = self.host, self.run
         self.fire_at_hook("on_train_epoch_end", trainer, pl_module)
         if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
-            hf_trainer.control.should_training_stop = True
+            host.control.should_training_stop = True
         run.moment = SavedAt.EPOCH_END
         if run.windows is not None:
             run.windows.finish_epoch()
         if isinstance(pl_module, WindowModule):
             pl_module.step_schedule_of_epochs()
         self._act_on_flags(trainer, run.flag_agreement.sources.in_epochs)
-        trainer.should_stop = hf_trainer.control.should_training_stop
+        trainer.should_stop = host.control.should_training_stop
 
     def _obey_signals(self) -> None:
         """Write a checkpoint and stop, as a signal has asked to."""
-        hf_trainer = self.hf_trainer
-        signals = hf_trainer.stop_signals
-        if self._last_saved != hf_trainer.state.global_step:
-            hf_trainer._save_checkpoint(hf_trainer.model, self.run.trial)
+        host = self.host
+        signals = host.stop_signals
+        if self._last_saved != host.state.global_step:
+            host._save_checkpoint(host.model, self.run.trial)
             self.fire("on_save")
-            hf_trainer._saver.adopt_changes()
+            host._saver.adopt_changes()
         if self._writer is not None:
             self._writer.wait()
-        if signals.asks_for_requeue and hf_trainer.state.is_world_process_zero:
-            requeue(str(hf_trainer.args.output_dir))
+        if signals.asks_for_requeue and host.state.is_world_process_zero:
+            requeue(str(host.args.output_dir))
         signals.obey()
-        hf_trainer.control.should_training_stop = True  # after a user-defined handler has returned
+        host.control.should_training_stop = True  # after a user-defined handler has returned
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Obey a signal that arrived after the last update."""
-        if self.hf_trainer.stop_signals.agree():
+        if self.host.stop_signals.agree():
             self._obey_signals()
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
-        hf_trainer, run = self.hf_trainer, self.run
+        host, run = self.host, self.run
         if may_differ:
-            run.flag_agreement.agree(hf_trainer.control)
-        if hf_trainer.control.should_save:
-            self._last_saved = hf_trainer.state.global_step
+            run.flag_agreement.agree(host.control)
+        if host.control.should_save:
+            self._last_saved = host.state.global_step
         values = (
             run.losses.since_last_log,
             run.grad_norm,
-            hf_trainer.model,
+            host.model,
             run.trial,
             self.epoch,
             run.ignore_keys_for_eval,
             run.start_time,
             run.learning_rate,
         )
-        call_by_place(hf_trainer._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, values, last_by_keyword=1)
+        call_by_place(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, values, last_by_keyword=1)
         if trainer.should_stop:  # set by a Lightning callback after the evaluation
-            hf_trainer.control.should_training_stop = True
+            host.control.should_training_stop = True
 
     def on_validation_batch_end(
         self,
@@ -312,7 +303,7 @@ class HFBridge(HFEvents):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close progress bars, so that the error message starts on its own line."""
-        close_bars(self.hf_trainer.callback_handler)
+        close_bars(self.host.callback_handler)
 
 
 def close_bars(handler: CallbackHandler) -> None:

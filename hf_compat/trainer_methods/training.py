@@ -1,13 +1,14 @@
-"""One training, from its loader to its summary. `Fit` is the part that Lightning runs."""
+"""One training, from its loader to its summary. Within `fitting` Lightning runs it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import lightning.pytorch as pl
@@ -30,7 +31,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
+from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
@@ -96,7 +97,8 @@ class TrainingMethods(TrainerBase):
             self._resumer.start(run)
             restore_random_states = functools.partial(self._resumer.restore_random_states, resume_from_checkpoint)
             run.windows = self._make_windows(loader, counts, run.start, restore_random_states=restore_random_states)
-        Fit(self, run, counts).run()
+        with fitting(self, run) as (trainer, module):
+            trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
     def _init_training_state(
@@ -165,98 +167,81 @@ class TrainingMethods(TrainerBase):
         return WindowTrainer(plan, callbacks, self._callbacks.loggers(), self.args._launch, **options)
 
 
-class Fit:
-    """Trains a run with Lightning: arguments → plan → module → `lightning.Trainer.fit`."""
+@contextlib.contextmanager
+def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer, WindowModule]]:
+    """Plan a run, and build the Lightning trainer and the module that train it within the context.
 
-    def __init__(self, host: TrainerBase, run: TrainingRun, counts: RunCounts) -> None:
-        self._host, self._run, self._counts = host, run, counts
-
-    def run(self) -> None:
-        """Plan, build and train. Afterwards the Trainer holds no part of the fit."""
-        host, run, args = self._host, self._run, self._host.args
-        assert run.windows is not None  # they are made before the fit
-        limit = host._lightning_options.get("max_time")
-        timer = None if limit is None else Timer(limit)  # type: ignore[arg-type]  # checked when set
-        if timer is not None:
-            host.add_callback(timer)
+    Afterwards the Trainer holds no part of the fit.
+    """
+    args, counts, windows = host.args, run.counts, run.windows
+    assert counts is not None and windows is not None  # they are made before the fit
+    limit = host._lightning_options.get("max_time")
+    timer = None if limit is None else Timer(limit)  # type: ignore[arg-type]  # checked when set
+    if timer is not None:
+        host.add_callback(timer)
+    try:
+        if args.world_size > 1:
+            callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
+            sources = flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
+            run.flag_agreement = FlagAgreement(args.ddp_timeout, sources)
+        plan = plan_of_fit(host, run)
+        host._call_wrap_model(training=True)
+        host.is_deepspeed_enabled = plan.strategy == "deepspeed"
+        if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
+            wrap_forward(host.model, plan.precision, args.device.type)
+        host._evaluator.begin_fit()
+        bridge = HFBridge(host)
+        module = host._make_module(plan)
+        module.num_training_updates, module.observer = counts.max_updates, bridge
+        trainer = host._make_lightning_trainer(plan, bridge)
+        done = host.state.global_step
+        start_from(trainer, run.start.epoch, done)
+        if windows.updates_to_skip:
+            start_within_epoch(trainer, done, windows.updates_to_skip, done)
+        precision, host.accelerator.scaler = trainer.precision_plugin, None
+        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+            host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
+        log_start(plan, counts, args, host.get_num_trainable_parameters(), done, is_resumed=run.checkpoint is not None)
+        host.lightning_trainer, run.lightning_trainer, run.module = trainer, trainer, module
         try:
-            if args.world_size > 1:
-                callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
-                sources = flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
-                run.flag_agreement = FlagAgreement(args.ddp_timeout, sources)
-            plan = self._plan()
-            host._call_wrap_model(training=True)
-            host.is_deepspeed_enabled = plan.strategy == "deepspeed"
-            if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
-                wrap_forward(host.model, plan.precision, args.device.type)
-            host._evaluator.begin_fit()
-            # with several ranks, one rank's error is raised on all at the next save or at the end
-            writer = host._saver.background if args.world_size == 1 else None
-            bridge = HFBridge(host, run, writer, self.on_optimizer_made)
-            module = host._make_module(plan)
-            module.num_training_updates, module.observer = self._counts.max_updates, bridge
-            trainer = host._make_lightning_trainer(plan, bridge)
-            done = host.state.global_step
-            start_from(trainer, run.start.epoch, done)
-            if run.windows is not None and run.windows.updates_to_skip:
-                start_within_epoch(trainer, done, run.windows.updates_to_skip, done)
-            precision, host.accelerator.scaler = trainer.precision_plugin, None
-            if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
-                host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
-            parameters = host.get_num_trainable_parameters()
-            log_start(plan, self._counts, args, parameters, done, is_resumed=run.checkpoint is not None)
-            host.lightning_trainer, run.lightning_trainer, run.module = trainer, trainer, module
-            try:
-                of_slurm = slurm_job_id() is not None
-                with host.stop_signals.watched(args.enable_jit_checkpoint, of_slurm, args.ddp_timeout):
-                    trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
-            finally:
-                module.leave_fit()
-                run.module = run.lightning_trainer = None
-                run.windows.close()
-                held = host._compiled_model
-                is_compiled = held is not None and uncompiled(held) is host.model
-                host.model_wrapped = held if held is not None and is_compiled else host.model
-                host.accelerator.leave_fit()
-                host._callbacks.watch_outputs(False)
+            of_slurm = slurm_job_id() is not None
+            with host.stop_signals.watched(args.enable_jit_checkpoint, of_slurm, args.ddp_timeout):
+                yield trainer, module
         finally:
-            if timer is not None:
-                host.pop_callback(timer)
+            module.leave_fit()
+            run.module = run.lightning_trainer = None
+            windows.close()
+            held = host._compiled_model
+            is_compiled = held is not None and uncompiled(held) is host.model
+            host.model_wrapped = held if held is not None and is_compiled else host.model
+            host.accelerator.leave_fit()
+            host._callbacks.watch_outputs(False)
+    finally:
+        if timer is not None:
+            host.pop_callback(timer)
 
-    def _plan(self) -> LightningPlan:
-        """Translate the arguments, and add settings that depend on the model and on the start of the run."""
-        host = self._host
-        plan = with_counts(host._plan.of(host.args, host.model), host.args, self._counts)
-        if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
-            # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
-            recomputes = getattr(host.model, "is_activation_checkpointing", None)
-            if recomputes is None:
-                recomputes = getattr(host.model, "is_gradient_checkpointing", False)
-            unused = not (is_pretrained_model(host.model) and (host.args.activation_checkpointing or recomputes))
-            options = {**plan.strategy_options, "find_unused_parameters": unused}
-            plan = dataclasses.replace(plan, strategy_options=options)
-        if self._run.start.is_finished:  # Lightning would skip the start if all epochs are done
-            plan = dataclasses.replace(plan, max_epochs=-1)
-        return plan
 
-    def on_optimizer_made(self) -> None:
-        """Load optimizer states and update the callbacks' references, once Lightning has made the optimizer."""
-        host, run = self._host, self._run
-        assert run.lightning_trainer is not None and run.module is not None  # set before the fit
-        limit_waiting(host.args.ddp_timeout)
-        strategy = run.lightning_trainer.strategy
-        host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
-        host._fit_model_state = model_state_of(strategy, host.model)
-        host._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
-        host._resumer.is_loading = False
-        host.accelerator.take_up(host._fit_model_state, host.optimizer)
-        handler = host.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
-        handler.train_dataloader = run.loader
+def plan_of_fit(host: TrainerBase, run: TrainingRun) -> LightningPlan:
+    """Translate the arguments, and add settings that depend on the model and on the start of the run."""
+    assert run.counts is not None  # they are made before the fit
+    plan = with_counts(host._plan.of(host.args, host.model), host.args, run.counts)
+    if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
+        # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
+        recomputes = getattr(host.model, "is_activation_checkpointing", None)
+        if recomputes is None:
+            recomputes = getattr(host.model, "is_gradient_checkpointing", False)
+        unused = not (is_pretrained_model(host.model) and (host.args.activation_checkpointing or recomputes))
+        options = {**plan.strategy_options, "find_unused_parameters": unused}
+        plan = dataclasses.replace(plan, strategy_options=options)
+    if run.start.is_finished:  # Lightning would skip the start if all epochs are done
+        plan = dataclasses.replace(plan, max_epochs=-1)
+    return plan
 
 
 class TrainerModule(WindowModule):
     """The module of our Trainer. Its steps set the model's mode themselves."""
+
+    steps: TrainerBase
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Prepare for Lightning's own callbacks, before Lightning checks them."""
@@ -270,8 +255,18 @@ class TrainerModule(WindowModule):
         super().setup(stage)
 
     def on_fit_start(self) -> None:
-        """Unfreeze the parameters that a resumed callback has added to the optimizer, then start the fit."""
-        unfreeze_optimized(self.trainer)
+        """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
+        host, run, strategy = self.steps, self.steps._run, self.trainer.strategy
+        limit_waiting(host.args.ddp_timeout)
+        host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
+        host._fit_model_state = model_state_of(strategy, host.model)
+        host._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
+        host._resumer.is_loading = False
+        host.accelerator.take_up(host._fit_model_state, host.optimizer)
+        handler = host.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
+        handler.train_dataloader = run.loader
+        unfreeze_optimized(self.trainer)  # the parameters that a resumed callback has added to the optimizer
         super().on_fit_start()
 
     def on_validation_model_train(self) -> None:
