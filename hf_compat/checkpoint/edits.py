@@ -20,11 +20,8 @@ from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
 from hf_compat.checkpoint.manifest import entries, seal, why_refused
 from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
-    has_manifest,
     read_manifest,
-    read_writer,
     reading_as_it_is,
-    why_unreadable,
 )
 from hf_compat.errors import ArgumentError, CheckpointError
 
@@ -69,9 +66,10 @@ class Edits:
 def find_edits(folder: str) -> Edits:
     """Compare a folder with its manifest."""
     root = Path(folder)
-    listed = read_manifest(root)
-    if listed is None:
-        raise CheckpointError(why_unreadable(root))
+    found = read_manifest(root)
+    if found.files is None:
+        raise CheckpointError(found.why_unreadable)
+    listed = found.files
     wrong = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
     if not wrong:
         there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
@@ -104,7 +102,7 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
     if not os.path.isdir(root):
         return [f"{folder} is not a folder"], Edits()
     try:
-        if not has_manifest(root):
+        if not read_manifest(root).exists:
             return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
         edits = find_edits(folder)
         if not (edits.changed or edits.missing or edits.added):
@@ -177,7 +175,8 @@ def seal_edited(folder: str) -> str:
     root = Path(folder)
     if not os.path.isdir(root):
         raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
-    before = find_edits(folder) if has_manifest(root) and read_manifest(root) is not None else None
+    was_listed = read_manifest(root)
+    before = find_edits(folder) if was_listed.exists and was_listed.files is not None else None
     if before is not None:
         wrong = problems_of_named(folder)[0]
     else:
@@ -192,7 +191,7 @@ def seal_edited(folder: str) -> str:
         )
     if before is not None and not (before.changed or before.missing or before.added):
         return f"{folder}: each of its {len(before.kept)} files is as {MANIFEST_NAME} says; nothing is written."
-    seal(folder, read_writer(root))
+    seal(folder, was_listed.writer)
     lines = [f"{folder}: each file is whole by itself."]
     if before is not None:
         lines += [f"  {line}" for line in before.described()]
@@ -201,4 +200,4 @@ def seal_edited(folder: str) -> str:
             f" It had no readable {MANIFEST_NAME}; with one it counts as a checkpoint of this package, which "
             "`save_total_limit` may remove."
         )
-    return "\n".join([*lines, f"{MANIFEST_NAME} lists {len(read_manifest(root) or ())} files now."])
+    return "\n".join([*lines, f"{MANIFEST_NAME} lists {len(read_manifest(root).files or ())} files now."])

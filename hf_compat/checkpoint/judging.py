@@ -31,7 +31,7 @@ from hf_compat.checkpoint.forms import (
     schedule_problem,
     weight_shapes,
 )
-from hf_compat.checkpoint.reading import Allowed, Contents, has_manifest, read_torch_file, shard_names
+from hf_compat.checkpoint.reading import Allowed, Contents, read_manifest, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
 from hf_compat.errors import CheckpointError
@@ -154,7 +154,7 @@ def holds_model_alone(root: Path) -> bool:
 
     Scripts of `transformers` before 4.31 give the folder of a pretrained model to `train`.
     """
-    if not root.is_dir() or names.checkpoint_step(root) is not None or has_manifest(root):
+    if not root.is_dir() or names.checkpoint_step(root) is not None or read_manifest(root).exists:
         return False
     of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, LATEST_NAME)
     if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):

@@ -41,15 +41,9 @@ from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
     Contents,
     Listed,
+    Manifest,
     Writer,
-    has_manifest,
-    listed_files,
-    marker_of,
-    read_both,
     read_manifest,
-    read_writer,
-    saving_owner,
-    why_unreadable,
 )
 from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.errors import CheckpointError
@@ -144,7 +138,8 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
         What was changed. Nothing if the folder has no manifest anymore.
     """
     root, now = Path(folder), stamps(folder)
-    listed = read_manifest(root)
+    manifest = read_manifest(root)
+    listed = manifest.files
     if listed is None or now == before:
         return []
     added = sorted(name for name in now.keys() - before.keys() if names.is_part_of_checkpoint(name))
@@ -154,7 +149,7 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
     if any(changes.values()):
         anew = {name: _facts(root / name) for name in (*changed, *added)}
         _flush_folders(root, anew)  # older checkpoints may be gone already, so what it lists has to be on the disk
-        _replace_manifest(root, kept | anew, read_writer(root))
+        _replace_manifest(root, kept | anew, manifest.writer)
         flush(root)
     return [f"{name} is {how}" for how, files in changes.items() for name in files]
 
@@ -170,7 +165,8 @@ def finish(folder: str) -> None:
     """
     root = Path(folder)
     try:
-        finished = dict(read_manifest(root) or {})
+        manifest = read_manifest(root)
+        finished = dict(manifest.files or {})
         if not finished:
             return
         for name, facts in finished.items():
@@ -187,11 +183,11 @@ def finish(folder: str) -> None:
                     finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
         # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
         with hidden_folder(str(root.parent), SAVING) as place:
-            _replace_manifest(root, finished, read_writer(root), place=Path(place))
+            _replace_manifest(root, finished, manifest.writer, place=Path(place))
         _flush_folders(root, finished)
         flush(root.parent)
     except FileNotFoundError:
-        if read_manifest(root) is not None:
+        if is_ours(folder):
             raise
 
 
@@ -206,14 +202,14 @@ def note_refused(root: Path, name: str, error: OSError) -> None:
     it to later processes. If the disk does not take that either, this process remembers it. A disk or folder that
     cannot be written to at all has refused nothing.
     """
-    listed = read_manifest(root)
-    if listed is None or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+    manifest = read_manifest(root)
+    if manifest.files is None or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
         return
     said = os.strerror(error.errno or errno.EIO)
     _REFUSED[*_state_of_manifest(root), name] = said
     with contextlib.suppress(OSError):
         facts = {"refused": said, "mtime_ns": (root / name).stat().st_mtime_ns}
-        _replace_manifest(root, {**listed, name: facts}, read_writer(root))
+        _replace_manifest(root, {**manifest.files, name: facts}, manifest.writer)
 
 
 def _state_of_manifest(root: Path) -> tuple[int, int, int]:
@@ -336,8 +332,9 @@ class SavingPlace:
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
             os.mkdir(self._before_named)
-            marker = json.dumps(marker_of(self.final, self._owner.id))
-            write_new(os.path.join(self._before_named, MANIFEST_NAME), marker.encode(), is_durable=True)
+            marker = {"kind": MANIFEST_KIND, "saving": self._owner.id, "name": os.path.basename(self.final)}
+            content = json.dumps(marker).encode()  # it lists no files
+            write_new(os.path.join(self._before_named, MANIFEST_NAME), content, is_durable=True)
             flush(Path(self._before_named))
             self._set_aside()
             os.replace(self._before_named, self.final)
@@ -402,7 +399,7 @@ def _carry_over(old: Path, new: Path) -> set[str]:
     """Copy the user's own files of a folder that is replaced, and name them."""
     if old.is_symlink() or not old.is_dir():
         return set()
-    listed = listed_files(old)
+    listed = read_manifest(old).files_inside(old)
     sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
     ours = {
         name
@@ -436,7 +433,8 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
     if not os.path.isdir(place):
         return
     for path in checkpoints:
-        if saving_owner(Path(path)) == owner.id and has_manifest(Path(path)):
+        manifest = read_manifest(path)
+        if manifest.exists and manifest.saving == owner.id:
             _take_out(path, place)
     for name in sorted(os.listdir(replaced)) if os.path.isdir(replaced) else ():
         if not os.path.lexists(os.path.join(run_dir, name)):
@@ -453,7 +451,7 @@ def remove(folder: str) -> None:
         OSError: It cannot be deleted, or it is a symbolic link, whose target is not ours to delete.
     """
     root = Path(folder)
-    if read_manifest(root) is None:
+    if not is_ours(folder):
         return
     if root.is_symlink():
         raise OSError("it is a symbolic link")
@@ -464,13 +462,7 @@ def remove(folder: str) -> None:
 
 def is_ours(folder: str) -> bool:
     """Whether a folder has a manifest of ours, whole or not."""
-    return read_manifest(Path(folder)) is not None
-
-
-def run_of(folder: str) -> str | None:
-    """The id of the run that wrote a checkpoint, if its manifest names one."""
-    writer = read_writer(Path(folder))
-    return None if writer is None else writer.run
+    return read_manifest(folder).files is not None
 
 
 def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
@@ -489,11 +481,11 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
             ended.append(place)
     writers: dict[str, Writer | None] = {}
     for path in names.checkpoints_among(run_dir, names.names_in(run_dir) if ended else listed):
-        files, writer = read_both(path)
-        if files is None:
+        manifest = read_manifest(path)
+        if manifest.files is None:
             continue
-        writers[path] = writer
-        if is_unfinished(files):
+        writers[path] = manifest.writer
+        if is_unfinished(manifest):
             # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
             with contextlib.suppress(OSError):
                 finish(path)
@@ -516,9 +508,9 @@ def _end_killed_save(run_dir: str, place: str, owner: Owner) -> None:
         _put_back(place, owner, names.list_checkpoints(run_dir))
 
 
-def is_unfinished(listed: Listed | None) -> bool:
+def is_unfinished(manifest: Manifest) -> bool:
     """Whether a manifest lists files that are not flushed yet."""
-    return listed is not None and any(map(_is_of_this_boot, listed.values()))
+    return any(map(_is_of_this_boot, (manifest.files or {}).values()))
 
 
 def problems(folder: str) -> list[str]:
@@ -527,12 +519,12 @@ def problems(folder: str) -> list[str]:
     if not os.path.isdir(root):
         return [f"{folder} is not a folder"]
     try:
-        if not has_manifest(root):
+        manifest = read_manifest(root)
+        if not manifest.exists:
             return list(judge_unlisted(root))
-        listed = read_manifest(root)
-        if listed is None:
-            return [why_unreadable(root)]
-        wrong = [problem for name, facts in listed.items() if (problem := compare(root, name, facts))]
+        if manifest.files is None:
+            return [manifest.why_unreadable]
+        wrong = [problem for name, facts in manifest.files.items() if (problem := compare(root, name, facts))]
         return wrong or list(judge_contents(Contents(root)))
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
@@ -604,7 +596,7 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
         judge: Lists what is wrong with a checkpoint.
     """
     paths = names.list_checkpoints(folder)
-    turns = {path: writer.turn for path in paths if (writer := read_writer(Path(path))) is not None}
+    turns = {path: writer.turn for path in paths if (writer := read_manifest(path).writer) is not None}
     last = max(turns.values(), default=0)
     for path in sorted(paths, key=lambda path: (turns.get(path, last), names.checkpoint_step(path) or 0), reverse=True):
         wrong = judge(path)

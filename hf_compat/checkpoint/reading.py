@@ -1,7 +1,6 @@
 """Read a checkpoint without running any code in it. Any failure is a `CheckpointError` that names the file.
 
-A folder with a manifest of ours is read by its list alone, so that files of two checkpoints never mix. The classes in
-a `training_args.bin` of transformers become `Named` objects, and none is imported.
+A folder with a manifest of ours is read by its list alone, so that files of two checkpoints never mix.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -26,7 +24,6 @@ import torch
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.files import (
-    Named,
     Plain,
     check_bounds,
     check_regular,
@@ -35,12 +32,9 @@ from hf_compat.checkpoint.files import (
     is_plain_name,
     pinned,
     read_json,
-    read_small,
     walked_torch_file,
 )
-from hf_compat.errors import CheckpointError, warn_user
-from hf_compat.hf import enums
-from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +43,6 @@ MANIFEST_KIND = "hf_compat checkpoint"
 _LARGEST_TURN = 2**53
 
 Listed = dict[str, object]  # by name of each file: its entry in the manifest
-
-
-def read_manifest(folder: Path) -> Listed | None:
-    """Read everything that a manifest of ours lists, good names and bad. None without a readable one."""
-    listed = _read(folder).get("files")
-    return listed if isinstance(listed, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,62 +58,58 @@ class Writer:
     turn: int
 
 
-def read_writer(folder: Path) -> Writer | None:
-    """Read who wrote a checkpoint, if its manifest says so."""
-    return read_both(folder)[1]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The content of a folder's manifest.
+
+    Args:
+        exists: Whether the folder has one, readable or not. The marker of another folder, which user code has copied
+            while it was written, does not count.
+        files: All that it lists, good names and bad. None if it is not readable, or until a save in place has ended.
+        writer: Who wrote the checkpoint, if it says so.
+        saving: The id of the run whose save into the folder has not ended.
+    """
+
+    exists: bool = False
+    files: Listed | None = None
+    writer: Writer | None = None
+    saving: str | None = None
+
+    @property
+    def why_unreadable(self) -> str:
+        """Why it lists no files."""
+        return f"{MANIFEST_NAME} is not readable" if self.saving is None else "the save into it did not end"
+
+    def files_inside(self, folder: Path) -> Listed | None:
+        """The files that it lists inside its folder.
+
+        A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
+        """
+        return self.files and {name: facts for name, facts in self.files.items() if is_inside(folder, name)}
 
 
-def read_both(folder: str | os.PathLike[str]) -> tuple[Listed | None, Writer | None]:
-    """Read what a manifest of ours lists, and who wrote it, at once. An output folder may hold thousands."""
-    if not os.path.lexists(os.path.join(folder, MANIFEST_NAME)):  # much faster than an error
-        return None, None
-    manifest = _read(folder)
-    listed, run, turn = manifest.get("files"), manifest.get("run"), manifest.get("turn")
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest of a folder. An output folder may hold thousands."""
+    path = os.path.join(folder, MANIFEST_NAME)
+    if not os.path.lexists(path):  # much faster than an error
+        return Manifest()
+    try:
+        content = read_json(path)
+    except CheckpointError:
+        content = None
+    if not isinstance(content, dict) or content.get("kind") != MANIFEST_KIND:
+        return Manifest(exists=True)
+    listed, run, turn, saving = (content.get(key) for key in ("files", "run", "turn", "saving"))
+    is_saving = isinstance(saving, str)
     writer = None
     if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN:
         writer = Writer(run, turn)
-    return listed if isinstance(listed, dict) else None, writer
-
-
-def marker_of(folder: str, owner_id: str) -> dict[str, object]:
-    """Make the manifest that a folder has while a run writes into it. It lists no files."""
-    return {"kind": MANIFEST_KIND, "saving": owner_id, "name": os.path.basename(folder)}
-
-
-def saving_owner(folder: Path) -> str | None:
-    """The id of the run whose save into a folder has not ended."""
-    owner = _read(folder).get("saving")
-    return owner if isinstance(owner, str) else None
-
-
-def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest, readable or not. User code may have copied one while its folder was written."""
-    if not os.path.lexists(folder / MANIFEST_NAME):
-        return False
-    return saving_owner(folder) is None or _read(folder).get("name") == folder.name
-
-
-def why_unreadable(folder: Path) -> str:
-    """Say why a manifest lists nothing."""
-    return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
-
-
-def _read(folder: str | os.PathLike[str]) -> dict[str, object]:
-    """Read a manifest of ours. Empty without a readable one."""
-    try:
-        manifest = read_json(os.path.join(folder, MANIFEST_NAME))
-    except CheckpointError:
-        return {}
-    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else {}
-
-
-def listed_files(folder: Path) -> Listed | None:
-    """Read what a manifest of ours lists inside its folder. None without a readable one.
-
-    A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
-    """
-    listed = read_manifest(folder)
-    return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}
+    return Manifest(
+        exists=not is_saving or content.get("name") == Path(folder).name,
+        files=listed if isinstance(listed, dict) else None,
+        writer=writer,
+        saving=saving if is_saving else None,
+    )
 
 
 # Folders that are read as they are, whatever their manifests say: by real path the files, and which manifest it was.
@@ -181,9 +165,10 @@ class Contents:
         self.folder = Path(folder)
         self.listed = _listed_as_it_is(self.folder)
         if self.listed is None:
-            self.listed = listed_files(self.folder)
-        if self.listed is None and has_manifest(self.folder):
-            raise CheckpointError(f"{self.folder}: {why_unreadable(self.folder)}.")
+            manifest = read_manifest(self.folder)
+            self.listed = manifest.files_inside(self.folder)
+            if self.listed is None and manifest.exists:
+                raise CheckpointError(f"{self.folder}: {manifest.why_unreadable}.")
 
     def find(self, name: str) -> str | None:
         """Find a file's path. None if the folder lacks it, or, with a warning, if the manifest does not list it.
@@ -413,61 +398,3 @@ def fitting(what: str) -> Iterator[None]:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{what} does not fit: {cause}\n\nHint: resume from another checkpoint.") from error
-
-
-# Fields of every release's arguments.
-_ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
-# Objects among the arguments whose attributes are options.
-_OPTIONS = ("AcceleratorConfig",)
-# Enums whose members are texts, of today and of earlier releases.
-_ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
-
-
-def read_pickled_arguments(path: str) -> dict[str, object] | None:
-    """Read the arguments that transformers has pickled, as fields of today's.
-
-    Args:
-        path: A `training_args.bin`.
-
-    Returns:
-        Today's fields by name, with old names translated. None if the file holds something else.
-
-    Warns:
-        HfCompatWarning: A field holds an object of a kind that is not known here.
-    """
-    held = walked_torch_file(path, io.BytesIO(read_small(path)))
-    state = held.state if isinstance(held, Named) else None
-    if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
-        return None
-    # Today's fields of a release's attributes. One that needs code to be known has its default
-    known = {name: _plain(held) for name, held in state.items()}
-    args = TrainingArguments.__new__(TrainingArguments)
-    args.__setstate__({name: value for name, value in known.items() if not isinstance(value, Named)})
-    today = {field.name: vars(args).get(field.name, field.default) for field in fields(args)}
-    unknown = [name for name in today if isinstance(known.get(name), Named)]
-    if unknown:
-        warn_user(
-            f"{path} holds objects for {', '.join(unknown)}, which cannot be read without running code; they have "
-            "their defaults.\n\nHint: give `args=…`.",
-        )
-    return today
-
-
-def _plain(value: object) -> object:
-    """Replace `Named` objects by values: an enum's member by its text, options by a dict."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if not isinstance(value, Named):
-        return value
-    if value.name in _OPTIONS and isinstance(value.state, Mapping):
-        return _plain(value.state)
-    # An enum's member: Python writes the class with the text, or `getattr` with class and name
-    match tuple(value.given):
-        case (str() as text,) if value.name in _ENUMS:
-            return text
-        case (type() as kind, str() as name) if issubclass(kind, Named) and kind.name in _ENUMS:
-            found = getattr(getattr(enums, kind.name, None), name, name.lower())
-            return found.value if isinstance(found, Enum) else found
-    return value

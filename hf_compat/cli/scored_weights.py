@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
@@ -14,7 +13,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.reading import Contents, has_manifest, is_read_as_it_is
+from hf_compat.checkpoint.reading import Contents, is_read_as_it_is, read_manifest
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
@@ -145,7 +144,7 @@ def _of_folder(trainer: Trainer, folder: str, wanted: str) -> str:
 def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
     """Load a checkpoint's weights into a trainer's model, and the progress of its run."""
     if os.path.isdir(path):
-        is_listed = has_manifest(Path(path))
+        is_listed = read_manifest(path).exists
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
             # a folder without a manifest needs weights only, as `save_model` writes them
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -18,20 +21,14 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.edits import as_named
-from hf_compat.checkpoint.files import read_json
+from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
-from hf_compat.checkpoint.reading import (
-    COMPILED,
-    Contents,
-    has_manifest,
-    read_pickled_arguments,
-    read_torch_file,
-    read_weights,
-)
+from hf_compat.checkpoint.reading import COMPILED, Contents, read_manifest, read_torch_file, read_weights
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_user
+from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
@@ -133,7 +130,7 @@ class LoadableModule(WindowModule):
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
         if source is path and "://" not in path and not os.path.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
-        with as_named(path) if (os.path.isdir(path) and has_manifest(Path(path))) else contextlib.nullcontext():
+        with as_named(path) if (os.path.isdir(path) and read_manifest(path).exists) else contextlib.nullcontext():
             checkpoint = _read(source, map_location, weights_only)
             if hparams_file is not None:
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
@@ -323,3 +320,61 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
     if missing:
         raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:_SHOWN])}.")
     load_adapters(model, folder)
+
+
+# Fields of every release's arguments.
+_ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
+# Objects among the arguments whose attributes are options.
+_OPTIONS = ("AcceleratorConfig",)
+# Enums whose members are texts, of today and of earlier releases.
+_ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
+
+
+def read_pickled_arguments(path: str) -> dict[str, object] | None:
+    """Read the arguments that transformers has pickled, as fields of today's.
+
+    Args:
+        path: A `training_args.bin`.
+
+    Returns:
+        Today's fields by name, with old names translated. None if the file holds something else.
+
+    Warns:
+        HfCompatWarning: A field holds an object of a kind that is not known here.
+    """
+    held = walked_torch_file(path, io.BytesIO(read_small(path)))
+    state = held.state if isinstance(held, Named) else None
+    if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
+        return None
+    # Today's fields of a release's attributes. One that needs code to be known has its default
+    known = {name: _plain(held) for name, held in state.items()}
+    args = TrainingArguments.__new__(TrainingArguments)
+    args.__setstate__({name: value for name, value in known.items() if not isinstance(value, Named)})
+    today = {field.name: vars(args).get(field.name, field.default) for field in fields(args)}
+    unknown = [name for name in today if isinstance(known.get(name), Named)]
+    if unknown:
+        warn_user(
+            f"{path} holds objects for {', '.join(unknown)}, which cannot be read without running code; they have "
+            "their defaults.\n\nHint: give `args=…`.",
+        )
+    return today
+
+
+def _plain(value: object) -> object:
+    """Replace `Named` objects by values: an enum's member by its text, options by a dict."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if not isinstance(value, Named):
+        return value
+    if value.name in _OPTIONS and isinstance(value.state, Mapping):
+        return _plain(value.state)
+    # An enum's member: Python writes the class with the text, or `getattr` with class and name
+    match tuple(value.given):
+        case (str() as text,) if value.name in _ENUMS:
+            return text
+        case (type() as kind, str() as name) if issubclass(kind, Named) and kind.name in _ENUMS:
+            found = getattr(getattr(enums, kind.name, None), name, name.lower())
+            return found.value if isinstance(found, Enum) else found
+    return value

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.reading import Writer, read_writer
+from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import HfCompatError, OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
@@ -99,7 +98,7 @@ class OutputFolder:
 
 def is_from_run(path: str, run: TrainingRun) -> bool:
     """Whether a run, or the one that it resumes, wrote a checkpoint."""
-    return _is_writer(run, path, read_writer(Path(path)))
+    return _is_writer(run, path, read_manifest(path).writer)
 
 
 def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:

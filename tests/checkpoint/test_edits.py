@@ -111,11 +111,11 @@ def test_true_is_as_strict_as_it_was_until_the_folder_is_sealed(run, name, capsy
     edit(folder)
     only_added = name == "files added"
     assert get_last_checkpoint(run) == str(folder if only_added else run / "checkpoint-2")
-    writer = manifest.read_writer(folder)
+    writer = manifest.read_manifest(folder).writer
     assert main(["seal", str(folder)]) == 0
     said = capsys.readouterr().out
     assert all(text in said for text in differences) and "manifest.json lists" in said
-    assert get_last_checkpoint(run) == str(folder) and manifest.read_writer(folder) == writer is not None
+    assert get_last_checkpoint(run) == str(folder) and manifest.read_manifest(folder).writer == writer is not None
     before = (folder / "manifest.json").read_bytes()
     assert main(["seal", str(folder)]) == 0
     assert "nothing is written" in capsys.readouterr().out and (folder / "manifest.json").read_bytes() == before

@@ -76,8 +76,8 @@ def test_files_beside_are_there_for_a_part_that_saves_itself(make_args, many, pa
 
 def test_without_a_limit_manifests_of_other_checkpoints_are_read_once_a_run(make_args, many, monkeypatch):
     reads = []
-    read = reading._read
-    monkeypatch.setattr(reading, "_read", lambda folder: (reads.append(str(folder)), read(folder))[1])
+    read = reading.read_json
+    monkeypatch.setattr(reading, "read_json", lambda path: (reads.append(str(path)), read(path))[1])
     train(make_args, many)
     of_others = [folder for folder in reads if "checkpoint-10" in folder]
     assert len(of_others) <= 3 * 40, "at the run's beginning, and not at every one of four saves"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.layout import SAVING, make_hidden
-from hf_compat.checkpoint.reading import Writer, read_both
+from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner
 
 
@@ -188,10 +188,8 @@ def test_a_linked_checkpoint_is_replaced_and_what_it_points_to_stays(folder, tmp
 
 
 def test_a_manifest_names_its_run(folder):
-    assert manifest.run_of(str(folder)) is None
     manifest.seal(str(folder), Writer("0123abcd", 7))
-    assert manifest.run_of(str(folder)) == "0123abcd" and manifest.problems(str(folder)) == []
-    assert read_both(str(folder))[1] == Writer("0123abcd", 7)
+    assert read_manifest(folder).writer == Writer("0123abcd", 7) and manifest.problems(str(folder)) == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_who_wrote_a_checkpoint_is_not_guessed(folder, values):
     manifest.seal(str(folder), Writer("0123abcd", 7))
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    assert manifest.run_of(str(folder)) is None and read_both(str(folder))[1] is None
+    assert read_manifest(folder).files is not None and read_manifest(folder).writer is None
 
 
 def test_a_removal_that_is_killed_leaves_no_folder_that_looks_whole(folder, monkeypatch):

@@ -14,9 +14,10 @@ import torch
 from hf_compat.checkpoint import judging
 from hf_compat.checkpoint.dcp_reader import open_dcp
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.reading import Contents, read_pickled_arguments, read_torch_file
+from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.checkpoint.run_state import array_globals
 from hf_compat.errors import CheckpointError
+from hf_compat.native.loading import read_pickled_arguments
 
 BEGIN, GIGABYTES = b"\x80\x02", b"\x8a\x08" + struct.pack("<q", 10**10)
 

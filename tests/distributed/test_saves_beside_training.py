@@ -21,7 +21,7 @@ class Looks(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            listed = read_manifest(self.out / "checkpoint-2")
+            listed = read_manifest(self.out / "checkpoint-2").files
             self.unhashed = [name for name, facts in listed.items() if "sha256" not in facts]
             self.has_looked.set()
 
@@ -57,7 +57,7 @@ def test_a_save_of_two_processes_does_not_wait_for_the_disk(tmp_path, monkeypatc
     ended = run_ranks(tmp_path / "logs", body, seconds=120)
     assert [rank.status for rank in ended] == [0, 0], [rank.said for rank in ended]
     last = get_last_checkpoint(out)
-    listed = read_manifest(out / "checkpoint-6")
+    listed = read_manifest(out / "checkpoint-6").files
     assert last == str(out / "checkpoint-6") and manifest.problems(last) == []
     assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= set(listed)
     assert all("sha256" in facts for facts in listed.values())

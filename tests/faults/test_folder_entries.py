@@ -138,4 +138,4 @@ def test_all_entries_are_on_the_disk(make_args, tmp_path, monkeypatch, kind, cal
     assert [(moment, file) for moment, file in disk.lost if "manifest.json" not in file] == []
     assert manifest.problems(str(out / "checkpoint-6")) == []
     if callbacks:
-        assert "second/adapter/adapter_model.safetensors" in read_manifest(out / "checkpoint-6")
+        assert "second/adapter/adapter_model.safetensors" in read_manifest(out / "checkpoint-6").files

@@ -20,7 +20,7 @@ def out(make_args, tmp_path, monkeypatch):
     """An output folder whose newest checkpoint was renamed and not flushed when its run was killed."""
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
     trainer(make_args).train()
-    writer = manifest.read_writer(tmp_path / "out/checkpoint-4")
+    writer = manifest.read_manifest(tmp_path / "out/checkpoint-4").writer
     sealing.seal(str(tmp_path / "out" / "checkpoint-4"), writer, flushes=False)
     return tmp_path / "out"
 

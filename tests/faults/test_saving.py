@@ -42,7 +42,9 @@ def test_an_older_runs_checkpoint_stays_until_one_of_its_name_comes(make_args, t
     with caplog.at_level("WARNING", logger="hf_compat"):
         make(make_args, out).train()
     assert "checkpoint-4 comes from an earlier run, and it stays until this run saves a checkpoint of " in caplog.text
-    assert {manifest.run_of(str(path)) for path in out.iterdir()} == {manifest.run_of(str(out / "checkpoint-6"))}
+    assert {manifest.read_manifest(path).writer.run for path in out.iterdir()} == {
+        manifest.read_manifest(out / "checkpoint-6").writer.run
+    }
 
 
 class SavedAreThere(TrainerCallback):
@@ -206,9 +208,7 @@ def live_run(tmp_path):
 @pytest.mark.real_python
 def test_two_runs_in_one_folder(make_args, tmp_path, live_run):
     out = tmp_path / "out"
-    while sealing.is_unfinished(
-        sealing.read_manifest(out / "checkpoint-2") or {}
-    ):  # its hashes come beside the training
+    while sealing.is_unfinished(sealing.read_manifest(out / "checkpoint-2")):  # its hashes come beside the training
         time.sleep(0.05)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     trainer = make(make_args, out)
