@@ -144,7 +144,7 @@ class HFModule(OverridePoints, LoadableModule):
         args: TrainingArguments | None = None,
         steps: NativeSteps | None = None,
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
-        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             spec, model = model, made(model, "model")

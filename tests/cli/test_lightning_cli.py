@@ -120,6 +120,13 @@ def test_the_optimizer_and_its_schedule():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0005)
 
 
+def test_a_loss_function_needs_no_annotations(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    Path("own_losses.py").write_text("def own(outputs, labels, num_items_in_batch=None):\n    return outputs[0]\n")
+    cli = command_line(["-c", "run.yaml", "--model.compute_loss_func", "own_losses.own"], run=False)
+    assert cli.model.steps.compute_loss_func.__name__ == "own"
+
+
 def test_no_automatic_optimizer(capsys):
     cli = command_line(["fit", "-c", "run.yaml"], auto_configure_optimizers=False)
     assert cli.trainer.global_step == 4 and cli.model.steps.optimizer is cli.trainer.optimizers[0]
