@@ -51,16 +51,14 @@ class HFBridge(HFEvents):
 
     Args:
         host: The owner of the events.
-
-    Attributes:
         run: The running training. Between trainings, the last one.
     """
 
-    def __init__(self, host: RunHost) -> None:
+    def __init__(self, host: RunHost, run: TrainingRun) -> None:
         super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
         self.host = host
-        self.run: TrainingRun = host._run
-        self.epoch = self.run.start.epoch - 1
+        self.run = run
+        self.epoch = run.start.epoch - 1
         # With several ranks, one rank's error is raised on all at the next save or at the end
         self._writer = host._saver.background if host.args.world_size == 1 else None
         self._last_saved = -1

@@ -267,7 +267,7 @@ class Evaluator:
         host, callbacks = self._host, self._host._callbacks
         kept, self._kept = self._kept, None
         if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
-            bridge = HFBridge(host)
+            bridge = HFBridge(host, host._run)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
             trainer = host._make_lightning_trainer(looked_at, bridge)

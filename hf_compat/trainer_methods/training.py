@@ -190,7 +190,7 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
         if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
             wrap_forward(host.model, plan.precision, args.device.type)
         host._evaluator.begin_fit()
-        bridge = HFBridge(host)
+        bridge = HFBridge(host, run)
         module = host._make_module(plan)
         module.num_training_updates, module.observer = counts.max_updates, bridge
         trainer = host._make_lightning_trainer(plan, bridge)
