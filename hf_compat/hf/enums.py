@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
+from enum import Enum, auto
 from typing import NoReturn, TypeVar
 
 from hf_compat.errors import ArgumentError
@@ -14,7 +14,15 @@ from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import is_installed
 
 
-class ExplicitEnum(str, Enum):  # noqa: UP042 - str() gives Class.MEMBER, as in HF
+class _LowerCase(Enum):
+    """An enum whose `auto()` is the member's name in lower case."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[object]) -> str:
+        return name.lower()
+
+
+class ExplicitEnum(str, _LowerCase):  # no StrEnum, as str() gives Class.MEMBER in HF
     """A string enum whose failed look-up lists the allowed values.
 
     Mirrors:
@@ -31,9 +39,9 @@ class ExplicitEnum(str, Enum):  # noqa: UP042 - str() gives Class.MEMBER, as in 
 class IntervalStrategy(ExplicitEnum):
     """When to log or evaluate. Mirrors `transformers.IntervalStrategy`, 5.23."""
 
-    NO = "no"
-    STEPS = "steps"
-    EPOCH = "epoch"
+    NO = auto()
+    STEPS = auto()
+    EPOCH = auto()
 
 
 EvaluationStrategy = IntervalStrategy  # the name in 4.x, with the same members
@@ -42,100 +50,100 @@ EvaluationStrategy = IntervalStrategy  # the name in 4.x, with the same members
 class SaveStrategy(ExplicitEnum):
     """When to save. Mirrors `transformers.trainer_utils.SaveStrategy`, 5.23."""
 
-    NO = "no"
-    STEPS = "steps"
-    EPOCH = "epoch"
-    BEST = "best"
+    NO = auto()
+    STEPS = auto()
+    EPOCH = auto()
+    BEST = auto()
 
 
 class HubStrategy(ExplicitEnum):
     """What to push to the Hub. Mirrors `transformers.trainer_utils.HubStrategy`, 5.23."""
 
-    END = "end"
-    EVERY_SAVE = "every_save"
-    CHECKPOINT = "checkpoint"
-    ALL_CHECKPOINTS = "all_checkpoints"
+    END = auto()
+    EVERY_SAVE = auto()
+    CHECKPOINT = auto()
+    ALL_CHECKPOINTS = auto()
 
 
 class SchedulerType(ExplicitEnum):
     """Learning-rate schedules. Mirrors `transformers.SchedulerType`, 5.23."""
 
-    LINEAR = "linear"
-    COSINE = "cosine"
-    COSINE_WITH_RESTARTS = "cosine_with_restarts"
-    POLYNOMIAL = "polynomial"
-    CONSTANT = "constant"
-    CONSTANT_WITH_WARMUP = "constant_with_warmup"
-    INVERSE_SQRT = "inverse_sqrt"
+    LINEAR = auto()
+    COSINE = auto()
+    COSINE_WITH_RESTARTS = auto()
+    POLYNOMIAL = auto()
+    CONSTANT = auto()
+    CONSTANT_WITH_WARMUP = auto()
+    INVERSE_SQRT = auto()
     REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
-    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
-    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
-    WARMUP_STABLE_DECAY = "warmup_stable_decay"
-    GREEDY = "greedy"
+    COSINE_WITH_MIN_LR = auto()
+    COSINE_WARMUP_WITH_MIN_LR = auto()
+    WARMUP_STABLE_DECAY = auto()
+    GREEDY = auto()
 
 
-class ParallelMode(Enum):
+class ParallelMode(_LowerCase):
     """How several devices are used. Mirrors `transformers.training_args.ParallelMode`, 5.23."""
 
-    NOT_PARALLEL = "not_parallel"
-    NOT_DISTRIBUTED = "not_distributed"
-    DISTRIBUTED = "distributed"
-    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
-    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
-    TPU = "tpu"
+    NOT_PARALLEL = auto()
+    NOT_DISTRIBUTED = auto()
+    DISTRIBUTED = auto()
+    SAGEMAKER_MODEL_PARALLEL = auto()
+    SAGEMAKER_DATA_PARALLEL = auto()
+    TPU = auto()
 
 
 class DebugOption(ExplicitEnum):
     """Debug modes. Mirrors `transformers.debug_utils.DebugOption`, 5.23."""
 
-    UNDERFLOW_OVERFLOW = "underflow_overflow"
-    TPU_METRICS_DEBUG = "tpu_metrics_debug"
+    UNDERFLOW_OVERFLOW = auto()
+    TPU_METRICS_DEBUG = auto()
 
 
 class OptimizerNames(ExplicitEnum):
     """Every optimizer name of HF. `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
 
-    ADAMW_TORCH = "adamw_torch"
-    ADAMW_TORCH_FUSED = "adamw_torch_fused"
-    ADAMW_TORCH_XLA = "adamw_torch_xla"
-    ADAMW_TORCH_NPU_FUSED = "adamw_torch_npu_fused"
-    ADAFACTOR = "adafactor"
-    ADAMW_ANYPRECISION = "adamw_anyprecision"
-    ADAMW_TORCH_4BIT = "adamw_torch_4bit"
-    ADAMW_TORCH_8BIT = "adamw_torch_8bit"
-    ADEMAMIX = "ademamix"
-    SGD = "sgd"
-    ADAGRAD = "adagrad"
+    ADAMW_TORCH = auto()
+    ADAMW_TORCH_FUSED = auto()
+    ADAMW_TORCH_XLA = auto()
+    ADAMW_TORCH_NPU_FUSED = auto()
+    ADAFACTOR = auto()
+    ADAMW_ANYPRECISION = auto()
+    ADAMW_TORCH_4BIT = auto()
+    ADAMW_TORCH_8BIT = auto()
+    ADEMAMIX = auto()
+    SGD = auto()
+    ADAGRAD = auto()
     ADAMW_BNB = "adamw_bnb_8bit"
-    ADAMW_8BIT = "adamw_8bit"
-    ADEMAMIX_8BIT = "ademamix_8bit"
-    LION_8BIT = "lion_8bit"
+    ADAMW_8BIT = auto()
+    ADEMAMIX_8BIT = auto()
+    LION_8BIT = auto()
     LION = "lion_32bit"
     PAGED_ADAMW = "paged_adamw_32bit"
-    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADAMW_8BIT = auto()
     PAGED_ADEMAMIX = "paged_ademamix_32bit"
-    PAGED_ADEMAMIX_8BIT = "paged_ademamix_8bit"
+    PAGED_ADEMAMIX_8BIT = auto()
     PAGED_LION = "paged_lion_32bit"
-    PAGED_LION_8BIT = "paged_lion_8bit"
-    RMSPROP = "rmsprop"
-    RMSPROP_BNB = "rmsprop_bnb"
+    PAGED_LION_8BIT = auto()
+    RMSPROP = auto()
+    RMSPROP_BNB = auto()
     RMSPROP_8BIT = "rmsprop_bnb_8bit"
     RMSPROP_32BIT = "rmsprop_bnb_32bit"
-    GALORE_ADAMW = "galore_adamw"
-    GALORE_ADAMW_8BIT = "galore_adamw_8bit"
-    GALORE_ADAFACTOR = "galore_adafactor"
-    GALORE_ADAMW_LAYERWISE = "galore_adamw_layerwise"
-    GALORE_ADAMW_8BIT_LAYERWISE = "galore_adamw_8bit_layerwise"
-    GALORE_ADAFACTOR_LAYERWISE = "galore_adafactor_layerwise"
-    LOMO = "lomo"
-    ADALOMO = "adalomo"
-    GROKADAMW = "grokadamw"
-    SCHEDULE_FREE_RADAM = "schedule_free_radam"
-    SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
-    SCHEDULE_FREE_SGD = "schedule_free_sgd"
-    APOLLO_ADAMW = "apollo_adamw"
-    APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
-    STABLE_ADAMW = "stable_adamw"
+    GALORE_ADAMW = auto()
+    GALORE_ADAMW_8BIT = auto()
+    GALORE_ADAFACTOR = auto()
+    GALORE_ADAMW_LAYERWISE = auto()
+    GALORE_ADAMW_8BIT_LAYERWISE = auto()
+    GALORE_ADAFACTOR_LAYERWISE = auto()
+    LOMO = auto()
+    ADALOMO = auto()
+    GROKADAMW = auto()
+    SCHEDULE_FREE_RADAM = auto()
+    SCHEDULE_FREE_ADAMW = auto()
+    SCHEDULE_FREE_SGD = auto()
+    APOLLO_ADAMW = auto()
+    APOLLO_ADAMW_LAYERWISE = auto()
+    STABLE_ADAMW = auto()
 
 
 # Tracker of `report_to` → the module that it needs and the package that installs it.
