@@ -397,9 +397,8 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             "`automatic_optimization = True`."
         )
     if made[0] is steps.optimizer:
-        if not trainer.lr_scheduler_configs and is_schedule_of(
-            steps.lr_scheduler, made[0]
-        ):  # an override has left the schedule out
+        # An override may have left the schedule out
+        if not trainer.lr_scheduler_configs and is_schedule_of(steps.lr_scheduler, made[0]):
             steps.lr_scheduler = None
         return
     steps.optimizer, steps.lr_scheduler = made[0], None
