@@ -35,6 +35,7 @@ from compare import first_difference, same
 from kill_shapes import SHAPES
 
 from hf_compat import set_seed
+from hf_compat.checkpoint.layout import checkpoint_step, list_checkpoints
 
 TIMED = ("_runtime", "_per_second", "_time")
 
@@ -101,7 +102,7 @@ def live(shape: str, folder: str, result: str, seconds: float | None, within_sav
 
 def last_update(folder: Path) -> int:
     """The updates of the newest checkpoint, 0 without one."""
-    return max((int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*")), default=0)
+    return max(map(checkpoint_step, list_checkpoints(folder)), default=0)
 
 
 def main() -> int:
