@@ -23,7 +23,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import Callback, CallbackHandler
-from hf_compat.runtime.inspection import call_by_place
+from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import RunHost, TrainingRun
@@ -268,7 +268,8 @@ class HFBridge(HFEvents):
             run.flag_agreement.agree(host.control)
         if host.control.should_save:
             self._last_saved = host.state.global_step
-        values = (
+        act = placing(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, last_by_keyword=1)
+        act(
             run.losses.since_last_log,
             run.grad_norm,
             host.model,
@@ -276,9 +277,8 @@ class HFBridge(HFEvents):
             self.epoch,
             run.ignore_keys_for_eval,
             run.start_time,
-            run.learning_rate,
+            learning_rate=run.learning_rate,
         )
-        call_by_place(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, values, last_by_keyword=1)
         if trainer.should_stop:  # set by a Lightning callback after the evaluation
             host.control.should_training_stop = True
 

@@ -52,7 +52,7 @@ from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, Up
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
-from hf_compat.runtime.inspection import call_by_place, forget_gradients, is_replaced
+from hf_compat.runtime.inspection import forget_gradients, is_replaced, placing
 from hf_compat.runtime.nested import Nested
 
 logger = logging.getLogger(__name__)
@@ -326,7 +326,7 @@ class WindowModule(HooksOfPlainBatches):
             The window's loss, detached.
         """
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
-        model, step = steps.model_wrapped, steps.training_step
+        model, step = steps.model_wrapped, placing(steps.training_step, STEP_PARAMETERS)
         size = steps.current_gradient_accumulation_steps = len(window.micro_batches)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
@@ -334,7 +334,7 @@ class WindowModule(HooksOfPlainBatches):
             steps.accelerator.sync_gradients = is_last
             if mechanics.exchange is not None:
                 mechanics.exchange(is_last)
-            loss = call_by_place(step, STEP_PARAMETERS, (model, inputs, window.num_items))
+            loss = step(model, inputs, window.num_items)
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:

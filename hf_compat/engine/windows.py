@@ -25,7 +25,7 @@ from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.lightning_plan import RunCounts
-from hf_compat.runtime.inspection import call_by_place
+from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
 
@@ -289,11 +289,11 @@ class Windows:
             return
         counts, size, made = self.counts, self.window_size, False
         whole = counts.micro_batches_per_epoch
+        read = placing(self.steps.get_batch_samples, READ_PARAMETERS)  # before 4.50 it took no device
         for update in range(began // size, counts.updates_per_epoch):
             is_short = update == counts.updates_per_epoch - 1
             wanted = whole % size or size if is_short else size
-            # before 4.50 the method took no device
-            window = call_by_place(self.steps.get_batch_samples, READ_PARAMETERS, (micro_batches, wanted, self.device))
+            window = read(micro_batches, wanted, self.device)
             try:
                 batches, num_items = window  # a subclass may return anything
             except (TypeError, ValueError) as error:

@@ -21,7 +21,7 @@ from hf_compat.engine.windows import Items, Window
 from hf_compat.errors import ArgumentError, LossError, OverrideError
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.stepping import Stepping
-from hf_compat.runtime.inspection import call_with_optional
+from hf_compat.runtime.inspection import accepting
 from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
 
 Step = Callable[..., object]
@@ -149,11 +149,8 @@ def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = Non
     """Compute HF's loss of a micro-batch, with its graph."""
     inputs = steps._prepare_inputs(batch)
     with steps.compute_loss_context_manager():
-        return checked_loss(
-            call_with_optional(
-                steps.compute_loss, steps.model_wrapped, inputs, optional={"num_items_in_batch": num_items}
-            )
-        )
+        compute_loss = accepting(steps.compute_loss, "num_items_in_batch")
+        return checked_loss(compute_loss(steps.model_wrapped, inputs, num_items_in_batch=num_items))
 
 
 def loss_of_batch(steps: NativeSteps, batch: Batch | Window) -> torch.Tensor:

@@ -78,9 +78,13 @@ class AcceptedParameters(NamedTuple):
     required: frozenset[str]  # names without a default
 
 
-def _parameters_of(function: Callable[..., object], skips_self: bool = False) -> AcceptedParameters:
+def _parameters_of(function: Callable[..., object], skips_self: bool = False) -> AcceptedParameters | None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
     places, names, required, kinds = [], [], [], set()
-    for p in list(inspect.signature(function).parameters.values())[int(skips_self) :]:
+    for p in parameters[int(skips_self) :]:
         kinds.add(p.kind)
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
             places.append(p.name)
@@ -101,10 +105,7 @@ def accepted_parameters(method: Callable[..., object]) -> AcceptedParameters | N
     A method's function is inspected once. Other callables may hold a trainer, so they are not cached.
     """
     function = getattr(method, "__func__", None)
-    try:
-        return _parameters_of(method) if function is None else _kept_parameters_of(function, skips_self=True)
-    except (TypeError, ValueError):
-        return None
+    return _parameters_of(method) if function is None else _kept_parameters_of(function, skips_self=True)
 
 
 def needs_parameter(method: Callable[..., object], name: str) -> bool:
@@ -127,25 +128,26 @@ def takes_place(method: Callable[..., object], name: str, index: int) -> bool:
     return len(accepted.places) > index or name in accepted.names
 
 
-def call_with_optional(method: Callable[..., Answer], *args: object, optional: dict[str, Any]) -> Answer:
-    """Call a method of any HF release: `args` always, each of `optional` by keyword if the signature accepts it.
+def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answer]:
+    """Return a method of any HF release as a callable that also takes these keywords, and drops those it lacks.
 
     A subclass written for an older release lacks later parameters such as `num_items_in_batch`. A newer one may take
     them as `**kwargs`.
     """
     accepted = accepted_parameters(method)
+    if accepted is not None and (accepted.takes_any_keyword or accepted.names.issuperset(names)):
+        return method
+    known = frozenset[str]() if accepted is None else accepted.names
+    return lambda *args, **optional: method(*args, **{n: value for n, value in optional.items() if n in known})
+
+
+# How to pass values: the number of positional ones, then place and name of those that follow by keyword.
+Way = tuple[int, tuple[tuple[int, str], ...]]
+
+
+def _way_of(accepted: AcceptedParameters | None, names: tuple[str, ...], last_by_keyword: int) -> Way:
     if accepted is None:
-        return method(*args)
-    if accepted.takes_any_keyword or accepted.names.issuperset(optional):
-        return method(*args, **optional)
-    return method(*args, **{name: value for name, value in optional.items() if name in accepted.names})
-
-
-@functools.lru_cache(maxsize=1024)
-def _way_of(
-    accepted: AcceptedParameters, names: tuple[str, ...], last_by_keyword: int
-) -> tuple[int, tuple[tuple[int, str], ...]]:
-    """Count the values that a method gets positionally, and list place and name of those that follow by keyword."""
+        return len(names), ()
     by_name = len(names) - last_by_keyword
     # a wrapper of the same signature looks for the last ones among its keywords
     has_last = accepted.takes_any_keyword or accepted.names.issuperset(names[by_name:])
@@ -156,33 +158,38 @@ def _way_of(
     elif all(place == name or place not in names for place, name in zip(accepted.places, names, strict=False)):
         positional = min(len(accepted.places), most)
     rest = enumerate(names[positional:], start=positional)
-    given = tuple((index, name) for index, name in rest if accepted.takes_any_keyword or name in accepted.names)
-    return positional, given
+    return positional, tuple((at, name) for at, name in rest if accepted.takes_any_keyword or name in accepted.names)
 
 
-def call_by_place(
-    method: Callable[..., Answer], names: tuple[str, ...], values: tuple[object, ...], last_by_keyword: int = 0
-) -> Answer:
-    """Call a method of any HF release with values that upstream passes positionally.
+@functools.lru_cache(maxsize=1024)
+def _kept_way_of(function: Callable[..., object], names: tuple[str, ...], last_by_keyword: int) -> Way:
+    return _way_of(_kept_parameters_of(function, skips_self=True), names, last_by_keyword)
 
-    They are passed positionally if the method's parameters are in upstream's order, whatever their names, and as many
-    as it takes. An override of an older release may lack a parameter in the middle. It gets by keyword those that it
-    names.
+
+def placing(method: Callable[..., Answer], names: tuple[str, ...], last_by_keyword: int = 0) -> Callable[..., Answer]:
+    """Return a method of any HF release as a callable that takes what upstream passes, in upstream's form.
+
+    The method gets it positionally if its parameters are in upstream's order, whatever their names, and as many as it
+    takes. An override of an older release may lack a parameter in the middle. It gets by keyword those that it names.
 
     Args:
-        method: A bound method, or another callable.
+        method: A bound method, or another callable. It is returned itself if it takes upstream's form.
         names: Upstream's names of the parameters, in order.
-        values: One value for each name.
         last_by_keyword: How many of the last ones upstream passes by keyword.
     """
-    accepted = accepted_parameters(method)
-    if accepted is None:
-        return method(*values)
-    positional, by_keyword = _way_of(accepted, names, last_by_keyword)
-    keywords = {}
-    for index, name in by_keyword:
-        keywords[name] = values[index]
-    return method(*values[:positional], **keywords)
+    function = getattr(method, "__func__", None)
+    if function is None:
+        positional, by_keyword = _way_of(accepted_parameters(method), names, last_by_keyword)
+    else:
+        positional, by_keyword = _kept_way_of(function, names, last_by_keyword)
+    if positional == len(names) - last_by_keyword and len(by_keyword) == last_by_keyword:
+        return method
+
+    def call(*places: object, **last: object) -> Answer:
+        values = (*places, *last.values())
+        return method(*values[:positional], **{name: values[at] for at, name in by_keyword})
+
+    return call
 
 
 def reads_parameter(function: Callable[..., object], name: str) -> bool:

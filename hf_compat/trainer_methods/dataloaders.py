@@ -24,7 +24,7 @@ from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import call_by_place, has_length, is_replaced, length_of, needs_parameter
+from hf_compat.runtime.inspection import has_length, is_replaced, length_of, needs_parameter, placing
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -181,7 +181,7 @@ class DataloaderMethods(StepsBase):
 
     def _call_train_sampler(self, dataset: DataSource) -> Order | None:
         # before 4.52 the method took no data set
-        sampler = call_by_place(self._get_train_sampler, ("train_dataset",), (dataset,))
+        sampler = placing(self._get_train_sampler, ("train_dataset",))(dataset)
         if sampler is not None:
             check_iterable("_get_train_sampler", sampler, "a `Sampler`")
         return sampler

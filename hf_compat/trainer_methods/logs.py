@@ -16,7 +16,7 @@ from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.metrics import loggable, metrics_format, plain_metrics, speed_metrics
 from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.runtime.inspection import call_by_place, needs_parameter
+from hf_compat.runtime.inspection import needs_parameter, placing
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
@@ -60,7 +60,7 @@ class LogMethods(TrainerBase):
                 logs = run.losses.take(updates, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
                 self.store_flos()
                 since = run.start_time if start_time is None else start_time
-                call_by_place(self.log, ("logs", "start_time"), (logs, since))
+                placing(self.log, ("logs", "start_time"))(logs, since)
             elif action == "evaluate":
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
                 save_if_best(self, self._determine_best_metric(metrics=metrics, trial=trial))

@@ -18,7 +18,7 @@ from hf_compat.errors import DataError, LossError
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, is_replaced, takes_place
+from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import StepsBase
@@ -58,9 +58,8 @@ class StepMethods(StepsBase):
                 optimizer_train()
             inputs = self._prepare_inputs(inputs)
             with self.compute_loss_context_manager():
-                loss = call_with_optional(
-                    self.compute_loss, model, inputs, optional={"num_items_in_batch": num_items_in_batch}
-                )
+                compute_loss = accepting(self.compute_loss, ITEMS)
+                loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
             del inputs
             self._empty_cache_in_time()
             loss = checked_loss(loss)
@@ -254,9 +253,8 @@ class StepMethods(StepsBase):
                 items = self._get_num_items_in_batch([inputs], self.args.device)
                 context, inputs = self._prepare_context_parallel_inputs(model, inputs)
                 with self.compute_loss_context_manager(), context():
-                    loss, outputs = call_with_optional(
-                        self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": items}
-                    )
+                    compute_loss = accepting(self.compute_loss, "return_outputs", ITEMS)
+                    loss, outputs = compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
                 loss = loss.detach()
                 loss = loss.mean() if loss.ndim else loss
             else:

@@ -10,12 +10,12 @@ from transformers.utils import find_labels as upstream_find_labels
 
 from hf_compat.runtime.inspection import (
     accepted_parameters,
-    call_by_place,
-    call_with_optional,
+    accepting,
     can_return_loss,
     find_labels,
     has_length,
     number_of_arguments,
+    placing,
 )
 
 
@@ -58,8 +58,8 @@ class Era:
 )
 def test_later_keywords_are_given_where_they_are_accepted(name, expected):
     method = getattr(Era(), name)
-    assert call_with_optional(method, 1, optional={"items": 2, "start": 3}) == expected
-    assert call_with_optional(functools.partial(method), 1, optional={"items": 2, "start": 3}) == expected
+    for one in (method, functools.partial(method)):
+        assert accepting(one, "items", "start")(1, items=2, start=3) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,22 @@ def test_later_keywords_are_given_where_they_are_accepted(name, expected):
 )
 def test_what_upstream_passes_by_place_finds_its_place(name, expected):
     method = getattr(Era(), name)
-    names, values = ("model", "items", "start"), (1, 2, 3)
-    assert call_by_place(method, names, values, last_by_keyword=1) == expected
-    assert call_by_place(functools.partial(method), names, values, last_by_keyword=1) == expected
-    assert call_by_place(max, names, values) == 3  # a builtin has no signature to go by
+    names = ("model", "items", "start")
+    for one in (method, functools.partial(method)):
+        assert placing(one, names, last_by_keyword=1)(1, 2, start=3) == expected
+    assert placing(max, names)(1, 2, 3) == 3  # a builtin has no signature to go by
+
+
+def test_a_method_that_takes_upstreams_form_is_returned_itself():
+    era = Era()
+    assert placing(era.named, ("model", "items")) == era.named == accepting(era.named, "items")
+    assert placing(era.by_keyword, ("model", "items"), last_by_keyword=1) == era.by_keyword
+    assert accepting(era.by_keyword, "items") == era.by_keyword
 
 
 def test_positional_arguments_are_cut_to_what_fits():
-    assert call_by_place(Era().old, ("a", "b"), (1, 2)) == (1,) == call_by_place(Era().by_place, ("a",), (1,))
-    assert call_by_place(lambda: 0, ("a",), (1,)) == 0
+    assert placing(Era().old, ("a", "b"))(1, 2) == (1,) == placing(Era().by_place, ("a",))(1)
+    assert placing(lambda: 0, ("a",))(1) == 0
     accepted = accepted_parameters(Era().named)
     assert accepted.places == ("model", "items") and accepted.required == {"model"} and not accepted.takes_any_keyword
 
