@@ -1,6 +1,6 @@
 """The run that all `HFCallbackAdapter`s of one Lightning trainer share.
 
-`AdaptedRun` fires HF's events at Lightning's hooks (`PAIRS` in `events.py`) and fills HF's state from Lightning's
+`AdaptedRun` fires HF's events at Lightning's hooks (`PAIRS` in `bridge.py`) and fills HF's state from Lightning's
 progress. After an update and after an epoch it logs, evaluates and saves according to the flags, with the Trainer's
 code (`hf_compat.training_run`).
 """
@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.utils.data import DataLoader
 
-from hf_compat.callbacks.events import PAIRS, Given, fires_at_hooks
+from hf_compat.callbacks.bridge import PAIRS, Given, fires_at_hooks
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import (

@@ -1,28 +1,28 @@
-"""`HFBridge` is the Lightning callback that turns hooks into HF events, and flags into actions.
+"""HF's events at Lightning's hooks. `HFBridge` is the Lightning callback that fires them and obeys the flags.
 
-`PAIRS` in `events.py` has the hooks and their events. The module fires the events within an update. After an update and
-after an epoch, the bridge logs, evaluates and saves according to the flags.
+`EVENTS` in `hf/callbacks.py` has a row for each event. `WindowModule` fires those within an update. After an update
+and after an epoch, the bridge logs, evaluates and saves according to the flags.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import lightning.pytorch as pl
 import torch
 from torch.utils.data import IterableDataset
 
-from hf_compat.callbacks.events import Given, HFEvents, segments_of
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
 from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
 from hf_compat.errors import DataError
-from hf_compat.hf.callbacks import Callback, CallbackHandler
+from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.resumer import ResumeAt
@@ -42,8 +42,63 @@ LOG_SAVE_EVALUATE_PARAMETERS = (
     "learning_rate",
 )
 
-StepOutput = Any  # Lightning's own type is as wide
-StepBatch = Any  # a window, or a batch of an evaluation
+# Lightning hook → the HF event that it fires.
+PAIRS = {hook: event.name for event in EVENTS.values() for hook in event.hooks}
+# The hooks' parameters after trainer and module.
+PARAMETERS = {hook: tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:] for hook in PAIRS}
+
+Given = Any  # a hook's batch, outputs or index
+
+Kind = TypeVar("Kind", bound=type[pl.Callback])
+
+
+def fires_at_hooks(kind: Kind) -> Kind:
+    """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `fire_at_hook` with its name first."""
+    fire = kind.fire_at_hook  # type: ignore[attr-defined]  # each of the decorated classes has it
+    for hook in PAIRS.keys() - vars(kind).keys():
+        setattr(kind, hook, functools.partialmethod(fire, hook))
+    return kind
+
+
+@fires_at_hooks
+class HFEvents(pl.Callback):
+    """One segment of the HF callbacks, between two Lightning callbacks.
+
+    Args:
+        bridge: Fires the events.
+        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
+    """
+
+    def __init__(self, bridge: HFBridge, segment: int) -> None:
+        self.bridge = bridge
+        self.segment = segment
+
+    def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
+        """Fire a hook's event for this segment. The first segment also prepares it."""
+        named = dict(zip(PARAMETERS[hook], given, strict=False))
+        if self.segment == 0 and hook in self.bridge.preparations:
+            self.bridge.preparations[hook](self.bridge, named)
+        if hook != "on_train_batch_end" or named["batch"].is_trained:
+            self.bridge.fire(PAIRS[hook], self.segment)
+
+
+def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
+    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
+
+    Args:
+        order: Callbacks of both kinds in the order in which they were added.
+        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
+    """
+    segments: list[set[int]] = [set()]
+    segment_of: dict[int, int] = {}
+    for entry in order:
+        if isinstance(entry, pl.Callback):
+            segments.append(set())
+        else:
+            segment_of[id(entry)] = len(segments) - 1
+    for callback in hf_callbacks:
+        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
+    return segments
 
 
 class HFBridge(HFEvents):
@@ -204,11 +259,11 @@ class HFBridge(HFEvents):
         return control.should_epoch_stop or control.should_training_stop
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Given, batch: Window, batch_idx: int
     ) -> None:
         """Fire `on_step_end` (`count_update` runs before it), then log, evaluate and save as the flags say."""
         control = self.host.control
-        if self._writer is not None:
+        if self._writer is not None and self._writer.under_way is not None:
             self._writer.check()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
@@ -216,7 +271,7 @@ class HFBridge(HFEvents):
         if batch.is_trained:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flag_agreement.sources.in_updates)
-            if self.host.stop_signals.agree():
+            if self.host.stop_signals.are_watched and self.host.stop_signals.agree():
                 self._obey_signals()
         if not self.agree_to_stop():
             return
@@ -286,8 +341,8 @@ class HFBridge(HFEvents):
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: StepOutput,
-        batch: StepBatch,
+        outputs: Given,
+        batch: Given,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:

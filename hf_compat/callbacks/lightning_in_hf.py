@@ -1,7 +1,7 @@
 """`LightningCallbackAdapter` runs a Lightning callback inside a real `transformers.Trainer`.
 
 An idle Lightning trainer accompanies the HF one. Its progress is set from HF's state, and HF's events call the
-callback's hooks (`PAIRS` in `events.py`). All hooks of an evaluation run after it.
+callback's hooks (`PAIRS` in `bridge.py`). All hooks of an evaluation run after it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
+from hf_compat.callbacks.bridge import PAIRS, PARAMETERS
 from hf_compat.callbacks.callback_set import (
     IN_TRANSFORMERS,
     NEVER_CALLED,
@@ -25,7 +26,6 @@ from hf_compat.callbacks.callback_set import (
     hooks_of_user,
     refuse,
 )
-from hf_compat.callbacks.events import PAIRS, PARAMETERS
 from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
 from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch

@@ -209,27 +209,21 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         if set(map(type, features)) != {dict}:  # the usual samples, which need no slower test
             rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
         first = rows[0]
-        for label_key in ("label", "label_ids"):
-            if first.get(label_key) is not None:
-                batch["labels"] = _join_labels(label_key, [row[label_key] for row in rows])
-                break
+        label_key = "label" if first.get("label") is not None else "label_ids"
+        if first.get(label_key) is not None:
+            batch["labels"] = _join_labels(label_key, [row[label_key] for row in rows])
         for key, value in first.items():
-            if key not in ("label", "label_ids") and value is not None and not isinstance(value, str):
-                batch[key] = _join(list(map(itemgetter(key), rows)))
+            if key in ("label", "label_ids") or value is None or isinstance(value, str):
+                continue
+            values = list(map(itemgetter(key), rows))
+            join = torch.stack if isinstance(value, torch.Tensor) else torch.tensor
+            batch[key] = torch.from_numpy(np.stack(values)) if isinstance(value, np.ndarray) else join(values)
     except Exception as error:
         raise_for_bad_samples(features, error)
         raise
     if not batch:
         raise_for_bad_samples(features, DataError("Nothing is left of the samples."))
     return batch
-
-
-def _join(values: list[Sample]) -> torch.Tensor:
-    if isinstance(values[0], torch.Tensor):
-        return torch.stack(values)
-    if isinstance(values[0], np.ndarray):
-        return torch.from_numpy(np.stack(values))
-    return torch.tensor(values)
 
 
 def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:

@@ -41,9 +41,8 @@ class SeededRandomSampler(RandomSampler):
 
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(self.epoch + self.initial_seed)
-        if len(self.data_source) > 0:  # torch's sampler divides by the length, which may be 0 by now
-            yield from super().__iter__()
-        self.epoch += 1
+        # torch's sampler divides by the length, which may be 0 by now
+        return super().__iter__() if len(self.data_source) > 0 else iter(())
 
     def rest(self, skip: int) -> Iterator[int]:
         """Iterate over the epoch's order from an index on, in a time that does not depend on the index."""

@@ -36,6 +36,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.are_watched = False  # otherwise no process of the run notes any
         self._agreement: CPUAgreement | None = None
         self._handlers: dict[int, Handler] = {}  # the previous ones
 
@@ -57,7 +58,8 @@ class StopSignals:
         self.received = None
         self._handlers = {}
         # all processes make it, whatever their handlers
-        self._agreement = CPUAgreement(timeout_seconds) if stop or requeue else None
+        self.are_watched = stop or requeue
+        self._agreement = CPUAgreement(timeout_seconds) if self.are_watched else None
         if threading.current_thread() is threading.main_thread():
             ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it is under `nohup`
             wanted: list[int] = [signal.SIGTERM, *([] if ignored else [signal.SIGINT])] if stop else []
@@ -77,7 +79,7 @@ class StopSignals:
         try:
             yield
         finally:
-            self._agreement = None
+            self.are_watched, self._agreement = False, None
             for number, handler in self._handlers.items():
                 if signal.getsignal(number) == self.note:  # else the user has installed another
                     signal.signal(number, handler)

@@ -16,6 +16,7 @@ from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.metrics import loggable, metrics_format, plain_metrics, speed_metrics
 from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
+from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.inspection import needs_parameter, placing
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LoggedValue
@@ -44,7 +45,8 @@ class LogMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
-        self._pushes.push_what_was_written()
+        if self.args.push_to_hub:
+            self._pushes.push_what_was_written()
         run, updates = self._run, self.state.global_step
         for action in due_actions(self, run.flag_agreement):
             if action == "log" and updates > run.losses.last_logged:
@@ -150,7 +152,7 @@ class LogMethods(TrainerBase):
     def store_flos(self) -> None:
         """Add the floating-point operations counted since the last call to the state."""
         flos = self.current_flos
-        if self.args.world_size > 1:
+        if is_distributed():
             flos = self.accelerator.reduce(torch.tensor(flos, device=self.args.device)).item()
         self.state.total_flos += flos
         self.current_flos = 0

@@ -427,8 +427,8 @@ class BackgroundWriter:
     """Runs one write at a time beside the training. The next call raises its error. The process exits after it."""
 
     def __init__(self) -> None:
-        # The lock is taken once, by the write or by the caller that gives it up
-        self._write: tuple[threading.Thread, threading.Lock] | None = None
+        # The last write, until its error is asked for. The lock is taken once, by the write or by who gives it up
+        self.under_way: tuple[threading.Thread, threading.Lock] | None = None
         self._error: BaseException | None = None
 
     def submit(self, *parts: Callable[[], None]) -> None:
@@ -445,12 +445,12 @@ class BackgroundWriter:
 
         # no daemon, so that the interpreter does not exit before the checkpoint is complete
         thread = threading.Thread(target=run, name="hf_compat-checkpoint", daemon=False)
-        self._write = thread, begun
+        self.under_way = thread, begun
         thread.start()
 
     def check(self) -> None:
         """Raise the error of a write that has ended."""
-        if self._write is not None and not self._write[0].is_alive():
+        if self.under_way is not None and not self.under_way[0].is_alive():
             self.wait()
 
     def wait(self) -> None:
@@ -465,11 +465,11 @@ class BackgroundWriter:
         Ctrl-C may interrupt `submit` before the thread runs. Taking `begun` here keeps such a write from ever
         beginning. If it has begun, the thread runs and can be joined.
         """
-        if self._write is not None:
-            thread, begun = self._write
+        if self.under_way is not None:
+            thread, begun = self.under_way
             if not begun.acquire(blocking=False):
                 thread.join()
-            self._write = None
+            self.under_way = None
         error, self._error = self._error, None
         return error
 
