@@ -15,10 +15,12 @@ from typing import Any, ClassVar, TypeVar
 import lightning.pytorch as pl
 import torch
 from torch.utils.data import IterableDataset
+from torch.utils.hooks import RemovableHandle
 
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
-from hf_compat.data.types import Batch
+from hf_compat.data.tree import nested_detach
+from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
 from hf_compat.errors import DataError
@@ -119,6 +121,7 @@ class HFBridge(HFEvents):
         self._last_saved = -1
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
+        self._outputs_hook: RemovableHandle | None = None
         self._order: list[pl.Callback | Callback] | None = None
 
     def fire(self, event: str, segment: int | None = None) -> None:
@@ -218,7 +221,22 @@ class HFBridge(HFEvents):
     def find_requested_kwargs(self) -> None:
         """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
         self._requested_kwargs = self.host.callback_handler.requested_kwargs() - {"trainer"}
-        self.host._callbacks.watch_outputs("outputs" in self._requested_kwargs)
+        self.watch_outputs("outputs" in self._requested_kwargs)
+
+    def watch_outputs(self, wanted: bool) -> None:
+        """Start or stop keeping the model's outputs for callbacks that ask for `outputs`."""
+        handler = self.host.callback_handler
+
+        def keep(module: object, args: object, outputs: ModelOutput) -> None:
+            handler.requestable_kwargs["outputs"] = nested_detach(outputs)
+
+        if wanted and self._outputs_hook is None:
+            self._outputs_hook = self.host.model_wrapped.register_forward_hook(keep)
+        elif not wanted and self._outputs_hook is not None:
+            self._outputs_hook.remove()
+            self._outputs_hook = None
+        if not wanted:
+            handler.requestable_kwargs.update(outputs=None)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore the states of Lightning callbacks once all are set up, before a fit starts."""

@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from hf_compat.callbacks.loggers import (
     HistoryLogger,
@@ -29,8 +28,7 @@ from hf_compat.callbacks.loggers import (
     refuse_other_distribution,
     reporting_callbacks,
 )
-from hf_compat.data.tree import nested_detach
-from hf_compat.data.types import Batch, ModelOutput
+from hf_compat.data.types import Batch
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, warn_user
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
@@ -273,7 +271,6 @@ class CallbackSet:
         self._host = host
         self.lightning: list[pl.Callback] = []
         self.order: list[pl.Callback | Callback] = []
-        self._outputs_hook: RemovableHandle | None = None
 
     def fill(self, callbacks: Sequence[Callback] | None) -> None:
         """Make the handler of the defaults, the trackers of `report_to`, the user's callbacks, and a bar or printer.
@@ -366,25 +363,8 @@ class CallbackSet:
                 return callback.ckpt_path
         return wanted
 
-    def watch_outputs(self, wanted: bool) -> None:
-        """Start or stop keeping the model's outputs for callbacks that ask for `outputs`."""
-        requestable = self._host.callback_handler.requestable_kwargs
-
-        def keep(module: object, args: object, outputs: ModelOutput) -> None:
-            self._host.callback_handler.requestable_kwargs["outputs"] = nested_detach(outputs)
-
-        if wanted and self._outputs_hook is None:
-            self._outputs_hook = self._host.model_wrapped.register_forward_hook(keep)
-        elif not wanted and self._outputs_hook is not None:
-            self._outputs_hook.remove()
-            self._outputs_hook = None
-        if not wanted:
-            requestable.update(outputs=None)
-
     def loggers(self) -> list[Logger]:
         """The loggers for Lightning callbacks, which are the user's own and one for HF's logs."""
-        if not self.lightning:
-            return []
         host = self._host
         given = [c.logger for c in host.callback_handler.callbacks if isinstance(c, LoggerCallback)]
 

@@ -268,12 +268,14 @@ class PreparedDataLoader(DataLoader[Batch]):
         resume, self._resume = self._resume, None
         if self._iterator is not None:  # the iterator of persistent workers holds its first pass's indices
             self._iterator._index_sampler = self._index_sampler
-        with HeldChildSignals() as signals:  # the pass starts on every rank, as torch draws a seed here
+        held = HeldChildSignals() if self.num_workers else contextlib.nullcontext()
+        with held as signals:  # the pass starts on every rank, as torch draws a seed here
             replaces = self.replaces_workers and self.persistent_workers and self._iterator is None
             batches = self._with_replaced_workers() if replaces else super().__iter__()
         # this is a generator, so as in Accelerate nothing above runs before the first batch is requested
         try:
-            signals.deliver()
+            if signals is not None:
+                signals.deliver()
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
             self.passes.end(self)
         except BaseException as error:

@@ -30,12 +30,12 @@ def nested_numpify(tensors: Nested) -> Nested:
     Mirrors:
         `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
-    # `to_host` waits once for a device
-    hosts = iter(to_host([leaf for leaf in leaves(tensors) if isinstance(leaf, torch.Tensor)]))
+    elsewhere = [leaf for leaf in leaves(tensors) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu]
+    copied = iter(to_host(elsewhere) if elsewhere else ())  # it waits once for a device
 
-    def as_array(_: torch.Tensor) -> Array:
-        tensor = next(hosts)
-        return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    def as_array(tensor: torch.Tensor) -> Array:
+        host = tensor.detach() if tensor.is_cpu else next(copied)
+        return host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy()
 
     return map_nested(as_array, tensors)
 

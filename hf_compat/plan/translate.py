@@ -104,7 +104,7 @@ class CurrentPlan:
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
         """Translate the arguments' current values, if they have changed."""
-        seen = repr([args.mixed_precision, args.device, args.world_size, launcher_variables(), *_values_of(args)])
+        seen = repr([args.mixed_precision, args.device, args.world_size, *_values_of(args)])
         if self._seen != seen or self._plan.strategy != "one_device":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

@@ -275,11 +275,12 @@ class Evaluator:
         if host._run.module is None:
             host.lightning_trainer = kept.trainer
         kept.bridge.find_requested_kwargs()
+        config = plan.strategy_options.get("config")  # DeepSpeed's
         try:
-            with naming_absent_ranks(), host._model_state.running(plan.strategy_options.get("config")):
+            with naming_absent_ranks(), host._model_state.running(config) if config else contextlib.nullcontext():
                 yield kept
         finally:
-            callbacks.watch_outputs(False)
+            kept.bridge.watch_outputs(False)
         self._kept = kept  # only after success, as an error may leave it in any state
 
 

@@ -161,10 +161,12 @@ class TrainingMethods(TrainerBase):
         return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(self.model, steps=self)
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
-        callbacks = bridge.lightning_callback_list(self._callbacks.lightning, self._callbacks.order)
+        own = self._callbacks
+        callbacks = bridge.lightning_callback_list(own.lightning, own.order)
+        loggers = own.loggers() if own.lightning else []  # only Lightning callbacks log to them
         options = {name: value for name, value in self._lightning_options.items() if value is not None}
         options.pop("max_time", None)  # the limit of fits, by a callback
-        return WindowTrainer(plan, callbacks, self._callbacks.loggers(), self.args._launch, **options)
+        return WindowTrainer(plan, callbacks, loggers, self.args._launch, **options)
 
 
 @contextlib.contextmanager
@@ -215,7 +217,7 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
             is_compiled = held is not None and uncompiled(held) is host.model
             host.model_wrapped = held if held is not None and is_compiled else host.model
             host.accelerator.leave_fit()
-            host._callbacks.watch_outputs(False)
+            bridge.watch_outputs(False)
     finally:
         if timer is not None:
             host.pop_callback(timer)
@@ -245,14 +247,16 @@ class TrainerModule(WindowModule):
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Prepare for Lightning's own callbacks, before Lightning checks them."""
-        prepare_lightning_callbacks(self.trainer, self, self.model)
+        if self.steps._callbacks.lightning:
+            prepare_lightning_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
         """Enable HF folders as checkpoints, and make this rank leave the group cleanly at exit."""
         if self.trainer.world_size > 1:
             leave_at_exit()
-        super().setup(stage)
+        if stage == "fit":  # an evaluation reads and writes no checkpoint
+            super().setup(stage)
 
     def on_fit_start(self) -> None:
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""

@@ -391,8 +391,6 @@ class LightningCallbacks(Protocol):
 
     lightning: list[pl.Callback]
 
-    def watch_outputs(self, wanted: bool) -> None: ...
-
 
 class RunAccelerator(Accelerator, Protocol):
     """The attributes of the Trainer's `accelerator` that a run reads."""
