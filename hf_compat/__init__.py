@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hf_compat.data.collators import default_data_collator as default_data_collator
     from hf_compat.hf.arguments import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
-    from hf_compat.hf.builtin_callbacks import DefaultFlowCallback as DefaultFlowCallback
-    from hf_compat.hf.builtin_callbacks import EarlyStoppingCallback as EarlyStoppingCallback
-    from hf_compat.hf.builtin_callbacks import PrinterCallback as PrinterCallback
-    from hf_compat.hf.builtin_callbacks import ProgressCallback as ProgressCallback
     from hf_compat.hf.callbacks import CallbackHandler as CallbackHandler
+    from hf_compat.hf.callbacks import DefaultFlowCallback as DefaultFlowCallback
+    from hf_compat.hf.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
+    from hf_compat.hf.callbacks import PrinterCallback as PrinterCallback
+    from hf_compat.hf.callbacks import ProgressCallback as ProgressCallback
     from hf_compat.hf.callbacks import TrainerCallback as TrainerCallback
     from hf_compat.hf.enums import IntervalStrategy as IntervalStrategy
     from hf_compat.hf.enums import SaveStrategy as SaveStrategy
@@ -66,10 +66,10 @@ _HOME = {
     "CallbackHandler": "hf.callbacks",
     "TrainerState": "hf.state",
     "TrainerControl": "hf.state",
-    "DefaultFlowCallback": "hf.builtin_callbacks",
-    "ProgressCallback": "hf.builtin_callbacks",
-    "PrinterCallback": "hf.builtin_callbacks",
-    "EarlyStoppingCallback": "hf.builtin_callbacks",
+    "DefaultFlowCallback": "hf.callbacks",
+    "ProgressCallback": "hf.callbacks",
+    "PrinterCallback": "hf.callbacks",
+    "EarlyStoppingCallback": "hf.callbacks",
     "EvalPrediction": "hf.metrics",
     "EvalLoopOutput": "hf.metrics",
     "PredictionOutput": "hf.metrics",

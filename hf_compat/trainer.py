@@ -34,7 +34,7 @@ from hf_compat.runtime.console import brief, follow_level, log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.signals import StopSignals
-from hf_compat.runtime.text import check_callables, did_you_mean, shown
+from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -46,7 +46,7 @@ from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.model_setup import ModelMethods, ModelSetupMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
-from hf_compat.trainer_methods.training import TrainingMethods, run_with_fitting_batch_size
+from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
@@ -305,15 +305,17 @@ class Trainer(
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)
                             with watching_for_overflow(self.model, self.args.debug):
-                                run = functools.partial(
+                                run: Callable[..., TrainOutput] = functools.partial(
                                     self._inner_training_loop,
                                     args=self.args,
                                     resume_from_checkpoint=checkpoint,
                                     trial=trial,
                                     ignore_keys_for_eval=ignore_keys_for_eval,
                                 )
-                                if self.args.auto_find_batch_size:
-                                    return run_with_fitting_batch_size(run, self._train_batch_size)
+                                if self.args.auto_find_batch_size:  # searched by Accelerate, as upstream
+                                    accelerate = need("accelerate.utils.memory", "accelerate", "`auto_find_batch_size`")
+                                    run = accelerate.find_executable_batch_size(run, self._train_batch_size)
+                                    return run()
                                 return run(batch_size=self._train_batch_size)
         except BaseException as error:
             self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread

@@ -33,8 +33,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback
-from hf_compat.hf.callbacks import Callback, CallbackHandler, is_callback_of
+from hf_compat.hf.callbacks import Callback, CallbackHandler, DefaultFlowCallback, is_callback_of
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState

@@ -31,8 +31,16 @@ from hf_compat.callbacks.loggers import (
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, warn_user
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
-from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, callback_kind
+from hf_compat.hf.callbacks import (
+    Callback,
+    CallbackHandler,
+    DefaultFlowCallback,
+    JITCheckpointCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    callback_kind,
+)
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
@@ -302,7 +310,7 @@ class CallbackSet:
         for candidate in candidates:
             self._note(candidate)
             if isinstance(candidate, JITCheckpointCallback):
-                candidate.set_trainer(host)
+                candidate.trainer = host
         if host.args.disable_tqdm:
             host.add_callback(known_to_transformers(PrinterCallback))
         elif not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self.lightning):

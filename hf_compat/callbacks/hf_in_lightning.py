@@ -14,8 +14,7 @@ from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_
 from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import ProgressCallback, eval_metric_name
-from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.callbacks import CallbackHandler, ProgressCallback, eval_metric_name
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.training_run.run import FlagAgreement, flag_sources

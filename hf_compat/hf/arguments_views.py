@@ -29,20 +29,10 @@ from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES
 from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
-from hf_compat.runtime.text import Absent, is_secret
+from hf_compat.runtime.text import is_secret
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
-
-# Helpers of upstream's own methods → the replacement.
-_HELPERS = {
-    "_apply_legacy_fsdp_to_config": "set `fsdp_config`",
-    "_dict_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
-    "_dict_torch_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
-    "_process_fsdp_args": "set `fsdp` and `fsdp_config`",
-    "is_torch_greater_or_equal_than_2_8": "compare `torch.__version__`",
-}
-
 
 _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
@@ -456,10 +446,6 @@ class ArgumentViews:
         )
 
 
-for _name, _way_out in _HELPERS.items():
-    setattr(ArgumentViews, _name, Absent(_name, _way_out))
-
-
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
     if name.endswith("_token") or (is_secret(name) and value is not None):
         return f"<{name.upper()}>"
@@ -469,7 +455,7 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         return value.to_json()
     if isinstance(value, AcceleratorConfig):
         # not an option, so upstream omits it as well
-        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
+        return {key: item for key, item in vars(value).items() if key != "use_configured_state"}
     if name == "report_to":  # Lightning loggers among the names
         return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):

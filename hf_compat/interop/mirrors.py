@@ -22,8 +22,8 @@ _HOMES: dict[str, dict[str, str]] = {
     "integrations.integration_utils": {"callbacks.trackers": "TensorBoardCallback WandbCallback"},
     "optimization": {"optim.lr_schedulers": "get_scheduler"},
     "trainer_callback": {
-        "hf.builtin_callbacks": "DefaultFlowCallback EarlyStoppingCallback PrinterCallback ProgressCallback",
-        "hf.callbacks": "CallbackHandler TrainerCallback",
+        "hf.callbacks": "CallbackHandler DefaultFlowCallback EarlyStoppingCallback PrinterCallback ProgressCallback "
+        "TrainerCallback",
         "hf.state": "ExportableState TrainerControl TrainerState",
     },
     "trainer_pt_utils": {

@@ -22,7 +22,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import SearchError
-from hf_compat.hf.builtin_callbacks import eval_metric_name
+from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.optim.stepping import stepping_of

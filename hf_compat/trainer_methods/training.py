@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
@@ -35,15 +31,13 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
-from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
+from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, flag_sources, refuse_differences, run_summary
 from hf_compat.training_run.start_log import log_start
-
-logger = logging.getLogger(__name__)
 
 
 class TrainingMethods(TrainerBase):
@@ -286,37 +280,3 @@ class FSDP2Module(TrainerModule):
         """Shard the model according to the strategy's plan."""
         assert isinstance(self.trainer.strategy, HFFSDP2Strategy)  # the plan has chosen it
         self.trainer.strategy.shard(self.model)
-
-
-# Texts of errors that say that a batch was too large.
-_SIGNS = (
-    " out of memory.",
-    "MPS backend out of memory",
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
-    "DefaultCPUAllocator: can't allocate memory",
-)
-Result = TypeVar("Result")
-
-
-def run_with_fitting_batch_size(run: Callable[..., Result], batch_size: int) -> Result:
-    """Call `run(batch_size=…)`, and repeat it with a tenth less while memory runs out.
-
-    Raises:
-        RuntimeError: Not even one sample fits.
-
-    Mirrors:
-        `transformers.trainer_utils.find_executable_batch_size`, 5.23.
-    """
-    while batch_size > 0:
-        try:
-            return run(batch_size=batch_size)
-        except RuntimeError as error:
-            if not (isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)):
-                raise
-            smaller = int(batch_size * 0.9)
-            logger.warning("A batch of %d does not fit into memory; trying %d.", batch_size, smaller)
-            batch_size = smaller
-        # outside the except block: the traceback holds the tensors of the batch that was too large
-        gc.collect()
-        empty_device_cache()
-    raise RuntimeError("No executable batch size found, reached zero.")

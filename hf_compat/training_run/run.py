@@ -38,8 +38,7 @@ from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
 from hf_compat.errors import ArgumentError, MetricError, MissingMetric
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import eval_metric_name
-from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback
+from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial

@@ -12,7 +12,7 @@ from forking import run_ranks
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
+from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
 from hf_compat.training_run.run import SHARED_ARGUMENTS, FlagSources, differences, flag_sources
 
 TIMEOUT = 40  # ddp_timeout in seconds: a rank that waits for another one in vain makes the test fail

@@ -1,48 +1,64 @@
-"""The batch sizes that are tried when memory runs out, against transformers'."""
+"""The batch sizes that are tried when memory runs out. Accelerate chooses them."""
+
+import sys
 
 import pytest
 import toy
-from transformers.trainer_utils import find_executable_batch_size
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.trainer_methods.training import run_with_fitting_batch_size
+from hf_compat.errors import MissingPackage
 
 
-@pytest.mark.parametrize("fits", [7, 64])
-def test_the_sizes_are_transformers(fits):
-    tried = {"ours": [], "theirs": []}
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """Train a Trainer whose loop calls `fails` with each batch size, and return the sizes."""
 
-    def run(who, batch_size):
-        tried[who].append(batch_size)
+    def run(fails, searches, size=16):
+        sizes = []
+
+        def loop(self, batch_size, **_):
+            sizes.append(batch_size)
+            fails(batch_size)
+
+        monkeypatch.setattr(Trainer, "_inner_training_loop", loop)
+        args = TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=size, use_cpu=True, auto_find_batch_size=searches
+        )
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(4)).train()
+        return sizes
+
+    return run
+
+
+def out_of_memory_above(fits):
+    def fails(batch_size):
         if batch_size > fits:
             raise RuntimeError("CUDA out of memory. Tried to allocate")
-        return batch_size
 
-    ours = run_with_fitting_batch_size(lambda batch_size: run("ours", batch_size), 16)
-    search = find_executable_batch_size(starting_batch_size=16, auto_find_batch_size=True)
-    theirs = search(lambda batch_size: run("theirs", batch_size))()
-    assert ours == theirs and tried["ours"] == tried["theirs"]
+    return fails
 
 
-def test_other_errors_and_an_end_without_success_are_raised():
-    def broken(batch_size):
-        raise RuntimeError("shapes" if batch_size == 3 else "MPS backend out of memory")
+def test_a_tenth_less_until_it_fits(tried):
+    assert tried(out_of_memory_above(7), searches=True) == [16, 14, 12, 10, 9, 8, 7]
+    assert tried(out_of_memory_above(64), searches=True) == [16]
+    with pytest.raises(RuntimeError, match="reached zero"):
+        tried(out_of_memory_above(0), searches=True, size=2)
+
+
+def test_other_errors_are_raised(tried):
+    def fails(batch_size):
+        raise RuntimeError("shapes")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        run_with_fitting_batch_size(broken, 4)
-    with pytest.raises(RuntimeError, match="reached zero"):
-        run_with_fitting_batch_size(broken, 2)
+        tried(fails, searches=True)
 
 
-def test_without_a_search_the_first_error_is_raised(tmp_path, monkeypatch):
-    tried = []
+def test_without_a_search_the_first_error_is_raised(tried):
+    with pytest.raises(RuntimeError, match="CUDA"):
+        tried(out_of_memory_above(1), searches=False)
 
-    def broken(self, batch_size, **_):
-        tried.append(batch_size)
-        raise RuntimeError("MPS backend out of memory")
 
-    monkeypatch.setattr(Trainer, "_inner_training_loop", broken)
-    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=2, use_cpu=True, report_to="none")
-    with pytest.raises(RuntimeError, match="MPS"):
-        Trainer(toy.Classifier(), args, train_dataset=toy.rows(4)).train()
-    assert tried == [2]
+def test_without_accelerate_the_error_names_it(tried, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate.utils.memory", None)
+    with pytest.raises(MissingPackage, match="auto_find_batch_size"):
+        tried(out_of_memory_above(1), searches=True)

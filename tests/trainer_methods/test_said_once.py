@@ -10,7 +10,7 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback
-from hf_compat.hf.builtin_callbacks import JITCheckpointCallback
+from hf_compat.hf.callbacks import JITCheckpointCallback
 from hf_compat.trainer_methods import steps
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import (
+from hf_compat.hf.callbacks import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
     PrinterCallback,

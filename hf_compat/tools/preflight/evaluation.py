@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch, Sample
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
-from hf_compat.hf.builtin_callbacks import eval_metric_name
+from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.runtime.inspection import has_length

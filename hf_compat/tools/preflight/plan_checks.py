@@ -9,8 +9,7 @@ import shutil
 import torch
 
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.builtin_callbacks import EarlyStoppingCallback
-from hf_compat.hf.callbacks import is_callback_of
+from hf_compat.hf.callbacks import EarlyStoppingCallback, is_callback_of
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.plan.translate import translate

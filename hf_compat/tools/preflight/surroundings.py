@@ -9,8 +9,7 @@ from urllib.parse import urlparse
 
 from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.callbacks.trackers import WandbCallback
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
-from hf_compat.hf.callbacks import is_callback_of
+from hf_compat.hf.callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback, is_callback_of
 from hf_compat.hf.legacy import OLD_NAMES, read_old
 from hf_compat.hf.old_attributes import declared_old_names, keeps_its_meaning
 from hf_compat.hf.value_types import plain
