@@ -22,7 +22,7 @@ from hf_compat.checkpoint.files import first_line, read_json
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
-from hf_compat.hf.old_attributes import chosen_logging_dir
+from hf_compat.hf.legacy import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import variable

@@ -1,7 +1,7 @@
 """`TrainingArguments` with HF's 114 fields, and `Seq2SeqTrainingArguments` with five more for generation.
 
 Types are in `argument_values.py`, and rules over several fields in `arguments_rules.py`. Properties, dumps and the
-`set_*` methods are in `arguments_views.py`. Old names are in `legacy.py` and `old_attributes.py`.
+`set_*` methods are in `arguments_views.py`. Old names are in `legacy.py`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from hf_compat.hf.arguments_rules import (
 )
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.hf.legacy import OLD_NAMES, Translation, remember, translate_legacy
-from hf_compat.hf.old_attributes import (
+from hf_compat.hf.legacy import (
+    OLD_NAMES,
     REPLACE,
     OldAttributes,
+    Translation,
     assign_old,
     declared_old_names,
     follow_declared,
@@ -54,7 +55,9 @@ from hf_compat.hf.old_attributes import (
     is_old_attribute,
     obey_declared,
     read_old_state,
+    remember,
     source_of_replace,
+    translate_legacy,
     without_outdated,
 )
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed

@@ -24,8 +24,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_all
 from hf_compat.hf.arguments_rules import NEWEST, generation_beside
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
-from hf_compat.hf.legacy import remembered
-from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES
+from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch

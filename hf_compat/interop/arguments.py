@@ -10,13 +10,15 @@ from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig, checks_of, default_of
 from hf_compat.hf.arguments import AcceptOldNames, Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.arguments_views import ArgumentViews
-from hf_compat.hf.legacy import OLD_NAMES, remember, remembered
-from hf_compat.hf.old_attributes import (
+from hf_compat.hf.legacy import (
+    OLD_NAMES,
     OldAttributes,
     asked_by_declared,
     assign_old,
     declared_old_names,
     read_attribute,
+    remember,
+    remembered,
 )
 from hf_compat.runtime.text import shown
 

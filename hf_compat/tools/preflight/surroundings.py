@@ -10,8 +10,7 @@ from urllib.parse import urlparse
 from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.callbacks.trackers import WandbCallback
 from hf_compat.hf.callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback, is_callback_of
-from hf_compat.hf.legacy import OLD_NAMES, read_old
-from hf_compat.hf.old_attributes import declared_old_names, keeps_its_meaning
+from hf_compat.hf.legacy import OLD_NAMES, declared_old_names, keeps_its_meaning, read_old
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.transformers_models import notebooks_callback
 from hf_compat.runtime.launch import variable
