@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 
@@ -29,6 +29,9 @@ from hf_compat.hf.process_state import ProcessState, may_be_asked, share_process
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
@@ -121,8 +124,9 @@ class ArgumentViews:
         It is Accelerate's own `PartialState` if that is installed. The process has one, which follows the arguments
         made last.
         """
-        ours = ProcessState(self)
-        return cast(ProcessState, share_processes(self, ours.distributed_type)) if may_be_asked() else ours
+        args = cast("TrainingArguments", self)
+        ours = ProcessState(args)
+        return share_processes(args, ours.distributed_type) if may_be_asked() else ours
 
     @property
     def train_batch_size(self) -> int:

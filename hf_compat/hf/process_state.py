@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
@@ -26,17 +26,8 @@ from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import is_launched, launcher_variables, read_launch, set_for_children, variable
 from hf_compat.runtime.text import need, parse_switch
 
-
-class ProcessArguments(GroupArguments, Protocol):
-    """The members of `TrainingArguments` that fill the states."""
-
-    @property
-    def process_index(self) -> int: ...
-
-    @property
-    def local_process_index(self) -> int: ...
-
-    def main_process_first(self, local: bool = True) -> AbstractContextManager[None]: ...
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
 
 
 def may_be_asked() -> bool:
@@ -64,7 +55,7 @@ def as_distributed_type(name: str) -> str:
 _GROUP = ("world_size", "process_index", "device", "ddp_backend", "ddp_timeout")
 
 
-def share_processes(args: ProcessArguments, distributed_type: str) -> object:
+def share_processes(args: TrainingArguments, distributed_type: str) -> Any:  # Accelerate's `PartialState`
     """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed."""
     state = importlib.import_module("accelerate.state")
     several = args.world_size > 1
@@ -110,13 +101,6 @@ def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = No
     )
 
 
-class DeepSpeedArguments(ProcessArguments, Protocol):
-    """The members of `TrainingArguments` that say whether and how DeepSpeed trains."""
-
-    deepspeed: dict[str, object] | str | None
-    mixed_precision: str
-
-
 _SECTION = ValueType("a dict of options", lambda value: OPTIONS.read(None if isinstance(value, str) else value))
 # What transformers and our plan read of a DeepSpeed configuration, at any depth. Only sections may be None.
 _OF_SECTIONS: dict[str, ValueType] = {
@@ -137,7 +121,7 @@ def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
             check_sections(value, f"{owner}[{name!r}]")
 
 
-def share_deepspeed(args: DeepSpeedArguments) -> object | None:
+def share_deepspeed(args: TrainingArguments) -> object | None:
     """Tell transformers of DeepSpeed's configuration. For ZeRO 3 `from_pretrained` then makes models in parts.
 
     The processes find each other first, because models in parts take all of them.
@@ -226,7 +210,7 @@ class ProcessMembers:
         `accelerate.PartialState`, 1.15.
     """
 
-    _args: ProcessArguments
+    _args: TrainingArguments
     distributed_type: Any  # a text, or a member of Accelerate's enum
 
     on_main_process = OfAccelerate()
@@ -292,7 +276,7 @@ class ProcessState(ProcessMembers):
     debug = fork_launched = False
     initialized = True
 
-    def __init__(self, args: ProcessArguments) -> None:
+    def __init__(self, args: TrainingArguments) -> None:
         self._args = args
         several = f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
         # scripts assign it, and compare it with members of Accelerate's enum

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hf_compat.errors import CallbackError
 from hf_compat.hf.search import hp_params
@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 ExportedState: TypeAlias = dict[str, Any]
 #: Fields with the updates between logs, evaluations and saves.
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
-
-
-class ProcessRole(Protocol):
-    """The rank of a Trainer's process and the trial of its hyperparameter search."""
-
-    hp_name: Callable[..., str] | None
-    _trial: object
-
-    def is_local_process_zero(self) -> bool:
-        """Whether this is the first process of its machine."""
-
-    def is_world_process_zero(self) -> bool:
-        """Whether this is global rank 0."""
 
 
 class ExportableState:
@@ -192,10 +179,8 @@ class TrainerState:
             if steps is not None:
                 setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else steps)
 
-    def init_training_references(
-        self, trainer: ProcessRole, max_steps: int, num_train_epochs: int, trial: object
-    ) -> None:
-        """Copy the trainer's values at the start of a run."""
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: object) -> None:
+        """Copy the values of a `Trainer` at the start of a run."""
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
         if trainer.hp_name is not None and trainer._trial is not None:

@@ -195,7 +195,6 @@ class AcceleratorFacade(ProcessMembers):
         `accelerate.Accelerator`, 1.15, with these members and no others.
     """
 
-    _args: TrainingArguments
     device_placement = step_scheduler_with_optimizer = True
     is_composable_parallelism_enabled = has_lomo_optimizer = fp8_enabled = False
     project_dir = logging_dir = None
