@@ -186,19 +186,16 @@ def of_accelerate(members: ProcessMembers, name: str) -> Callable[..., object]:
 
 
 class OfAccelerate:
-    """A method of Accelerate's own `Accelerator`. It may need the process group."""
+    """A method of Accelerate's own `Accelerator`. `split_between_processes` needs the process group."""
 
-    def __init__(self, needs_group: bool = False) -> None:
-        self._needs_group = needs_group
-
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, members: ProcessMembers | None, owner: type) -> object:
         if members is None:
             return self
         method = of_accelerate(members, self._name)
-        if self._needs_group:
+        if self._name == "split_between_processes":
             start_processes(members._args)
         return method
 
@@ -212,13 +209,6 @@ class ProcessMembers:
 
     _args: TrainingArguments
     distributed_type: Any  # a text, or a member of Accelerate's enum
-
-    on_main_process = OfAccelerate()
-    on_local_main_process = OfAccelerate()
-    on_last_process = OfAccelerate()
-    on_process = OfAccelerate()
-    on_local_process = OfAccelerate()
-    split_between_processes = OfAccelerate(needs_group=True)
 
     device: torch.device = delegated("_args.device")
     num_processes: int = delegated("_args.world_size")
@@ -268,6 +258,13 @@ class ProcessMembers:
     def local_main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process of each machine run the block before the others."""
         return self._args.main_process_first()
+
+
+for _name in (
+    *("on_main_process", "on_local_main_process", "on_last_process", "on_process", "on_local_process"),
+    "split_between_processes",
+):
+    setattr(ProcessMembers, _name, OfAccelerate(_name))
 
 
 class ProcessState(ProcessMembers):

@@ -202,21 +202,6 @@ class AcceleratorFacade(ProcessMembers):
     fp8_backend = "NO"
     flag_tensor: torch.Tensor | None = None
 
-    save = OfAccelerate()
-    save_model = OfAccelerate()
-    register_for_checkpointing = OfAccelerate()
-    register_save_state_pre_hook = OfAccelerate()
-    register_load_state_pre_hook = OfAccelerate()
-    init_trackers = OfAccelerate()
-    get_tracker = OfAccelerate()
-    end_training = OfAccelerate()
-    accumulate = OfAccelerate()
-    trigger_sync_in_backward = OfAccelerate()
-    clip_grad_value_ = OfAccelerate()
-    set_trigger = OfAccelerate()
-    check_trigger = OfAccelerate()
-    _do_sync = OfAccelerate()  # `accumulate` calls it
-
     def __init__(self, args: TrainingArguments, run_backward: Backward | None = None) -> None:
         self._args = args
         # the objects that a script has prepared, and those that a fit trains
@@ -542,10 +527,10 @@ class AcceleratorFacade(ProcessMembers):
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: Unused = None
     ) -> nn.Module:
-        """Take the wrappers of compilation and parallelism off a model.
+        """Take the wrappers of compilation and parallelism off a model, unless it is compiled in place.
 
         Args:
-            model: The model. It comes back uncompiled, unless it is compiled in place.
+            model: The model.
             keep_fp32_wrapper: False also takes its forward out of autocast.
             keep_torch_compile: Has no effect.
         """
@@ -563,12 +548,7 @@ class AcceleratorFacade(ProcessMembers):
         return trained if trained is not None and trained.model is own else make_model_state(own)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Give a model's weights. Sharded weights are gathered to the first rank.
-
-        Args:
-            model: The model.
-            unwrap: Leave the names of a wrapper of DDP out.
-        """
+        """Give a model's weights. Sharded weights are gathered to the first rank. `unwrap` leaves out names of DDP."""
         is_wrapped = isinstance(model, DistributedDataParallel) and not unwrap
         return model.state_dict() if is_wrapped else self._held(model).whole_weights()
 
@@ -586,15 +566,7 @@ class AcceleratorFacade(ProcessMembers):
         """Write models, optimizers, schedules, the gradient scaler, registered objects and random states to a folder.
 
         Every rank calls it. Within a fit, the trained objects come first. `trainer.state` and the training's own
-        schedule are not saved, as under transformers.
-
-        Args:
-            output_dir: The folder, which may exist.
-            safe_serialization: Write weights with safetensors.
-            save_model_func_kwargs: Keywords of DeepSpeed's own saving. None is accepted.
-
-        Returns:
-            The folder.
+        schedule are not saved, as under transformers. Keywords of DeepSpeed's own saving are refused.
 
         Raises:
             ArgumentError: No folder, or a keyword of DeepSpeed's.
@@ -621,11 +593,6 @@ class AcceleratorFacade(ProcessMembers):
         **load_model_func_kwargs: object,
     ) -> None:
         """Load a folder that `save_state` has written, this one or Accelerate's. Every rank calls it.
-
-        Args:
-            input_dir: The folder.
-            load_kwargs: Keywords of `torch.load`.
-            load_model_func_kwargs: `strict` and `map_location`.
 
         Raises:
             ArgumentError: No folder.
@@ -658,3 +625,13 @@ class AcceleratorFacade(ProcessMembers):
                 "Hint: `trainer._save_checkpoint(trainer.model, None)` writes them, and "
                 "`trainer.train(resume_from_checkpoint=…)` loads them."
             )
+
+
+# Methods that are Accelerate's own.
+for _name in (
+    *("save", "save_model", "register_for_checkpointing"),
+    *("register_save_state_pre_hook", "register_load_state_pre_hook"),
+    *("init_trackers", "get_tracker", "end_training"),
+    *("accumulate", "trigger_sync_in_backward", "_do_sync", "clip_grad_value_", "set_trigger", "check_trigger"),
+):
+    setattr(AcceleratorFacade, _name, OfAccelerate(_name))
