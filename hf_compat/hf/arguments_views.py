@@ -27,6 +27,7 @@ from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, Pa
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
 
@@ -74,30 +75,15 @@ class ArgumentViews:
         """The single device of this process."""
         return choose_device(self.use_cpu, self._launch)
 
-    @property
-    def _setup_devices(self) -> torch.device:
-        """The device, by upstream's name."""
-        return self.device
+    _setup_devices: torch.device = delegated("device")  # the device, by upstream's name
+    world_size: int = delegated("_launch.world_size")  # processes that train together
+    process_index: int = delegated("_launch.process_index")  # rank of this process over all machines
+    local_process_index: int = delegated("_launch.local_process_index")  # rank of this process on its machine
 
     @property
     def n_gpu(self) -> int:
         """GPUs of this process, at most 1 because `nn.DataParallel` is not used."""
         return int(self.device.type != "cpu")
-
-    @property
-    def world_size(self) -> int:
-        """Processes that train together."""
-        return self._launch.world_size
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process over all machines."""
-        return self._launch.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its machine."""
-        return self._launch.local_process_index
 
     def _refuse_claims(self) -> None:
         """Refuse a subclass's own count of processes or rank, with which processes would wait forever."""
