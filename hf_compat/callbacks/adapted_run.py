@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.utils.data import DataLoader
 
 from hf_compat.callbacks.bridge import PAIRS, Given, fires_at_hooks
+from hf_compat.checkpoint.reading import fitting
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import (
@@ -73,14 +74,12 @@ class AdapterState(TypedDict, total=False):
     Attributes:
         state: HF's state, or None before a run.
         callbacks: States of the callbacks, by class name.
-        losses: The loss log. Checkpoints of the first versions hold `loss_sum` and `last_logged` instead.
+        losses: The loss log.
     """
 
     state: dict[str, object] | None
     callbacks: dict[str, dict[str, object] | list[dict[str, object]]]
     losses: LossLogState
-    loss_sum: float
-    last_logged: int
 
 
 # Prefixes of validation metrics in Lightning modules. HF's prefix is `eval_`.
@@ -172,11 +171,8 @@ class AdaptedRun(pl.Callback):
             setattr(self.state, name, state[name])
         if state["global_step"] == self.state.global_step:  # Lightning counts whole epochs only
             self.state.epoch = state["epoch"]  # type: ignore[assignment]  # a number
-        if "losses" in saved:
+        with fitting("The adapter's state"):
             self.losses.load_state_dict(saved["losses"])
-        else:
-            self.losses.since_last_log.fill_(saved["loss_sum"])
-            self.losses.last_logged = saved["last_logged"]
 
     def fire(self, event: str, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""

@@ -23,9 +23,8 @@ import safetensors
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json
-from hf_compat.checkpoint.reading import COMPILED, Contents, shard_names
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json, reading
+from hf_compat.checkpoint.reading import COMPILED, Contents, weight_files
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.text import brief
@@ -41,21 +40,13 @@ _WAYS = ("foreach", "fused", "capturable", "differentiable")  # how a step is co
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field may hold.
+    """What a field may hold."""
 
-    Args:
-        expected: In words.
-        types: Its types. A truth value is a number only if `bool` is among them.
-        within: The least number, or length of a list, and the first that is too large.
-        items: What each item of a list has to be.
-        fits: What else has to hold.
-    """
-
-    expected: str
-    types: type | tuple[type, ...]
-    within: tuple[float, float] | None = None
-    items: Kind | None = None
-    fits: Callable[[Any], bool] | None = None
+    expected: str  # what it holds, in words
+    types: type | tuple[type, ...]  # its types. A truth value is a number only if `bool` is among them.
+    within: tuple[float, float] | None = None  # the least number, or length of a list, and the first that is too large
+    items: Kind | None = None  # what each item of a list has to be
+    fits: Callable[[Any], bool] | None = None  # what else has to hold
 
     def holds(self, value: Any) -> bool:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
@@ -81,13 +72,7 @@ def list_of(expected: str, items: Kind) -> Kind:
 
 
 def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: str = "") -> str | None:
-    """Say which value is not of its kind. Fields that are missing are left to the caller.
-
-    Args:
-        values: The fields.
-        kinds: Of those that are known.
-        where: Text before a field's name.
-    """
+    """Say which value is not of its kind. Fields that are missing are left to the caller. `where` precedes a name."""
     for name, kind in kinds.items():
         if name in values and not kind.holds(values[name]):
             return f"`{where}{name}` is {brief(values[name], 60)}, not {kind.expected}"
@@ -98,7 +83,7 @@ def _are_averages(value: Mapping[str, object]) -> bool:
     sums, weights = value.get("sums"), value.get("weights")
     if len(value) != 2 or not isinstance(sums, Mapping) or not isinstance(weights, Mapping):
         return False
-    return sums.keys() == weights.keys() and all(map(_SCALAR.holds, (*sums.values(), *weights.values())))
+    return sums.keys() == weights.keys() and all(map(NUMBER.holds, (*sums.values(), *weights.values())))
 
 
 def _are_states(value: Mapping[str, object]) -> bool:
@@ -119,8 +104,7 @@ FLAG = Kind("true or false", bool)
 TEXT = Kind("text", str)
 MAPPING = Kind("a mapping", dict)
 _COUNT_OR_NONE_YET = Kind("a whole number", int, (-1, 2**63))
-# Capturable optimizers have rates in tensors, and the first version wrote tensors of losses.
-_SCALAR = Kind("a number", (*_REALS, bool, torch.Tensor))
+# Capturable optimizers have rates in tensors.
 _RATE = Kind(
     "a number",
     (*_REALS, bool, torch.Tensor),
@@ -158,11 +142,8 @@ _SCHEDULE = {
     "lr_lambdas": list_of("states", Kind("a state", (Mapping, NoneType))),
 }
 _LOSSES = {
-    **dict.fromkeys(("tr_loss", "total_loss"), dataclasses.replace(_RATE, within=None)),
-    **dict.fromkeys(
-        ("last_logged", "first_update", "nonfinite_steps"),
-        Kind("a whole number", (int, torch.Tensor), (-1, 2**63), fits=_RATE.fits),
-    ),
+    **dict.fromkeys(("tr_loss", "total_loss"), NUMBER),
+    **dict.fromkeys(("last_logged", "first_update", "nonfinite_steps"), _COUNT_OR_NONE_YET),
     "scalars": Kind("sums and weights", Mapping, fits=_are_averages),
 }
 _STATE = {
@@ -243,7 +224,7 @@ def schedule_problem(content: object) -> str | None:
 
 
 def losses_problem(losses: Mapping[str, object]) -> str | None:
-    """Say why sums and counts are not those of a loss log. The first versions lack two, and some runs have none."""
+    """Say why sums and counts are not those of a loss log. Some runs have none."""
     for name in ("tr_loss", "total_loss", "last_logged", "first_update") if losses else ():
         if name not in losses:
             return f"`losses.{name}` is missing"
@@ -251,11 +232,7 @@ def losses_problem(losses: Mapping[str, object]) -> str | None:
 
 
 def random_states_problem(states: object) -> str | None:
-    """Say why generators do not take random states. The generators in use stay as they are.
-
-    Args:
-        states: As `runtime.seeding.read_rng` returns them, or as `transformers` writes them.
-    """
+    """Say why generators do not take random states of ours or of `transformers`. Those in use stay as they are."""
     if not isinstance(states, Mapping):
         return "it has no random states" if states is None else f"it has {brief(states, 60)} in place of random states"
     try:
@@ -380,12 +357,7 @@ def _is_overridden(method: Callable[..., object]) -> bool:
 
 
 def _misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Describe up to three weights that have another shape or kind of number than a model's.
-
-    Args:
-        stored: Name → shape, and whether its numbers are floating-point numbers.
-        own: The model's weights.
-    """
+    """Describe up to three weights whose shape, or kind of number (are they floats), is not the model's."""
     found = []
     for name, tensor in own:
         shape, is_float = stored.get(name, (tensor.shape, tensor.is_floating_point()))
@@ -402,33 +374,29 @@ def weight_shapes(path: str) -> dict[str, tuple[list[int], bool]]:
     The names are those of an uncompiled model.
     """
     check_regular(path)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:  # it compares the header with the file's size
-            shapes = {}
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                one = file.get_slice(name)
-                is_float = one.get_dtype().startswith(("F", "BF"))
-                shapes[name.replace(COMPILED, "")] = list(one.get_shape()), is_float
-            return shapes
-    except Exception as error:  # safetensors raises what it likes
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    shapes = {}
+    # it compares the header with the file's size
+    with reading(path), safetensors.safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            one = file.get_slice(name)
+            is_float = one.get_dtype().startswith(("F", "BF"))
+            shapes[name.replace(COMPILED, "")] = list(one.get_shape()), is_float
+    return shapes
 
 
-def misfitting_weights(folder: str, model: nn.Module, adapter: str | None = None, subfolder: str = "") -> Iterator[str]:
-    """Yield what is wrong with a folder's safetensors for a model. Missing weights are warned of elsewhere.
+def misfitting_weights(
+    folder: str, model: nn.Module, adapter: str | None = None, subfolder: str | None = None
+) -> Iterator[str]:
+    """Yield what is wrong with a folder's safetensors, or an adapter's in a subfolder, for a model.
 
-    Args:
-        folder: The checkpoint.
-        model: The model.
-        adapter: The name of the adapter that the folder holds, for a model of PEFT.
-        subfolder: Where in the folder that adapter is.
+    Missing weights are warned of elsewhere.
     """
     compared = [
         (name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
         for name, tensor in weights_that_torch_loads(model).items()
     ]
     try:
-        for name, shapes in _stored(folder, adapter is not None, subfolder):
+        for name, shapes in _stored(folder, subfolder):
             if not shapes and compared:
                 yield f"{name} holds no weights"
             for wrong in _misfits(shapes, compared):
@@ -437,14 +405,14 @@ def misfitting_weights(folder: str, model: nn.Module, adapter: str | None = None
         yield first_line(error).removesuffix(".")
 
 
-def stored_names(folder: str, is_adapter: bool = False, subfolder: str = "") -> set[str]:
-    """Name the weights in a folder's safetensors."""
-    return {key for _, shapes in _stored(folder, is_adapter, subfolder) for key in shapes}
+def stored_names(folder: str, subfolder: str | None = None) -> set[str]:
+    """Name the weights in a folder's safetensors, or those of an adapter in a subfolder."""
+    return {key for _, shapes in _stored(folder, subfolder) for key in shapes}
 
 
-def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfolder: str = "") -> list[str]:
+def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfolder: str) -> list[str]:
     """List an adapter's weights that a folder does not hold. PEFT leaves them as they are and says nothing."""
-    stored = stored_names(folder, True, subfolder)
+    stored = stored_names(folder, subfolder)
     own = [
         name.replace(COMPILED, "").replace(f".{adapter}.", ".", 1)
         for name in model.state_dict()
@@ -453,25 +421,16 @@ def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfold
     return [name for name in own if name not in stored] if stored else []
 
 
-def _stored(folder: str, is_adapter: bool, subfolder: str) -> Iterator[tuple[str, dict[str, tuple[list[int], bool]]]]:
+def _stored(folder: str, adapter: str | None) -> Iterator[tuple[str, dict[str, tuple[list[int], bool]]]]:
     """Yield the safetensors files of a folder's weights, each with the entries of its header."""
     contents = Contents(folder)
-    single = names.ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else names.SAFE_WEIGHTS_NAME
-    files = [f"{subfolder}/{single}" if subfolder else single]
-    if contents.find(files[0]) is None:
-        index = None if is_adapter else contents.find(names.SAFE_WEIGHTS_INDEX_NAME)
-        files = [] if index is None else shard_names(index)
-    for name in files:
-        yield name, weight_shapes(contents.need(name))
+    for name in weight_files(contents, adapter):
+        if name.endswith(".safetensors"):
+            yield name, weight_shapes(contents.need(name))
 
 
 def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str, float] | None = None) -> TrainerState:
-    """Read a state that this package or `transformers` wrote.
-
-    Args:
-        path: The file.
-        where_missing: Values of fields that the file may leave open, as one that was made of a `.ckpt` does.
-    """
+    """Read a state of ours or of `transformers`. What one of a `.ckpt` may leave open is in `where_missing`."""
     content = read_json(path, STATE_FILE_BYTES)
     values: dict[str, Any] = content if isinstance(content, dict) else {}
     if not isinstance(content, dict):

@@ -34,7 +34,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
-from hf_compat.checkpoint.files import check_regular, first_line, naming
+from hf_compat.checkpoint.files import check_regular, first_line, naming, reading
 from hf_compat.checkpoint.forms import COUNT, optimizer_problem, read_trainer_state, refuse, schedule_problem
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
@@ -77,12 +77,7 @@ OWN_KEY = "hf_compat"
 
 
 def check_lightning(path: str, checkpoint: object) -> None:
-    """Refuse content that is not a checkpoint, which Lightning would take for one.
-
-    Args:
-        path: The file, for messages.
-        checkpoint: What it holds.
-    """
+    """Refuse content that is not a checkpoint, which Lightning would take for one."""
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} cannot be read: it holds {brief(checkpoint, 60)}, not a checkpoint.")
     weights = checkpoint.get("state_dict")
@@ -225,11 +220,7 @@ def writing(target: str) -> Iterator[str]:
 
 
 def put(written: str, target: str) -> None:
-    """Give a written file or folder its name.
-
-    Raises:
-        ArgumentError: Something has this name by now.
-    """
+    """Give a written file or folder its name, unless something has it by now."""
     if os.path.lexists(target):
         raise ArgumentError(f"{target} exists by now and is not overwritten.\n\nHint: name a new path.")
     os.replace(written, target)
@@ -244,11 +235,7 @@ _NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": [
 
 
 def from_hf(folder: str) -> LightningCheckpoint:
-    """Read an HF folder as a Lightning checkpoint.
-
-    Args:
-        folder: A `checkpoint-<updates>` folder of ours or of `transformers`.
-    """
+    """Read a folder of ours or of `transformers` as a Lightning checkpoint."""
     with as_named(folder):
         return {**_state_of(folder), "state_dict": _weights_of(folder)}
 
@@ -293,7 +280,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
     own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
-    run_state = RunState.read(own, state.was_leaving_epoch) if own is not None else None
+    run_state = RunState.read(own) if own is not None else None
     if run_state is not None:
         checkpoint["callbacks"] = run_state.callbacks
     data = _position_of_transformers(contents, state) if run_state is None else run_state.data
@@ -318,11 +305,7 @@ def read_lightning(path: str) -> LightningCheckpoint:
 
 
 def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
-    """Write a Lightning checkpoint of an `HFModule` as an HF folder, sealed.
-
-    Args:
-        checkpoint: What Lightning saved.
-        folder: The folder, which must not exist.
+    """Write a Lightning checkpoint of an `HFModule` as an HF folder, which is new and sealed.
 
     Raises:
         ArgumentError: The folder exists.
@@ -462,16 +445,11 @@ class HFCheckpointIO(CheckpointIO):
             check_regular(path)
         elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
             raise no_checkpoint(str(path))
-        try:
-            is_plain = weights_only is not False  # the caller asks for unpickling in so many words
+        is_plain = weights_only is not False  # the caller asks for unpickling in so many words
+        with reading(path), reading_arrays():
             if is_plain and os.path.lexists(path):
                 check_torch_file(str(path), str(path))
-            with reading_arrays():
-                checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
-        except CheckpointError:
-            raise
-        except Exception as error:  # torch and pickle raise what they like; the file is the fact
-            raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+            checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
         check_lightning(str(path), checkpoint)
         return checkpoint
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import check_bounds, first_line
+from hf_compat.checkpoint.files import check_bounds, naming
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
@@ -58,12 +58,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, type(None))
 
 
 class _Unreadable(Exception):
-    """A value that the reader of checkpoints refuses.
-
-    Args:
-        where: Keys and indices that lead to it.
-        value: The value.
-    """
+    """A value, and the keys and indices that lead to it, which the reader of checkpoints refuses."""
 
     def __init__(self, where: str, value: object) -> None:
         super().__init__(where)
@@ -188,37 +183,21 @@ class SavedAt(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DataPosition:
-    """How far one rank has read its training data.
+    """How far one rank has read its training data."""
 
-    Args:
-        epoch: The current epoch, or between two epochs the next one.
-        is_open: The pass over the data of `epoch` has begun.
-        is_over: No window of `epoch` is left, as its data has ended or a callback has ended it.
-        micro_batches_done: Micro-batches of `epoch` that are trained.
-        window_size: Micro-batches of an update.
-        micro_batches_per_epoch: Micro-batches of an epoch. For endless data, those of the whole run.
-        micro_batch_size: Samples of a micro-batch of this rank, if the loader says so.
-        lookahead: The batch that the loader has read ahead.
-        source: The state of a data set, or loader, that knows its own position.
-        epoch_rng: The random states from which the epoch's order was drawn.
-        rng: The random states at this moment.
-        shuffle_seed: Torch's seed for each epoch's order, if no `data_seed` was given.
-        updates_done: Updates of `epoch`, if nothing else is known. `transformers` writes no more.
-    """
-
-    epoch: int
-    is_open: bool = False
-    is_over: bool = False
-    micro_batches_done: int = 0
-    window_size: int | None = None
-    micro_batches_per_epoch: int | None = None
-    micro_batch_size: int | None = None
-    lookahead: Any = None  # a batch of the user's, as plain values
-    source: Any = None  # what the user's data set keeps
-    epoch_rng: PlainState | None = None
-    rng: PlainState | None = None
-    shuffle_seed: int | None = None
-    updates_done: int = 0
+    epoch: int  # the current epoch, or between two epochs the next one
+    is_open: bool = False  # the pass over the data of `epoch` has begun
+    is_over: bool = False  # no window of `epoch` is left, as its data has ended or a callback has ended it
+    micro_batches_done: int = 0  # micro-batches of `epoch` that are trained
+    window_size: int | None = None  # micro-batches of an update
+    micro_batches_per_epoch: int | None = None  # micro-batches of an epoch. For endless data, those of the whole run.
+    micro_batch_size: int | None = None  # samples of a micro-batch of this rank, if the loader says so
+    lookahead: Any = None  # the batch that the loader has read ahead
+    source: Any = None  # the state of a data set, or loader, that knows its own position
+    epoch_rng: PlainState | None = None  # the random states from which the epoch's order was drawn
+    rng: PlainState | None = None  # the random states at this moment
+    shuffle_seed: int | None = None  # Torch's seed for each epoch's order, if no `data_seed` was given
+    updates_done: int = 0  # updates of `epoch`, if nothing else is known. `transformers` writes no more.
 
     def to_plain(self) -> PlainState:
         """Convert this position to a dict."""
@@ -227,65 +206,32 @@ class DataPosition:
     @classmethod
     def read(cls, plain: object) -> DataPosition:
         """Read a position from a file of unknown origin."""
-        if not isinstance(plain, Mapping):
-            raise CheckpointError(f"The position of the data is {brief(plain, 60)}, not fields.")
-        try:
-            position = cls.from_plain(plain)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            cause = f"{type(error).__name__}: {first_line(error)}"
-            raise CheckpointError(f"The position of the data cannot be read: {cause}.") from error
-        wrong = _position_problem(position)
-        if wrong is not None:
-            raise CheckpointError(f"The position of the data cannot be read: {wrong}.")
+        what = "The position of the data"
+        position = cls(**_known_values(what, cls, plain, _POSITION_KINDS, ("epoch",)))
+        for name, states in (("rng", position.rng), ("epoch_rng", position.epoch_rng)):
+            wrong = None if states is None else random_states_problem(states)
+            if wrong is not None:
+                raise CheckpointError(f"{what} cannot be read: `{name}` {wrong.removeprefix('it ')}.")
         return position
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
-        """Read a position that this version or the first one wrote.
-
-        The first version said `is_closed`, also where training had only stopped within the epoch.
-        """
-        values = _known_values(cls, plain)
-        if "is_closed" in plain:
-            done, whole = int(plain["micro_batches_done"]), int(plain["micro_batches_per_epoch"])
-            values["is_over"] = bool(plain["is_closed"]) and done >= whole
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state of an unfinished run, as `run_state.pt` holds it.
+    """The state of an unfinished run, as `run_state.pt` holds it."""
 
-    Args:
-        data: How far this rank has read its data.
-        moment: When it was written.
-        world_size: Processes.
-        samples_per_micro_batch: Samples of a micro-batch of all processes together. None if it is not known.
-        losses: The loss log's state (`LossLog.state_dict`).
-        grad_norm: Norm of the last update's gradients, which the log of the epoch's end repeats.
-        learning_rate: Learning rate of the last update.
-        callbacks: States of Lightning callbacks by `state_key`.
-        extras: What Lightning callbacks have put into the checkpoint.
-        evaluated: Evaluation sets whose persistent workers had begun.
-        workers: Loader workers of the training data. None if it is not known.
-        keeps_workers: Whether they were persistent.
-        knows_epoch_end: The first version took an epoch for over where training had only stopped within it. False
-            where that is possible.
-    """
-
-    data: DataPosition
-    moment: SavedAt = SavedAt.UPDATE
+    data: DataPosition  # how far this rank has read its data
+    moment: SavedAt = SavedAt.UPDATE  # when it was written
     world_size: int = 1
+    # Samples of a micro-batch of all processes together. None if it is not known.
     samples_per_micro_batch: int | None = None
-    losses: PlainState = field(default_factory=dict)
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    callbacks: PlainState = field(default_factory=dict)
-    extras: PlainState = field(default_factory=dict)
-    evaluated: list[str] = field(default_factory=list)
-    workers: int | None = None
-    keeps_workers: bool = False
-    knows_epoch_end: bool = True
+    losses: PlainState = field(default_factory=dict)  # the loss log's state (`LossLog.state_dict`)
+    grad_norm: float | None = None  # norm of the last update's gradients, which the log of the epoch's end repeats
+    learning_rate: float | None = None  # of the last update
+    callbacks: PlainState = field(default_factory=dict)  # states of Lightning callbacks by `state_key`
+    extras: PlainState = field(default_factory=dict)  # what Lightning callbacks have put into the checkpoint
+    evaluated: list[str] = field(default_factory=list)  # evaluation sets whose persistent workers had begun
+    workers: int | None = None  # loader workers of the training data. None if it is not known.
+    keeps_workers: bool = False  # whether they were persistent
 
     def to_plain(self) -> PlainState:
         """Convert this state to nested dicts: the content of `run_state.pt`."""
@@ -297,36 +243,7 @@ class RunState:
         torch.save(self.to_plain(), os.path.join(folder, of_rank(RUN_STATE_NAME, rank, world_size)))
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any], ended_by_callback: bool = False) -> RunState:
-        """Read the result of `to_plain`, of this version or the first one.
-
-        Args:
-            plain: The content of `run_state.pt`.
-            ended_by_callback: The checkpoint's `TrainerControl` says that a callback was ending the epoch. The first
-                version needs it, since it did not distinguish that from training that stopped.
-        """
-        if plain["version"] == 1:
-            data = DataPosition.from_plain(plain["windows"])
-            if data.is_open and ended_by_callback:
-                data = dataclasses.replace(data, is_over=True)
-            kept = ("tr_loss", "total_loss", "last_logged", "first_update", "nonfinite_steps", "scalars")
-            return RunState(
-                data=data,
-                moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
-                world_size=plain.get("world_size", 1),
-                samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
-                losses={name: plain[name] for name in kept if name in plain},
-                callbacks=plain.get("callbacks", {}),
-                extras=plain.get("extras") or {},
-                knows_epoch_end=data.is_open or ended_by_callback,
-            )
-        parts = {"data": DataPosition.from_plain(plain["data"]), "moment": SavedAt(plain["moment"])}
-        return cls(**{**_known_values(cls, plain), **parts})
-
-    @classmethod
-    def load(
-        cls, checkpoint: str, rank: int = 0, world_size: int = 1, ended_by_callback: bool = False
-    ) -> RunState | None:
+    def load(cls, checkpoint: str, rank: int = 0, world_size: int = 1) -> RunState | None:
         """Read a rank's state from a checkpoint folder. None if another program wrote it.
 
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
@@ -335,8 +252,8 @@ class RunState:
         names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
         if own is not None and len(names) == world_size:
-            return cls.read(own, ended_by_callback)
-        states = [cls.read(contents.need(name), ended_by_callback) for name in names]
+            return cls.read(own)
+        states = [cls.read(contents.need(name)) for name in names]
         if not states:
             return None
         sums = [float(state.losses["tr_loss"]) for state in states if "tr_loss" in state.losses]
@@ -344,23 +261,32 @@ class RunState:
         return dataclasses.replace(states[0], losses={**states[0].losses, **joined})
 
     @classmethod
-    def read(cls, path: str, ended_by_callback: bool = False) -> RunState:
+    def read(cls, path: str) -> RunState:
         """Read one `run_state.pt`."""
         plain = read_torch_file(path, allowed=array_globals())
-        if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
-            raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")
-        try:
-            state = cls.from_plain(plain, ended_by_callback)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
-        wrong = wrong_field(vars(state), _RUN_KINDS) or _position_problem(state.data)
-        wrong = wrong or losses_problem(state.losses)
+        values = _known_values(path, cls, plain, _RUN_KINDS, ("data", "moment"))
+        with naming(path):
+            state = cls(**{**values, "data": DataPosition.read(plain["data"]), "moment": SavedAt(plain["moment"])})
+        wrong = losses_problem(state.losses)
         if wrong is not None:
-            raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
+            raise CheckpointError(f"{path} cannot be read: {wrong}.")
         return state
 
 
-def _known_values(cls: type[DataPosition | RunState], plain: Mapping[str, object]) -> PlainState:
+def _known_values(
+    what: str, cls: type[DataPosition | RunState], plain: object, kinds: Mapping[str, Kind], needed: tuple[str, ...]
+) -> PlainState:
+    """Take the values of a class's fields from a content of unknown origin.
+
+    Those that it has are of their kinds, and the `needed` ones have to be there. `what` begins an error's sentence.
+    """
+    if not isinstance(plain, Mapping):
+        raise CheckpointError(f"{what} is {brief(plain, 60)}, not fields.")
+    if plain.get("version") != RUN_STATE_VERSION:
+        raise CheckpointError(f"{what} was written by another version of hf_compat, or by another program.")
+    wrong = wrong_field({**dict.fromkeys(needed), **plain}, kinds)
+    if wrong is not None:
+        raise CheckpointError(f"{what} cannot be read: {wrong}.")
     return {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
 
 
@@ -371,74 +297,44 @@ _POSITION_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("is_open", "is_over"), FLAG),
 }
 _RUN_KINDS: dict[str, Kind] = {
+    "data": MAPPING,
+    "moment": Kind("a moment of a save", str, fits=lambda value: value in list(SavedAt)),
     "world_size": COUNT,
     **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
     **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
     **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
     "evaluated": list_of("names", TEXT),
-    **dict.fromkeys(("keeps_workers", "knows_epoch_end"), FLAG),
+    "keeps_workers": FLAG,
 }
-
-
-def _position_problem(data: DataPosition) -> str | None:
-    wrong = wrong_field(vars(data), _POSITION_KINDS)
-    for name, states in (("rng", data.rng), ("epoch_rng", data.epoch_rng)):
-        problem = None if states is None else random_states_problem(states)
-        wrong = wrong or (problem and f"`{name}` {problem.removeprefix('it ')}")
-    return wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataCut:
-    """How a run cuts its data into updates.
-
-    Args:
-        counts: The run's counts.
-        window_size: Micro-batches of an update.
-        world_size: Processes.
-        samples_per_micro_batch: Samples of a micro-batch of all processes together.
-    """
+    """How a run cuts its data into updates."""
 
     counts: RunCounts
-    window_size: int
+    window_size: int  # micro-batches of an update
     world_size: int = 1
-    samples_per_micro_batch: int = 1
+    samples_per_micro_batch: int = 1  # samples of a micro-batch of all processes together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where a run continues.
+    """Where a run continues."""
 
-    Args:
-        epoch: The epoch that comes first.
-        skip_micro_batches: Micro-batches of it to skip.
-        position: The exact position of the data in that epoch, random states included.
-        epoch_is_over: Only the end of that epoch is left.
-        is_finished: Nothing is left to train.
-        restores_rng_file: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
-        is_exact: The run continues as if it had not stopped, with its loss sums.
-        shuffle_seed: Torch's seed for the orders of the run, whatever torch was seeded with since.
-    """
-
-    epoch: int = 0
-    skip_micro_batches: int = 0
-    position: DataPosition | None = None
-    epoch_is_over: bool = False
-    is_finished: bool = False
+    epoch: int = 0  # the epoch that comes first
+    skip_micro_batches: int = 0  # micro-batches of it to skip
+    position: DataPosition | None = None  # the exact position of the data in that epoch, random states included
+    epoch_is_over: bool = False  # only the end of that epoch is left
+    is_finished: bool = False  # nothing is left to train
+    # The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does
     restores_rng_file: bool = False
-    is_exact: bool = False
-    shuffle_seed: int | None = None
+    is_exact: bool = False  # the run continues as if it had not stopped, with its loss sums
+    shuffle_seed: int | None = None  # Torch's seed for the orders of the run, whatever torch was seeded with since
 
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Decide where a run continues, from a checkpoint of this package, of transformers or of Lightning.
-
-    Args:
-        state: The run state of the checkpoint. None if `transformers` wrote it.
-        updates_done: `global_step` of the checkpoint.
-        cut: How the data is cut now.
-        ignore_data_skip: The argument of that name. The epoch's data starts at its beginning.
-    """
+    """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`)."""
     same_cut = state is not None and (_has_same_ranks(state, cut) and _has_same_epochs(state, cut))
     if state is None or ignore_data_skip:
         point = _by_updates(updates_done, cut, ignore_data_skip)
@@ -460,15 +356,12 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
         # Take the very position that the state holds
         data, counts = state.data, cut.counts
         finished = _is_finished(data.epoch, updates_done, counts)
-        if not state.knows_epoch_end and updates_done < data.epoch * counts.updates_per_epoch:
-            point = _by_updates(updates_done, cut, ignore_data_skip=False)
+        at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
+        if finished and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end):
+            point = ResumePoint(epoch=data.epoch, position=data, is_finished=True)
         else:
-            at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-            if finished and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end):
-                point = ResumePoint(epoch=data.epoch, position=data, is_finished=True)
-            else:
-                is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
-                point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
+            is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
+            point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
     seed = None if state is None else state.data.shuffle_seed
     return dataclasses.replace(point, is_exact=same_cut, shuffle_seed=seed)
 

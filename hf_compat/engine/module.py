@@ -222,7 +222,7 @@ class WindowModule(HooksOfPlainBatches):
             if not self._lightning_resumes:
                 # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns if it is
                 # within an epoch.
-                position = DataPosition.from_plain(resume["windows"])
+                position = DataPosition.read(resume["windows"])
                 updates = int(resume["updates"])
                 in_epoch = (
                     position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps

@@ -268,7 +268,7 @@ class Windows:
 
     def load_state_dict(self, state_dict: PlainState) -> None:
         """Start at the position in a Lightning checkpoint."""
-        data = DataPosition.from_plain(state_dict)
+        data = DataPosition.read(state_dict)
         if data.updates_done:  # from transformers, which stores nothing else
             skip, rng = data.updates_done * self.window_size, data.rng
             self._rng_of_lightning_checkpoint = rng

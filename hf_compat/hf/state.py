@@ -165,13 +165,6 @@ class TrainerState:
         with open(json_path, encoding="utf-8") as file:
             return cls(**json.load(file))
 
-    @property
-    def was_leaving_epoch(self) -> bool:
-        """Whether a callback was ending the epoch when this state was saved."""
-        control = self.stateful_callbacks.get("TrainerControl", {})
-        exported = control[0] if isinstance(control, list) else control
-        return bool(exported.get("args", {}).get("should_epoch_stop", False))
-
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Copy the three intervals from the arguments. Shares below 1 become updates, rounded up."""
         for name in INTERVALS:

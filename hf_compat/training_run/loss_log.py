@@ -51,8 +51,8 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
     return numbers
 
 
-# Sums and counts in plain values, under their names in `run_state.pt`. Those of the first versions lack
-# `nonfinite_steps` and `scalars`, and hold a tensor as `tr_loss`.
+# Sums and counts in plain values, under their names in `run_state.pt`. Those of a `.ckpt` lack `nonfinite_steps` and
+# `scalars`.
 LossLogState: TypeAlias = PlainState
 
 
@@ -257,7 +257,7 @@ class LossLog:
 
     def load_state_dict(self, state: LossLogState) -> None:
         """Continue from a result of `state_dict`, or from a run state that contains its entries."""
-        self.since_last_log.fill_(float(state["tr_loss"]))
+        self.since_last_log.fill_(state["tr_loss"])
         self.total = state["total_loss"]
         self.last_logged, self.first_update = state["last_logged"], state["first_update"]
         self.nonfinite_updates = state.get("nonfinite_steps", 0)

@@ -1,4 +1,4 @@
-"""The runs whose checkpoints `before_training_run/` keeps, in words that both that version and today's understand.
+"""The runs whose checkpoints `old_checkpoints/` keeps, in words that both that version and today's understand.
 
     python tests/checkpoint/old_runs.py API FORM FOLDER [stop|CHECKPOINT]
 

@@ -66,7 +66,8 @@ UNLOADABLE = [
     ("run_state.pt", ("data", "rng"), [], "`rng` has [] in place of random states"),
     ("run_state.pt", ("data", "is_open"), None, "`is_open` is None, not true or false"),
     ("run_state.pt", ("learning_rate",), "x", "`learning_rate` is 'x', not a number, or null"),
-    ("run_state.pt", ("knows_epoch_end",), 3, "`knows_epoch_end` is 3, not true or false"),
+    ("run_state.pt", ("keeps_workers",), 3, "`keeps_workers` is 3, not true or false"),
+    ("run_state.pt", ("version",), 1, "was written by another version of hf_compat"),
 ]
 
 
