@@ -15,7 +15,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.forms import misfitting_weights, missing_adapter_weights, stored_names
-from hf_compat.checkpoint.reading import Contents, read_weights_file
+from hf_compat.checkpoint.reading import Contents, read_weights_file, weight_files
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ def _places(model: nn.Module, folder: str) -> dict[str, str]:
     """Find the subfolder of each of a model's adapters. A single one is in the folder itself, under any name."""
     peft_model, contents = cast(_PeftModel, model), Contents(folder)
     own = list(peft_model.peft_config)
-    in_subfolders = {name: name for name in own if _holds_adapter(contents, name)}
-    in_root = {_DEFAULT: ""} if _DEFAULT in own and _holds_adapter(contents, "") else {}
+    in_subfolders = {name: name for name in own if weight_files(contents, name)}
+    in_root = {_DEFAULT: ""} if _DEFAULT in own and weight_files(contents, "") else {}
     if in_subfolders:
         return in_root | in_subfolders
-    others = [] if _holds_adapter(contents, "") else _subfolders_with_adapters(contents)
+    others = [] if weight_files(contents, "") else _subfolders_with_adapters(contents)
     if others:
         raise CheckpointError(
             f"{folder} holds the adapters {', '.join(others)}; the model has {', '.join(own)}.\n\n"
@@ -103,15 +103,9 @@ def _places(model: nn.Module, folder: str) -> dict[str, str]:
     return {next(iter(peft_model.active_adapters)): ""}
 
 
-def _holds_adapter(contents: Contents, subfolder: str) -> bool:
-    return any(
-        contents.find(f"{subfolder}/{name}" if subfolder else name) is not None for name in names.ADAPTER_WEIGHTS
-    )
-
-
 def _subfolders_with_adapters(contents: Contents) -> list[str]:
     inside = sorted(path.name for path in contents.folder.iterdir() if path.is_dir())
-    return [name for name in inside if _holds_adapter(contents, name)]
+    return [name for name in inside if weight_files(contents, name)]
 
 
 def _check_adapter(folder: str, subfolder: str) -> None:

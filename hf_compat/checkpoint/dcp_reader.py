@@ -30,7 +30,16 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from hf_compat.checkpoint.files import Plain, first_line, is_plain_name, is_whole_zip, open_regular, read_small, walked
+from hf_compat.checkpoint.files import (
+    Plain,
+    first_line,
+    is_plain_name,
+    is_whole_zip,
+    open_regular,
+    read_small,
+    reading,
+    walked,
+)
 from hf_compat.checkpoint.reading import Contents, StoredTensor, load_plain
 from hf_compat.errors import CheckpointError
 
@@ -56,15 +65,10 @@ States = dict[str, Any]  # torch's nested dicts of tensors and plain values
 
 @dataclass(frozen=True, slots=True)
 class DcpFolder:
-    """A folder of torch.distributed.checkpoint whose index was read and found right.
-
-    Args:
-        path: The folder.
-        index: What its `.metadata` holds.
-    """
+    """A folder of torch.distributed.checkpoint whose index was read and found right."""
 
     path: str
-    index: Metadata
+    index: Metadata  # what its `.metadata` holds
 
 
 def is_dcp_folder(folder: str) -> bool:
@@ -100,13 +104,7 @@ def _read_tensor(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> torc
 
 
 def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
-    """Read a folder into a nested state. Its tensors are filled, and its plain values replaced.
-
-    Args:
-        dcp: The folder.
-        state: The values to read, in their form.
-        in_one_process: Whether this process reads alone. Otherwise all of them call this.
-    """
+    """Read a folder into a nested state, in one process or in all. Tensors are filled, and plain values replaced."""
     try:
         with warnings.catch_warnings():
             # a single process reads on purpose
@@ -130,11 +128,7 @@ class _CheckedReader(FileSystemReader):
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """Reads tensors for tensors, and plain values for values.
-
-    Args:
-        folder: The folder that is read.
-    """
+    """Reads tensors for tensors, and plain values for values."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -167,51 +161,26 @@ def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
 
 
 class _IndexOnly(pickle.Unpickler):
-    """Reads only the types that torch writes into the index of a folder."""
+    """Reads only the types that torch writes into the index of a folder.
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._found: dict[type, dict[str, object]] = {}
-
-    def load(self) -> object:
-        """Read the index. A pickle can set attributes of the classes that it names, so they are set back."""
-        try:
-            return super().load()
-        finally:
-            for one, before in self._found.items():
-                for name in [name for name, value in vars(one).items() if before.get(name, vars) is not value]:
-                    setattr(one, name, before[name]) if name in before else delattr(one, name)
+    A pickle can set attributes of the classes that it names. `walked` refuses one that does.
+    """
 
     def find_class(self, module: str, name: str) -> object:
-        found = self._class_of_index(module, name)
-        if isinstance(found, type) and found not in self._found:
-            self._found[found] = dict(vars(found))
-        return found
-
-    def _class_of_index(self, module: str, name: str) -> object:
         if (module, name) in _INDEX_NAMES or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
             return super().find_class(module, name)
         raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
 
 
 def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
-    """Read the index of a folder, and refuse one that torch would not have written.
-
-    Args:
-        contents: The checkpoint.
-        subfolder: Where the shards are in it.
-    """
+    """Read the index of a checkpoint, or of a subfolder. Refuse one that torch would not have written."""
     before = f"{subfolder}/" if subfolder else ""
     path = contents.need(before + METADATA_NAME)
     content = read_small(path, INDEX_BYTES)
-    try:
+    with reading(path):
         walked(path, io.BytesIO(content), len(content))
         index = _IndexOnly(io.BytesIO(content)).load()
         wrong = _problem(index)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a damaged pickle raises, or lacks
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if wrong is not None:
         raise CheckpointError(f"{path} cannot be read: {wrong}.")
     assert isinstance(index, Metadata)

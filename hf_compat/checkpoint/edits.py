@@ -10,19 +10,15 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.files import is_inside
-from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
-from hf_compat.checkpoint.manifest import entries, seal, why_refused
-from hf_compat.checkpoint.reading import (
-    MANIFEST_NAME,
-    read_manifest,
-    reading_as_it_is,
-)
+from hf_compat.checkpoint.files import first_line, is_inside
+from hf_compat.checkpoint.judging import judge_contents, judge_edited, judge_unlisted
+from hf_compat.checkpoint.manifest import entries, seal
+from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, Listed, read_manifest, reading_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -35,23 +31,19 @@ _ITS_LOSS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Edits:
-    """What differs between a folder and its manifest.
+    """What differs between a folder and its manifest."""
 
-    Args:
-        kept: Files that are as the manifest says.
-        changed: Files of another content.
-        missing: Files that are not there.
-        added: Files that the manifest does not list.
-        not_read: Links that lead out of the folder, and pipes.
-    """
+    kept: list[str] = field(default_factory=list)  # files that are as the manifest says
+    changed: list[str] = field(default_factory=list)  # files of another content
+    missing: list[str] = field(default_factory=list)  # files that are not there
+    added: list[str] = field(default_factory=list)  # files that the manifest does not list
+    not_read: list[str] = field(default_factory=list)  # links that lead out of the folder, and pipes
 
-    kept: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    not_read: tuple[str, ...] = ()
+    def __bool__(self) -> bool:
+        """Whether a file that may be read differs."""
+        return bool(self.changed or self.missing or self.added)
 
     def described(self) -> list[str]:
         """Describe the difference of each file, and the effect of its loss."""
@@ -63,34 +55,19 @@ class Edits:
         ]
 
 
-def find_edits(folder: str) -> Edits:
-    """Compare a folder with its manifest."""
-    root = Path(folder)
-    found = read_manifest(root)
-    if found.files is None:
-        raise CheckpointError(found.why_unreadable)
-    listed = found.files
-    wrong = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
-    if not wrong:
-        there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
-        wrong = [refused for name, facts in there if (refused := why_refused(root, name, facts))]
-    if wrong:
-        raise CheckpointError("; ".join(filter(None, wrong)))
-    kept: list[str] = []
-    changed: list[str] = []
-    missing: list[str] = []
+def find_edits(root: Path, listed: Listed) -> Edits:
+    """Compare a folder with the files that its manifest lists."""
+    edits = Edits()
     for name, facts in sorted(listed.items()):
-        is_there = os.path.lexists(root / name)
-        (missing if not is_there else changed if manifest.compare(root, name, facts) else kept).append(name)
-    further = [name for path in entries(root) if (name := path.relative_to(root).as_posix()) not in listed]
-    added = [name for name in further if is_inside(root, name) and (root / name).is_file()]
-    return Edits(
-        kept=tuple(kept),
-        changed=tuple(changed),
-        missing=tuple(missing),
-        added=tuple(added),
-        not_read=tuple(name for name in further if name not in added),
-    )
+        if manifest.compare(root, name, facts) is None:
+            edits.kept.append(name)
+        else:
+            (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
+    for path in entries(root):
+        name = path.relative_to(root).as_posix()
+        if name not in listed:
+            (edits.added if is_inside(root, name) and path.is_file() else edits.not_read).append(name)
+    return edits
 
 
 def problems_of_named(folder: str) -> tuple[list[str], Edits]:
@@ -99,18 +76,19 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
     A change is not a fault if each file is whole by itself, and the folder has what every run needs.
     """
     root = Path(folder)
-    if not os.path.isdir(root):
-        return [f"{folder} is not a folder"], Edits()
+    found = read_manifest(root)
+    if not os.path.isdir(root) or (found.exists and found.files is None):
+        return manifest.problems(folder), Edits()
     try:
-        if not read_manifest(root).exists:
+        if found.files is None:
             return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
-        edits = find_edits(folder)
-        if not (edits.changed or edits.missing or edits.added):
-            return manifest.problems(folder), Edits()
+        edits = find_edits(root, found.files)
+        if not edits:
+            return list(judge_contents(Contents(root))), Edits()
         with reading_edited(folder, edits):
-            return list(judge_edited(root, (*edits.changed, *edits.added))), edits
+            return list(judge_edited(root, edits.changed + edits.added)), edits
     except CheckpointError as error:
-        return str(error).removesuffix(".").split("; "), Edits()
+        return [first_line(error).removesuffix(".")], Edits()
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"], Edits()
 
@@ -133,14 +111,9 @@ def no_checkpoint(path: str, hint: str = "name a checkpoint-<updates> folder or 
 
 def warn_of(folder: str, edits: Edits) -> None:
     """Say once what differs in a folder that is read all the same."""
-    if edits.described():
-        logger.warning(
-            "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again.",
-            folder,
-            MANIFEST_NAME,
-            "; ".join(edits.described()),
-            folder,
-        )
+    if edits:
+        text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
+        logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
 
 
 @contextlib.contextmanager
@@ -158,7 +131,7 @@ def as_named(folder: str) -> Iterator[None]:
 
 def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:
     """Let readers read the files that an edited folder has now. One without edits is read by its manifest."""
-    files = (*edits.kept, *edits.changed, *edits.added)
+    files = edits.kept + edits.changed + edits.added
     return reading_as_it_is(folder, files) if files else contextlib.nullcontext()
 
 
@@ -175,26 +148,23 @@ def seal_edited(folder: str) -> str:
     root = Path(folder)
     if not os.path.isdir(root):
         raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
-    was_listed = read_manifest(root)
-    before = find_edits(folder) if was_listed.exists and was_listed.files is not None else None
-    if before is not None:
-        wrong = problems_of_named(folder)[0]
-    else:
-        found = [path.relative_to(root).as_posix() for path in entries(root)]
-        inside = [name for name in found if is_inside(root, name) and (root / name).is_file()]
-        with reading_as_it_is(folder, inside):
-            wrong = list(judge_edited(root, inside))
+    before = read_manifest(root)
+    edits = find_edits(root, before.files or {})
+    is_as_listed = before.files is not None and not edits
+    with reading_edited(folder, edits):
+        judged = judge_contents(Contents(root)) if is_as_listed else judge_edited(root, edits.changed + edits.added)
+        wrong = list(judged)
     if wrong:
         raise CheckpointError(
             f"{folder} is not sealed: {'; '.join(wrong)}.\n\n"
             "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
         )
-    if before is not None and not (before.changed or before.missing or before.added):
-        return f"{folder}: each of its {len(before.kept)} files is as {MANIFEST_NAME} says; nothing is written."
-    seal(folder, was_listed.writer)
+    if is_as_listed:
+        return f"{folder}: each of its {len(edits.kept)} files is as {MANIFEST_NAME} says; nothing is written."
+    seal(folder, before.writer)
     lines = [f"{folder}: each file is whole by itself."]
-    if before is not None:
-        lines += [f"  {line}" for line in before.described()]
+    if before.files is not None:
+        lines += [f"  {line}" for line in edits.described()]
     else:
         lines[0] += (
             f" It had no readable {MANIFEST_NAME}; with one it counts as a checkpoint of this package, which "

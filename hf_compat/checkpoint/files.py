@@ -32,11 +32,9 @@ STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updat
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading, without waiting for anything."""
-    try:
+    with reading(path):
         # without O_NONBLOCK the opening of a FIFO would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{os.fspath(path)} cannot be read: it is not a regular file.")
@@ -80,11 +78,8 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> bytes:
     """Read a file that is expected to be small."""
-    with open_regular(path) as file:
-        try:
-            content = file.read(limit + 1)
-        except OSError as error:
-            raise unreadable(path, error) from error
+    with open_regular(path) as file, reading(path):
+        content = file.read(limit + 1)
     if len(content) > limit:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: it has more than {limit} bytes.")
     return content
@@ -92,10 +87,8 @@ def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> b
 
 def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> str:
     """Read a small file of UTF-8."""
-    try:
+    with reading(path):
         return read_small(path, limit).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise unreadable(path, error) from error
 
 
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
@@ -158,10 +151,16 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise CheckpointError(f"{os.fspath(path)}: {error}") from error
 
 
-def unreadable(path: str | os.PathLike[str], error: BaseException) -> CheckpointError:
-    """Make the error for a file that cannot be read, with its cause in words."""
-    cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-    return CheckpointError(f"{os.fspath(path)!s} cannot be read: {cause}".replace("\0", "\\0"))
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make any error of a reader a CheckpointError that names the file. Damaged files raise anything."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: {cause}".replace("\0", "\\0")) from error
 
 
 Plain = Any  # tensors and plain containers, as the reader of each file knows
@@ -184,13 +183,11 @@ _CONTAINERS: dict[tuple[str, str], type] = {
 
 
 class Named:
-    """Takes the place of an object, with the name of its class and the values from the pickle.
-
-    Args:
-        given: What the pickle calls the class or function with.
-    """
+    """Takes the place of an object, with the name of its class and the values from the pickle."""
 
     module = name = ""
+    given: list[object]
+    states: list[object]
 
     def __new__(cls, *given: object, **keywords: object) -> Named:
         # Refuse to allocate as many bytes as a number says. No writer of tensors and arrays needs that
@@ -203,10 +200,6 @@ class Named:
         made.given, made.states = [*given, *keywords.values()], []
         return made
 
-    def __init__(self, *given: object, **keywords: object) -> None:
-        self.given: list[object]
-        self.states: list[object]
-
     def __setstate__(self, state: object) -> None:
         self.states.append(state)
 
@@ -217,12 +210,7 @@ class Named:
 
 
 class _Walker(pickle._Unpickler):  # written in Python: each step can be replaced
-    """Builds the content of a pickle from `Named` objects, and notes the values that are hashed.
-
-    Args:
-        file: The pickle.
-        size: Bytes that there are.
-    """
+    """Builds the content of a pickle from `Named` objects, and notes the values that are hashed."""
 
     stack: list[object]
     memo: dict[int, object]
@@ -278,18 +266,10 @@ _Walker.dispatch |= {
 
 
 def walked(path: str, file: BinaryIO, size: int) -> Plain:
-    """Read a pickle, with a `Named` in place of each object and function.
-
-    Args:
-        path: Its file, for messages.
-        file: Where it begins.
-        size: Bytes of the file.
-    """
+    """Read a pickle, with a `Named` in place of each object and function. `path` and `size` are those of its file."""
     walker = _Walker(file, size)
-    try:
+    with reading(path):
         content = walker.load()
-    except Exception as error:  # a damaged pickle raises what it likes
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if max(walker.memo, default=0) > size:  # Python's own loader allocates memory for as many
         raise CheckpointError(f"{path} cannot be read: it counts more objects than it has bytes.")
     check_bounds(path, [content, walker.hashed])
@@ -306,15 +286,10 @@ def walked_torch_file(path: str, file: BinaryIO) -> Plain:
         if first != _OLD_MAGIC:
             raise CheckpointError(f"{path} cannot be read: it is not a file of `torch.save`.")
         return rest[2]
-    try:
-        with zipfile.ZipFile(file) as archive:
-            _check_stored(archive, size)
-            named = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
-            found = [walked(path, io.BytesIO(archive.read(name)), size) for name in named]
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    with reading(path), zipfile.ZipFile(file) as archive:
+        _check_stored(archive, size)
+        named = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+        found = [walked(path, io.BytesIO(archive.read(name)), size) for name in named]
     if len(found) != 1:
         raise CheckpointError(f"{path} cannot be read: it holds {len(found)} pickles where torch writes one.")
     return found[0]

@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+import safetensors
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
 from hf_compat.checkpoint.files import (
     STATE_FILE_BYTES,
-    bounded_json,
     check_regular,
     first_line,
     is_whole_zip,
@@ -37,25 +37,13 @@ from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, name
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.seeding import legacy_globals
 
-_HEADER_BYTES = 10**8  # the most that safetensors reads
-
-
-class FileKind(NamedTuple):
-    """A kind of file. `read` raises a `CheckpointError` if a run cannot use it."""
-
-    name: re.Pattern[str]
-    read: Callable[[Contents, str], object]
+Reader = Callable[[Contents, str], object]  # reads a file by its name, and raises a `CheckpointError` if a run cannot
 
 
 def _torch_file(
     problem: Callable[[object], str | None] = lambda content: None, allowed: Callable[[], Allowed] = tuple
-) -> Callable[[Contents, str], object]:
-    """Make the reader of a file of `torch.save`.
-
-    Args:
-        problem: Says what is wrong with its content.
-        allowed: Lists further types that it may hold.
-    """
+) -> Reader:
+    """Make the reader of a file of `torch.save`. `problem` judges its content, which may hold `allowed` types."""
 
     def read(contents: Contents, name: str) -> None:
         path = contents.need(name)
@@ -64,8 +52,8 @@ def _torch_file(
     return read
 
 
-FILES = tuple(
-    FileKind(re.compile(name), read)
+FILES: dict[re.Pattern[str], Reader] = {
+    re.compile(name): read
     for name, read in {
         r"trainer_state\.json": lambda contents, name: read_trainer_state(contents.need(name)),
         r"optimizer\.pt": _torch_file(optimizer_problem),
@@ -83,32 +71,57 @@ FILES = tuple(
         ),
         LATEST_NAME: lambda contents, name: check_zero_files(contents, named_zero_folder(contents) or ""),
     }.items()
-)
+}
 
 
-def judge_contents(contents: Contents) -> Iterator[str]:
-    """Read what a resumed run would read, and yield what is wrong."""
+def judge_contents(contents: Contents, unvouched: Iterable[str] = ()) -> Iterator[str]:
+    """Read what a resumed run would read, and yield what is wrong.
+
+    Of files for which no hash vouches, the bytes are checked first.
+    """
     if contents.listed is not None:
         found = sorted(contents.listed)
     else:
         places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
         shards = [f"{place}/{METADATA_NAME}" for place in places]
         found = [*contents.names(), *(name for name in shards if contents.find(name) is not None)]
-    for name in found:
-        for kind in FILES:  # their patterns exclude each other
-            if kind.name.fullmatch(name):
-                try:
-                    kind.read(contents, name)
-                except CheckpointError as error:
-                    yield first_line(error).removesuffix(".")
+    checks: list[tuple[Reader, str]] = [(_check_bytes, name) for name in unvouched if names.is_part_of_checkpoint(name)]
+    # the patterns exclude each other
+    checks += [(read, name) for name in found for pattern, read in FILES.items() if pattern.fullmatch(name)]
+    damaged: list[str] = []
+    for check, name in checks:
+        try:
+            check(contents, name)
+        except CheckpointError as error:
+            wrong = first_line(error).removesuffix(".")
+            if not any(other in wrong for other in damaged):
+                yield wrong
+            damaged.append(os.path.basename(name))
+
+
+def _check_bytes(contents: Contents, name: str) -> None:
+    """Refuse a file that is cut off, or whose checksums are wrong."""
+    path, is_whole = contents.folder / name, True
+    if path.suffix == ".json":
+        read_json(path, STATE_FILE_BYTES)
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        with open_regular(path) as file:
+            is_whole = is_whole_zip(file)
+    elif path.suffix == ".safetensors":
+        check_regular(path)
+        try:
+            with safetensors.safe_open(path, framework="pt"):  # it compares the header with the file's size
+                pass
+        except Exception:  # it raises what it likes
+            is_whole = False
+    if not is_whole:
+        raise CheckpointError(f"{path.name} is cut off or damaged.")
 
 
 def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str]:
     """Judge a folder of `transformers`, which writes `trainer_state.json` last.
 
-    Args:
-        root: The folder.
-        may_lack_optimizer: Whether one of the optimizer's two files may have been deleted on purpose.
+    One of the optimizer's two files may have been deleted on purpose, where the user names the folder.
     """
     missing = list(_missing_parts(root))
     if missing:  # not a checkpoint, so its other files, or those behind a link, may be without end
@@ -117,19 +130,14 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
     if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
-    files = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*")) if path.suffix != ".json"]
-    yield from _and_contents(root, files)
+    files = [path for path in sorted(root.rglob("*")) if path.suffix != ".json" and not path.is_dir()]
+    yield from judge_contents(Contents(root), [path.relative_to(root).as_posix() for path in files])
 
 
 def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
-    """Judge a folder whose files were changed. `Contents` knows which of them may be read.
-
-    Args:
-        root: The folder.
-        edited: The files that may have been changed.
-    """
+    """Judge a folder whose files were changed. `Contents` knows which of them may be read."""
     yield from _missing_parts(root)
-    yield from _and_contents(root, sorted(edited))
+    yield from judge_contents(Contents(root), sorted(edited))
 
 
 def _missing_parts(root: Path) -> Iterator[str]:
@@ -160,60 +168,3 @@ def holds_model_alone(root: Path) -> bool:
     if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
         return False
     return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
-
-
-def _and_contents(root: Path, files: Iterable[str]) -> Iterator[str]:
-    """Judge the bytes of a checkpoint's files, then what a run would read of them."""
-    seen = set()
-    for name in files:
-        path = root / name
-        is_whole = _IS_WHOLE.get(path.suffix)
-        if is_whole is None or not names.is_part_of_checkpoint(name) or os.path.isdir(path):
-            continue
-        wrong = None
-        try:
-            check_regular(path)
-            wrong = None if is_whole(path) else f"{path.name} is cut off or damaged"
-        except CheckpointError as error:
-            wrong = f"{path.name}: {error}"
-        except OSError as error:
-            wrong = f"{path.name} cannot be read: {error.strerror}"
-        if wrong is not None:
-            yield wrong
-            seen.add(path.name)
-    for wrong in judge_contents(Contents(root)):
-        if not any(name in wrong for name in seen):
-            yield wrong
-
-
-def _is_whole_safetensors(path: Path) -> bool:
-    """Whether a file has the size that its header says. The header's length comes first, then each tensor's end."""
-    try:
-        with open_regular(path) as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
-                return False
-            header: object = bounded_json(file.read(header_bytes).decode())
-        if not isinstance(header, dict):
-            return False
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return (8 + header_bytes + int(max(ends, default=0))) == path.stat().st_size
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError, MemoryError, OverflowError, RecursionError):
-        return False
-
-
-def _is_whole_torch_file(path: Path) -> bool:
-    with open_regular(path) as file:
-        return is_whole_zip(file)
-
-
-def _is_whole_json(path: Path) -> bool:
-    read_json(path, STATE_FILE_BYTES)
-    return True
-
-
-_IS_WHOLE: dict[str, Callable[[Path], bool]] = {
-    ".safetensors": _is_whole_safetensors,
-    **dict.fromkeys((".pt", ".pth", ".bin"), _is_whole_torch_file),
-    ".json": _is_whole_json,
-}

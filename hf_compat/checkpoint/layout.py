@@ -122,10 +122,7 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
 def hidden_folders(folder: str, prefix: str, listed: Iterable[str] | None = None) -> list[tuple[str, Owner]]:
     """List the hidden folders that runs have made, each with its owner. A link is never one of them.
 
-    Args:
-        folder: The output folder.
-        prefix: How their names begin.
-        listed: The names in the output folder, if the caller has listed them.
+    `listed` are the names in the output folder, if the caller has listed them.
     """
     found = []
     for name in names_in(folder) if listed is None else listed:

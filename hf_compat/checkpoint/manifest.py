@@ -90,11 +90,8 @@ def _own_files(root: Path) -> list[str]:
 def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = (), flushes: bool = True) -> None:
     """Flush every file of a folder to disk, then write its manifest.
 
-    Args:
-        folder: The checkpoint.
-        writer: Who wrote it.
-        unlisted: Files of the user's, which may change without making the checkpoint damaged.
-        flushes: False leaves the flushing, and the hashes of large files, to `finish`.
+    The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
+    and the hashes of large files are left to `finish`.
     """
     root = Path(folder)
     files = [name for name in _own_files(root) if name not in unlisted]
@@ -128,14 +125,9 @@ def stamps(folder: str) -> Stamps:
 
 
 def adopt_changes(folder: str, before: Stamps) -> list[str]:
-    """Write the manifest of a sealed folder anew where files were changed, removed or added since.
+    """Write the manifest of a sealed folder anew where files differ from their `stamps` then. Describe each change.
 
-    Args:
-        folder: The checkpoint.
-        before: Its `stamps` when it was sealed.
-
-    Returns:
-        What was changed. Nothing if the folder has no manifest anymore.
+    Without a manifest, nothing is done.
     """
     root, now = Path(folder), stamps(folder)
     manifest = read_manifest(root)
@@ -270,15 +262,7 @@ def flush_above(folder: str) -> None:
 def _replace_manifest(
     root: Path, listed: Mapping[str, object], writer: Writer | None, is_durable: bool = True, place: Path | None = None
 ) -> None:
-    """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant.
-
-    Args:
-        root: The checkpoint.
-        listed: What it says of each file.
-        writer: Who wrote the checkpoint.
-        is_durable: Whether to force it to the disk.
-        place: Where to write it first. By default, in the checkpoint under a random name.
-    """
+    """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant."""
     written = root / f"{_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
@@ -529,20 +513,24 @@ def problems(folder: str) -> list[str]:
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
     except CheckpointError as error:
-        return [first_line(error)]
+        return [first_line(error).removesuffix(".")]
 
 
 def compare(root: Path, name: str, facts: object) -> str | None:
-    """Say what is wrong with a file, by its entry in the manifest."""
+    """Say what is wrong with a file, by its entry in the manifest.
+
+    Raises:
+        CheckpointError: No edit of the user's made this: it is outside the folder, or the disk refused it.
+    """
     if not is_inside(root, name):
-        return f"{name if name.isprintable() else ascii(name)} is outside the folder"
+        raise CheckpointError(f"{name if name.isprintable() else ascii(name)} is outside the folder")
     if not os.path.lexists(root / name):
         return f"{name} is missing"
+    if refused := why_refused(root, name, facts):
+        raise CheckpointError(refused)
     try:
         with open_regular(root / name) as file:
             stat = os.fstat(file.fileno())
-            if refused := why_refused(root, name, facts):
-                return refused
             if not isinstance(facts, dict) or stat.st_size != facts.get("bytes"):
                 return f"{name} has {stat.st_size} bytes, not what {MANIFEST_NAME} says"
             if "sha256" in facts:
@@ -586,14 +574,10 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
-    """Find the newest checkpoint with which nothing is wrong, and warn of each newer one.
+    """Find the newest checkpoint in which `judge` finds nothing wrong, and warn of each newer one.
 
     It is the one of the last turn with the most updates. An earlier turn may have left one with more. Checkpoints that
     name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
-
-    Args:
-        folder: The output folder.
-        judge: Lists what is wrong with a checkpoint.
     """
     paths = names.list_checkpoints(folder)
     turns = {path: writer.turn for path in paths if (writer := read_manifest(path).writer) is not None}

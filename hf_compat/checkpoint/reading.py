@@ -10,7 +10,6 @@ import importlib
 import io
 import logging
 import os
-import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -32,6 +31,7 @@ from hf_compat.checkpoint.files import (
     is_plain_name,
     pinned,
     read_json,
+    reading,
     walked_torch_file,
 )
 from hf_compat.errors import CheckpointError
@@ -47,33 +47,22 @@ Listed = dict[str, object]  # by name of each file: its entry in the manifest
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote a checkpoint.
+    """Who wrote a checkpoint."""
 
-    Args:
-        run: Id of the run. A resumed run keeps it.
-        turn: Which call of `train` in this output folder, counted from 1.
-    """
-
-    run: str
-    turn: int
+    run: str  # id of the run, which a resumed run keeps
+    turn: int  # which call of `train` in this output folder, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The content of a folder's manifest.
+    """The content of a folder's manifest."""
 
-    Args:
-        exists: Whether the folder has one, readable or not. The marker of another folder, which user code has copied
-            while it was written, does not count.
-        files: All that it lists, good names and bad. None if it is not readable, or until a save in place has ended.
-        writer: Who wrote the checkpoint, if it says so.
-        saving: The id of the run whose save into the folder has not ended.
-    """
-
+    # Whether the folder has one, readable or not. The marker of another folder, which user code copied, does not count.
     exists: bool = False
+    # All that it lists, good names and bad. None if it is not readable, or until a save in place has ended.
     files: Listed | None = None
-    writer: Writer | None = None
-    saving: str | None = None
+    writer: Writer | None = None  # who wrote the checkpoint, if it says so
+    saving: str | None = None  # the id of the run whose save into the folder has not ended
 
     @property
     def why_unreadable(self) -> str:
@@ -171,10 +160,9 @@ class Contents:
                 raise CheckpointError(f"{self.folder}: {manifest.why_unreadable}.")
 
     def find(self, name: str) -> str | None:
-        """Find a file's path. None if the folder lacks it, or, with a warning, if the manifest does not list it.
+        """Find the path of a file by its name in the folder, with `/`.
 
-        Args:
-            name: Its name relative to the folder, with `/`.
+        None if the folder lacks it, or, with a warning, if the manifest does not list it.
         """
         path = self.folder / name
         if not is_plain_name(name) or not os.path.lexists(path) or os.path.isdir(path):
@@ -207,23 +195,21 @@ class Contents:
         return names
 
 
-# module → types
-_STATE_TYPES = {
-    "galore_torch.galore_projector": ("GaLoreProjector",),
-    "apollo_torch.svd_projector": ("GaLoreProjector",),
-    "apollo_torch.random_projector": ("GradientProjector",),
-    "torchao.optim.subclass_4bit": ("OptimState4bit",),
-    "torchao.optim.subclass_8bit": ("OptimState8bit",),
-}
+# Types of optimizers' packages: module, name
+_STATE_TYPES = (
+    ("galore_torch.galore_projector", "GaLoreProjector"),
+    ("apollo_torch.svd_projector", "GaLoreProjector"),
+    ("apollo_torch.random_projector", "GradientProjector"),
+    ("torchao.optim.subclass_4bit", "OptimState4bit"),
+    ("torchao.optim.subclass_8bit", "OptimState8bit"),
+)
 
 
 def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Move the tensors within such objects to the devices of their parameters, as torch moves plain tensors."""
     for parameter, state in optimizer.state.items():
         for value in state.values():
-            if type(value).__name__ not in _STATE_TYPES.get(type(value).__module__, ()) or not hasattr(
-                value, "__dict__"
-            ):
+            if (type(value).__module__, type(value).__name__) not in _STATE_TYPES or not hasattr(value, "__dict__"):
                 continue
             for name, held in vars(value).items():
                 parts = held if isinstance(held, list) else [held]
@@ -248,13 +234,7 @@ class LoadResult(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """A tensor of a checkpoint that is not in memory.
-
-    Args:
-        name: Its name.
-        nbytes: Its size, bytes.
-        load: Reads it.
-    """
+    """A tensor of a checkpoint that is not in memory."""
 
     name: str
     nbytes: int
@@ -264,51 +244,24 @@ class StoredTensor:
 def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Plain:
     """Read a file that `torch.save` wrote, as tensors and plain containers. Types of optimizers' states may be in it.
 
-    Args:
-        path: The file.
-        allowed: Further types that may be in it.
-        mmap: Leave tensors on disk until they are used.
+    So may the `allowed` ones. With `mmap`, tensors stay on the disk until they are used, if torch can.
     """
-    try:
-        with pinned(path) as opened:
-            return load_plain(path, opened, allowed, mmap)
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch and pickle raise what they like; the file is the fact
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    with reading(path), pinned(path) as opened:
+        return load_plain(path, opened, allowed, mmap)
 
 
 def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap: bool = False) -> Plain:
-    """Load what `torch.save` wrote, after a walk through its pickle. Raises what torch raises, too.
-
-    Args:
-        path: The file, for messages.
-        source: The file or bytes to open.
-        allowed: Types that may be in it.
-        mmap: Leave tensors on disk until they are used, if torch can.
-    """
+    """Load what `torch.save` wrote, from a file or bytes, after a walk through its pickle. Raises torch's errors."""
     check_torch_file(path, source)
-
-    def load(types: Allowed) -> Plain:
-        with torch.serialization.safe_globals(list(types)):
-            is_mapped = mmap and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
-
-    try:
-        content = load(allowed)
-    except pickle.UnpicklingError:
-        # Types of optimizers' packages that the file names, if their package is installed
-        is_zip = isinstance(source, str) and zipfile.is_zipfile(source)
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
-        known = [(module, name) for module, types in _STATE_TYPES.items() for name in types]
-        further = []
-        for module, name in known:
-            if f"{module}.{name}" in named:
-                with contextlib.suppress(ImportError):  # reading says which type it does not know
-                    further.append(getattr(importlib.import_module(module), name))
-        if not further:
-            raise
-        content = load([*allowed, *further])
+    is_zip = isinstance(source, str) and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
+    named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
+    types = list(allowed)
+    for module, name in _STATE_TYPES:
+        if f"{module}.{name}" in named:
+            with contextlib.suppress(ImportError):  # reading says which type it does not know
+                types.append(getattr(importlib.import_module(module), name))
+    with torch.serialization.safe_globals(types):
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     check_bounds(path, content)
     return content
 
@@ -322,31 +275,36 @@ def check_torch_file(path: str, source: str | io.BytesIO) -> None:
 
 def read_safetensors(path: str) -> Weights:
     """Read weights from a safetensors file."""
-    try:
-        with pinned(path) as opened:
-            return safetensors.torch.load_file(opened, device="cpu")
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    with reading(path), pinned(path) as opened:
+        return safetensors.torch.load_file(opened, device="cpu")
+
+
+def weight_files(contents: Contents, adapter: str | None = None) -> list[str]:
+    """Name the files of a folder's weights, or of an adapter's in a subfolder (`""`: in the folder itself).
+
+    They are one file, or the shards of an index. Empty if there are none.
+    """
+    if adapter is not None:
+        single = [f"{adapter}/{name}" if adapter else name for name in names.ADAPTER_WEIGHTS]
+        return [name for name in single if contents.find(name) is not None][:1]
+    for name in names.WHOLE_WEIGHTS:
+        path = contents.find(name)
+        if path is not None:
+            return shard_names(path) if name.endswith(".json") else [name]
+    return []
 
 
 def read_weights(folder: str) -> Weights:
-    """Read a folder's weights: one file, or the shards of an index."""
+    """Read a folder's weights, under the names of an uncompiled model."""
     contents = Contents(folder)
-    for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
-        if (path := contents.find(name)) is not None:
-            return plain_names(read_weights_file(path))
-    for name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
-        if (path := contents.find(name)) is not None:
-            weights: Weights = {}
-            for shard in shard_names(path):
-                weights |= read_weights_file(contents.need(shard))
-            return plain_names(weights)
-    raise CheckpointError(
-        f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
-        "Hint: name a checkpoint-<updates> folder."
-    )
+    files = weight_files(contents)
+    if not files:
+        raise CheckpointError(
+            f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
+            "Hint: name a checkpoint-<updates> folder."
+        )
+    parts = [read_weights_file(contents.need(name)) for name in files]
+    return plain_names({name: tensor for part in parts for name, tensor in part.items()})
 
 
 def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:

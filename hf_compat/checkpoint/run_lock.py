@@ -55,21 +55,14 @@ def _machine() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A run, as others see it.
+    """A run, as others see it."""
 
-    Args:
-        host: Name of its machine.
-        pid: Number of its first process.
-        token: Distinguishes it from other runs of the same process.
-        started: When the process started, in the system's ticks. None if the system does not say.
-        machine: Distinguishes its machine from others of that name.
-    """
-
-    host: str = field(default_factory=_host)
-    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=_host)  # name of its machine
+    pid: int = field(default_factory=os.getpid)  # number of its first process
+    # Distinguishes it from other runs of the same process
     token: str = field(default_factory=lambda: secrets.token_hex(4))
-    started: int | None = None
-    machine: str = field(default_factory=_machine)
+    started: int | None = None  # when the process started, in the system's ticks. None if the system does not say.
+    machine: str = field(default_factory=_machine)  # distinguishes its machine from others of that name
 
     @classmethod
     def of_this_process(cls, token: str | None = None) -> Owner:
@@ -137,12 +130,7 @@ def _process_facts(pid: int) -> tuple[str, int | None]:
 
 
 class RunLock:
-    """The right to save into a folder.
-
-    Args:
-        folder: The output folder, which exists or can be made.
-        owner: The run. By default, a new one of this process.
-    """
+    """The right to save into a folder, which exists or can be made. Without an owner, for a new run of this process."""
 
     def __init__(self, folder: str, owner: Owner | None = None) -> None:
         self.folder = folder

@@ -90,13 +90,7 @@ def _short(number: int) -> int:
 
 
 class _Archive:
-    """Takes records from torch. It knows at once where each begins, and threads write them.
-
-    Args:
-        file: The descriptor of the file, which is empty.
-        root: Name of the folder of all records.
-        threads: Compute checksums and write.
-    """
+    """Takes records from torch. It knows at once where each begins, and threads write them."""
 
     def __init__(self, file: int, root: str, threads: ThreadPoolExecutor) -> None:
         self._file, self._root, self._threads = file, root, threads

@@ -97,8 +97,7 @@ def _rank(name: str) -> int:
 def zero_tensors(source: str) -> list[StoredTensor]:
     """List the weights of a ZeRO checkpoint, in float32 (buffers in their own type).
 
-    Args:
-        source: The folder with the ranks' files, or the one whose `latest` names it.
+    The source is the folder with the ranks' files, or the one whose `latest` names it.
     """
     with _reading(source) as (models, optimizers, folder):
         return _list_tensors(models, optimizers, folder)
@@ -106,27 +105,17 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroStates:
-    """The optimizer's state in a ZeRO checkpoint, parameter by parameter, for any number of ranks.
+    """The optimizer's state in a ZeRO checkpoint, parameter by parameter, for any number of ranks."""
 
-    Args:
-        by_name: For each parameter the float32 weight (`""`), and each value of its shape (`exp_avg` …).
-        plain: For each parameter the other values of the optimizer (`step`).
-        param_groups: The options of each group, without its parameters.
-        counts: Of updates, samples and skipped updates.
-    """
-
+    # For each parameter the float32 weight (`""`), and each value of its shape (`exp_avg` …)
     by_name: dict[str, dict[str, StoredTensor]]
-    plain: dict[str, dict[str, object]]
-    param_groups: list[dict[str, object]]
-    counts: dict[str, int]
+    plain: dict[str, dict[str, object]]  # for each parameter the other values of the optimizer (`step`)
+    param_groups: list[dict[str, object]]  # the options of each group, without its parameters
+    counts: dict[str, int]  # of updates, samples and skipped updates
 
 
 def zero_states(source: str) -> ZeroStates:
-    """Read the optimizer's state of a ZeRO checkpoint.
-
-    Args:
-        source: As `zero_tensors` takes it.
-    """
+    """Read the optimizer's state of a ZeRO checkpoint."""
     with _reading(source) as (models, optimizers, folder):
         model = models[0]
         weights = {stored.name: stored for stored in _list_tensors(models, optimizers, folder)}

@@ -110,92 +110,73 @@ class Resumer:
             CheckpointMismatch: It is of another model.
         """
         output_dir = str(self._host.args.output_dir)
-        if wanted and not isinstance(wanted, bool):
-            wanted = str(wanted)  # it may be a path
         if not wanted and broadcast_object(is_requeued(output_dir)):
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
         with contextlib.ExitStack() as reading:
-            if not wanted:
-                yield None
-            elif wanted is True:
-                yield self.newest(output_dir, unloadable)
-            elif os.path.isfile(wanted):
-                place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
-                folder = os.path.join(place, "checkpoint")
-                with naming(wanted):
-                    with _agreeing_on_errors():
-                        to_hf(read_lightning(wanted), folder)
-                    self.refuse_misfits(folder)
-                    yield folder
-            elif holds_model_alone(Path(wanted)):
-                with _agreeing_on_errors():
-                    self.refuse_misfits(wanted)
-                logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
-                self.weights_alone = wanted
-                yield None
-            else:
-                with _agreeing_on_errors():
-                    self._check_named(wanted, reading)
-                yield wanted
+            folder, failed = None, None
+            try:
+                if wanted is not True:
+                    folder = self._named(str(wanted), reading) if wanted else None
+                elif self._host.is_world_process_zero():
+                    folder = self._newest(output_dir, unloadable)
+            except (HfCompatError, OSError) as error:
+                failed = error
+            agree(failed)
+            yield broadcast_object(folder) if wanted is True else folder
 
-    def newest(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
-        """Finish a killed save, then return the newest complete checkpoint. Rank 0 searches."""
+    def _newest(self, folder: str, unloadable: Mapping[str, str]) -> str:
+        """Finish a killed save, then return the newest complete checkpoint."""
         passed_over: list[str] = []
 
         def judge(path: str) -> list[str]:
             failed = unloadable.get(path)
-            wrong = self.problems(path) if failed is None else [f"it cannot be loaded ({failed})"]
+            wrong = manifest.problems(path) if failed is None else [f"it cannot be loaded ({failed})"]
             if wrong:
-                passed_over.append(f"  {os.path.basename(path)}: {'; '.join(wrong)}")
+                passed_over.append(f"\n  {os.path.basename(path)}: {'; '.join(wrong)}")
             else:
                 self.refuse_misfits(path)
             return wrong
 
-        newest: str | None = None
-        with _agreeing_on_errors():
-            if self._host.is_world_process_zero():
-                manifest.recover(folder)
-                newest = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
-                if newest is None:
-                    why = "".join(f"\n{reason}" for reason in passed_over)
-                    raise CheckpointError(
-                        f"No valid checkpoint found in output directory ({folder}).{why}\n\n"
-                        "Hint: train without `resume_from_checkpoint`, or name a folder."
-                    )
-        return str(broadcast_object(newest))
-
-    def _check_named(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
-        """Refuse a damaged checkpoint that the user names. An edited one is read as it is, with a warning."""
-        if not os.path.isdir(checkpoint):
-            raise no_checkpoint(
-                checkpoint, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`"
+        manifest.recover(folder)
+        newest = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
+        if newest is None:
+            raise CheckpointError(
+                f"No valid checkpoint found in output directory ({folder}).{''.join(passed_over)}\n\n"
+                "Hint: train without `resume_from_checkpoint`, or name a folder."
             )
-        wrong, edits = problems_of_named(checkpoint)
-        if not wrong:
-            reading.enter_context(reading_edited(checkpoint, edits))
-            wrong = list(self._zero_intervals(checkpoint))
-        if not wrong:
-            self.refuse_misfits(checkpoint)
+        return newest
+
+    def _named(self, wanted: str, reading: contextlib.ExitStack) -> str | None:
+        """Return the folder of the checkpoint that the user names. None for a saved model without a training state.
+
+        An edited one is read as it is, with a warning.
+        """
+        if os.path.isfile(wanted):
+            reading.enter_context(naming(wanted))
+            place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
+            folder = os.path.join(place, "checkpoint")
+            to_hf(read_lightning(wanted), folder)
+            self.refuse_misfits(folder)
+            return folder
+        if holds_model_alone(Path(wanted)):
+            self.refuse_misfits(wanted)
+            logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
+            self.weights_alone = wanted
+            return None
+        if not os.path.isdir(wanted):
+            raise no_checkpoint(wanted, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`")
+        wrong, edits = problems_of_named(wanted)
         if wrong:
             raise CheckpointError(
-                f"Can't find a valid checkpoint at {checkpoint}: {'; '.join(wrong)}.\n\n"
-                f"{way_out(checkpoint)} `resume_from_checkpoint=True` takes the newest one that is whole."
+                f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
+                f"{way_out(wanted)} `resume_from_checkpoint=True` takes the newest one that is whole."
             )
+        reading.enter_context(reading_edited(wanted, edits))
+        self.refuse_misfits(wanted)
         if self._host.is_world_process_zero():
-            warn_of(checkpoint, edits)
-
-    def problems(self, checkpoint: str) -> list[str]:
-        """List the faults of a checkpoint that the user has not named, for a run with these arguments."""
-        return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
-
-    def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
-        """Yield the intervals of 0 that this run would count by. A run that acts by epochs may have them."""
-        state, args = read_state(checkpoint), self._host.args
-        strategies = {"logging": args.logging_strategy, "eval": args.eval_strategy, "save": args.save_strategy}
-        for name, strategy in strategies.items():
-            if strategy == "steps" and getattr(state, f"{name}_steps") == 0:
-                yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
+            warn_of(wanted, edits)
+        return wanted
 
     def refuse_misfits(self, folder: str) -> None:
         """Refuse a complete checkpoint whose weights do not fit the model, with a `CheckpointMismatch`."""
@@ -264,11 +245,15 @@ class Resumer:
         now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
         state = host.state = read_state(checkpoint, dict(zip(INTERVALS, now, strict=True)))
         saved = (state.logging_steps, state.eval_steps, state.save_steps)
+        for name, had in zip(INTERVALS, saved, strict=True):
+            if had == 0 and getattr(host.args, f"{name.removesuffix('steps')}strategy") == "steps":
+                raise CheckpointError(
+                    f"{checkpoint}: `{name}` is 0 in {TRAINER_STATE_NAME}, and this run counts by it."
+                )
         names = (*INTERVALS, "per_device_train_batch_size")
         size = host.args.per_device_train_batch_size
-        both = zip(names, (*now, size), (*saved, state.train_batch_size or size), strict=True)
         lines = ""
-        for name, given, had in both:
+        for name, given, had in zip(names, (*now, size), (*saved, state.train_batch_size or size), strict=True):
             if given != had:
                 lines += f"\n\t{name}: {given} (from args) != {had} (from {TRAINER_STATE_NAME})"
         if lines:
@@ -300,7 +285,7 @@ class Resumer:
         host, run = self._host, self._host._run
         assert run.cut is not None  # it is set with the checkpoint
         ranks = (host.args.process_index, host.args.world_size)
-        run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=host.state.was_leaving_epoch)
+        run.resumed = RunState.load(checkpoint, *ranks)
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.is_exact or run.resumed.world_size != host.args.world_size):
@@ -371,14 +356,3 @@ STAGES: Sequence[Stage] = (
 def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
     """Read a checkpoint's state. `where_missing` has the values of missing fields."""
     return read_trainer_state(Contents(checkpoint).need(TRAINER_STATE_NAME), where_missing)
-
-
-@contextlib.contextmanager
-def _agreeing_on_errors() -> Iterator[None]:
-    """Make a check on all ranks. If one fails, all raise."""
-    failed: Exception | None = None
-    try:
-        yield
-    except (HfCompatError, OSError) as error:
-        failed = error
-    agree(failed)

@@ -319,13 +319,9 @@ def note_best_checkpoint(
     current: str,
     was_written: Callable[[str], bool] = os.path.exists,
 ) -> None:
-    """Store the path of the best update's checkpoint in the state, if it was written or is about to be.
+    """Store the path of the best update's checkpoint in the state, if it is the current one or this run wrote it.
 
-    Args:
-        state: The run's state, before it is saved.
-        path_of: Returns the path of an update's checkpoint.
-        current: Path of the checkpoint that is about to be written.
-        was_written: Whether this run wrote it. A folder of that name may belong to another run.
+    A folder of that name may belong to another run.
     """
     if not state.best_global_step:
         return

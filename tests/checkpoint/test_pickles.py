@@ -11,8 +11,8 @@ import zipfile
 import pytest
 import torch
 
-from hf_compat.checkpoint import judging
 from hf_compat.checkpoint.dcp_reader import open_dcp
+from hf_compat.checkpoint.files import is_whole_zip
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.checkpoint.run_state import array_globals
@@ -105,7 +105,8 @@ def test_what_is_compressed_is_not_unpacked(tmp_path, kind, monkeypatch):
     path = tmp_path / "notes.pt"
     in_zip(path, b"N" * 10**7 + b".", kind)
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *_: pytest.fail("unpacked"))
-    assert not judging._is_whole_torch_file(path)
+    with open(path, "rb") as file:
+        assert not is_whole_zip(file)
     with pytest.raises(CheckpointError, match="it is compressed"):
         read_torch_file(str(path))
 

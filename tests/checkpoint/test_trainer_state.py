@@ -65,7 +65,7 @@ def test_a_checkpoint_with_a_wrong_field_is_passed_over(tmp_path, field, value):
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
-def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tmp_path):
+def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tmp_path, caplog):
     from hf_compat.checkpoint import manifest
 
     values = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -78,6 +78,7 @@ def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tm
     by_steps = Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
     with pytest.raises(CheckpointError, match=r"checkpoint-4: `logging_steps` is 0 in trainer_state\.json"):
         by_steps.train(resume_from_checkpoint=str(folder))
-    assert by_steps._resumer.newest(str(tmp_path / "out")) == str(tmp_path / "out" / "checkpoint-2")
     by_epochs = Trainer(toy.Classifier(), make_args(**values, logging_strategy="epoch"), train_dataset=toy.rows())
     assert by_epochs.train(resume_from_checkpoint=str(folder)).global_step == 4
+    assert by_steps.train(resume_from_checkpoint=True).global_step == 4
+    assert "checkpoint-4 is not whole and is skipped: it cannot be loaded" in caplog.text

@@ -21,10 +21,8 @@ __all__ = [
 def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:
     """Make the object that reads and writes a model's weights and its optimizer's state.
 
-    Args:
-        model: The model itself.
-        wrapped: The object of its forward passes in a fit. DeepSpeed's engine has the weights.
-        writes_shards: Whether checkpoints of FSDP 2 hold shards. Otherwise whole states are gathered.
+    DeepSpeed's engine, which is the `wrapped` object of a fit, has the weights. FSDP 2 writes shards, or gathers whole
+    states.
     """
     if is_deepspeed_engine(wrapped) or is_partitioned(model):
         return DeepSpeedState(model, wrapped if is_deepspeed_engine(wrapped) else None)

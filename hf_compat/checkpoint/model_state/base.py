@@ -208,9 +208,6 @@ class ModelState(abc.ABC):
     """The weights and the optimizer's state of a model, in and out of checkpoint folders.
 
     Every process calls every method: where the model is sharded they exchange its parts.
-
-    Args:
-        model: The model itself.
     """
 
     # whether a checkpoint can be copied to memory first and written later
@@ -224,13 +221,7 @@ class ModelState(abc.ABC):
         """Return the whole weights; where they are gathered, the first process gets them."""
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
-        """Write the weights.
-
-        Args:
-            folder: The folder.
-            write: Writes whole weights, and what belongs to them.
-            for_checkpoint: Whether they are to be resumed from; else they are the user's, and always whole.
-        """
+        """Write the weights by a method that writes whole ones. Only those of a checkpoint may be shards."""
         write(folder, state_dict=self.whole_weights())
 
     def giving_whole(self) -> AbstractContextManager[None]:
@@ -242,22 +233,12 @@ class ModelState(abc.ABC):
         return contextlib.nullcontext()
 
     def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
-        """Let the model run outside a fit.
-
-        Args:
-            config: DeepSpeed's configuration, if it trains.
-        """
+        """Let the model run outside a fit. DeepSpeed has a configuration, if it trains."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
-        """Write the optimizer's state.
-
-        Args:
-            folder: The folder.
-            optimizer: The optimizer.
-            is_writer: Whether this process writes what all of them have in common.
-        """
+        """Write the optimizer's state. One process is the writer of what all of them have in common."""
 
     def load_weights(self, folder: str) -> LoadResult:
         """Load weights, which the folder holds whole or as shards."""
@@ -271,11 +252,7 @@ class ModelState(abc.ABC):
 
     @abc.abstractmethod
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
-        """Load the optimizer's state.
-
-        Returns:
-            Whether the folder has one that this way of holding a model can read.
-        """
+        """Load the optimizer's state. False if the folder has none that this way of holding a model can read."""
 
     @abc.abstractmethod
     def set_weights(self, weights: Weights) -> LoadResult:
@@ -341,13 +318,7 @@ class TorchState(ModelState):
         }
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
-        """Load the state of an optimizer of a whole model, which every process has.
-
-        Args:
-            path: Where it comes from.
-            content: What was read there.
-            optimizer: The optimizer.
-        """
+        """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
         refuse(path, optimizer_problem(content))
         with fitting(path):
             self._set_optimizer_state(optimizer, cast(OptimizerState, content))
@@ -393,12 +364,7 @@ _FROM_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
 class FSDP2State(TorchState):
-    """Every process has a shard of each parameter and of the optimizer's state.
-
-    Args:
-        model: The sharded model.
-        writes_shards: Whether checkpoints hold shards, which every process writes for itself.
-    """
+    """Every process has a shard of each parameter and of the optimizer's state, and may write it as it is."""
 
     def __init__(self, model: nn.Module, writes_shards: bool) -> None:
         super().__init__(model)
@@ -433,11 +399,7 @@ class FSDP2State(TorchState):
             torch.save(state, os.path.join(folder, names.OPTIMIZER_NAME))
 
     def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
-        """Gather the optimizer's state, in the form that an optimizer of a whole model has and reads.
-
-        Returns:
-            The state; it is empty on all processes but the first.
-        """
+        """Gather the optimizer's state in the form of a whole model's optimizer. Only the first process gets it."""
         named: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
         if not named.get("param_groups"):  # this process is not the first one
             return {}

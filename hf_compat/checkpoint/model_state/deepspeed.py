@@ -39,42 +39,26 @@ from hf_compat.runtime.collectives import barrier
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """A part of a flat group that one parameter fills.
-
-    Args:
-        parameter: The parameter.
-        begin: Where the part begins in the parameter.
-        place: Where it begins in the group.
-        length: Its numbers; none where another rank has all of the parameter.
-    """
+    """A part of a flat group that one parameter fills."""
 
     parameter: nn.Parameter
-    begin: int
-    place: int
-    length: int
+    begin: int  # where the part begins in the parameter
+    place: int  # where it begins in the group
+    length: int  # its numbers; none where another rank has all of the parameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _FlatGroup:
-    """What the engine's optimizer steps as one parameter.
+    """What the engine's optimizer steps as one parameter."""
 
-    Args:
-        flat: This rank's numbers, in float32. Shape [n].
-        pieces: What they are of.
-    """
-
-    flat: torch.Tensor
-    pieces: tuple[_Piece, ...]
+    flat: torch.Tensor  # this rank's numbers, in float32. Shape [n].
+    pieces: tuple[_Piece, ...]  # what they are of
 
 
 def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | None = None) -> None:
     """Give the engine's optimizer the states of a checkpoint: weights in float32, values of the optimizer, counts.
 
-    Args:
-        folder: The checkpoint.
-        engine: The engine.
-        state: The state of torch's optimizer of the whole model, which another strategy wrote. The engine has the
-            weights already. None reads the files of ZeRO's ranks.
+    They are those of ZeRO's ranks, or the `state` of torch's optimizer of a whole model, which another strategy wrote.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -210,10 +194,7 @@ class _Compared(NamedTuple):
 class DeepSpeedState(ModelState):
     """DeepSpeed has the optimizer's state in parts from ZeRO 1 on, and the weights from ZeRO 3 on.
 
-    Args:
-        model: The model itself.
-        engine: The engine around it, which has the optimizer. None before a fit, if `from_pretrained` has made the
-            model in parts.
+    Before a fit there is no engine: `from_pretrained` may have made the model in parts.
     """
 
     def __init__(self, model: nn.Module, engine: DeepSpeedEngine | None) -> None:
@@ -317,11 +298,8 @@ class DeepSpeedState(ModelState):
 class _PlainReader:
     """Reads for DeepSpeed's engine, which would unpickle whatever it finds: tensors, plain values and its own types.
 
-    The engine gets the very objects that were checked; there is no second read for which a file could be replaced.
-
-    Args:
-        replaced: The engine's own reader and writer, which answers everything else.
-        contents: The checkpoint.
+    The engine gets the very objects that were checked; there is no second read for which a file could be replaced. The
+    engine's own reader and writer, which is replaced, answers everything else.
     """
 
     def __init__(self, replaced: object, contents: Contents) -> None:

@@ -274,12 +274,12 @@ def check_resumption(session: Session) -> None:
 
 def _newest(session: Session) -> str:
     """The newest checkpoint of the output folder, in which nothing is changed."""
-    folder, resumer = session.output_dir, session.trainer._resumer
-    newest = manifest.newest_checkpoint(folder, resumer.problems) if os.path.isdir(folder) else None
+    folder = session.output_dir
+    newest = manifest.newest_checkpoint(folder, manifest.problems) if os.path.isdir(folder) else None
     if newest is None:
         raise CheckpointError(
             f"No valid checkpoint found in output directory ({folder}).\n\n"
             "Hint: train without `resume_from_checkpoint`, or name a folder."
         )
-    resumer.refuse_misfits(newest)
+    session.trainer._resumer.refuse_misfits(newest)
     return newest
