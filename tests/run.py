@@ -4,9 +4,9 @@ python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
 Without arguments the suite runs on two workers, without the further rows of long tables, which `-m matrix` runs. The
 type checker runs beside it. Files that fork run in processes of their own, which no other test has filled with threads:
-a fork inherits their locks, and may wait for one for ever. Tests with ports, signals and other processes can fail on a
-crowded machine: where five or fewer failed, these run again, alone. Their first failures stay printed, and what passes
-alone is named at the end.
+a fork inherits their locks, and may wait for one for ever. These have three workers, because they mostly wait. Tests
+with ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again,
+alone. Their first failures stay printed, and what passes alone is named at the end.
 
 --quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
 of what was changed since a commit (HEAD, if none is named) and of what imports it. --record writes
@@ -57,7 +57,7 @@ def _suite(environment, words: list[str]) -> int:
     """Run the tests; return pytest's exit status, that of the second run where few have failed."""
     forking = _forking_files()
     runs = [
-        _failed_of(environment, *words, *forking),
+        _failed_of(environment, "-n", "3", *words, *forking),
         _failed_of(environment, *words, *(f"--ignore={path}" for path in forking)),
     ]
     statuses = [status for status, _ in runs]

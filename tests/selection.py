@@ -2,13 +2,16 @@
 
 `--quick` leaves the fastest tests of each file, as many as take some seconds; fewer where they start processes or
 compare whole runs. `--changed REV` leaves the tests of what was changed since a commit and of what imports it. Files
-come longest first, by the recorded durations, so that no worker idles at the end; `--record` writes these anew.
+come longest first, by the recorded durations, so that no worker idles at the end. Those that are not recorded come
+before: they may be long. `--record` writes the durations anew.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import json
+import math
 import re
 import subprocess
 from collections import defaultdict
@@ -39,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all files are imported: none of that is garbage
     if config.getoption("--record") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 
@@ -46,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
-    files = {item.path: sum(recorded.get(_name(item.path), {}).values()) for item in items}
+    files = {item.path: sum(recorded.get(_name(item.path), {"": math.inf}).values()) for item in items}
     items.sort(key=lambda item: files[item.path], reverse=True)
     chosen = items
     if since := config.getoption("--changed"):
@@ -59,6 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def _name(path: Path) -> str:
