@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.real_python
-
 HERE = Path(__file__).resolve().parent
 # one write, as two ranks share the pipe
 SLEEPING = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
 
 
+@pytest.mark.real_python
 @pytest.mark.parametrize(
     ("strategy", "kills"),
     [("DDP", 3), *(pytest.param(strategy, 2, marks=pytest.mark.matrix) for strategy in ("FSDP2", "ZeRO2"))],
@@ -35,7 +34,15 @@ def is_alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGTERM, 143),
+        # whose end a rank is told of by the system, as its parent's
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.real_python),
+        (signal.SIGINT, 130),
+    ],
+)
 def test_no_rank_outlives_its_launcher(tmp_path, number, status):
     script = tmp_path / "script.py"
     script.write_text(SLEEPING)
