@@ -228,10 +228,10 @@ def test_upstreams_parser_reads_our_fields():
 
 
 def test_the_table_in_the_docs_is_made_from_the_code():
-    from hf_compat.tools.document import arguments_page
+    from arguments_page import arguments_page
 
     page = Path(__file__).parents[2] / "docs" / "arguments.md"
-    assert page.read_text() == arguments_page(), "run: python -m hf_compat.tools.document docs/arguments.md"
+    assert page.read_text() == arguments_page(), "run: python tests/house/arguments_page.py docs/arguments.md"
     assert not re.search(r"\bTODO\b", page.read_text())
 
 

@@ -52,7 +52,6 @@ ROOMS = (
 TOOLS = (
     "terminal",
     "explanation",
-    "document",
     "isolation",
     "until_train",
     "preflight",

@@ -1,4 +1,7 @@
-"""Make `docs/arguments.md` from the code's tables."""
+"""Make `docs/arguments.md` from the code's tables.
+
+python tests/house/arguments_page.py docs/arguments.md
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from hf_compat.plan.argument_support import default_of
 _HEAD = """# Arguments
 
 This page lists every argument: its default, the values that it takes, whether it is supported, and where it goes.
-`python -m hf_compat.tools.document docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`
+`python tests/house/arguments_page.py docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`
 and `hf_compat/hf/legacy.py`.
 
 - **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
