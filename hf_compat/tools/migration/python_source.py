@@ -13,9 +13,8 @@ import libcst as cst
 from hf_compat.errors import MigrationError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.tools.migration.attributes import rewrite_attributes
+from hf_compat.tools.migration.attributes import rewrite_attributes, rewrite_former_members
 from hf_compat.tools.migration.calls import local_class, rewrite_calls
-from hf_compat.tools.migration.former_members import rewrite_former_members
 from hf_compat.tools.migration.imports import list_missing, rewrite_imports
 from hf_compat.tools.migration.names import PUBLIC, is_beside_older
 from hf_compat.tools.migration.old_arguments import today
