@@ -11,7 +11,6 @@ import torch
 from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.tools.ejection.findings import CannotBeWritten
 from hf_compat.tools.ejection.model_part import _options_of_parts
-from hf_compat.tools.ejection.project import as_yaml
 from hf_compat.tools.ejection.recording import Recorder
 
 SCRIPT = """import numpy as np
@@ -122,13 +121,6 @@ def test_what_cannot_be_made_again_is_named(script):
     module, write = script
     with pytest.raises(CannotBeWritten, match=r"'file' in .* is needed"):
         write.of(module.reads)
-
-
-def test_the_number_1_is_no_truth_value_in_the_configuration():
-    assert (
-        as_yaml({"every_n_steps": 1, "first": True, "other": None})
-        == '{"every_n_steps": 1, "first": true, "other": null}'
-    )
 
 
 def test_a_stream_is_written_by_the_calls_that_made_it(tmp_path):

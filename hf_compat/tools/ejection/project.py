@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -170,7 +169,7 @@ class _Project:
             "load_best": callbacks.best_metric is not None,
             "has_events": bool(callbacks.own_callbacks or callbacks.callbacks_left or own.own),
             "collator_needs_model": "model=model" in data.collator or "(model" in data.collator,
-            "log_options": as_yaml(every | ({"first": True} if args.logging_first_step else {})),
+            "log_options": json.dumps(every | ({"first": True} if args.logging_first_step else {})),
             "script_name": self.script,
             "model_name": type(model).__name__,
             "is_pretrained": is_pretrained_model(model) or hasattr(model, "peft_config"),
@@ -263,8 +262,21 @@ class _Project:
         mark = "# imports stand here"
         text = _TEMPLATES.get_template(f"{name}.jinja").render({**self.values, "imports": mark})
         write = self.write_of.get(name.removesuffix(".py"))
-        block = _import_block(text.replace(mark, ""), () if write is None else write.imports)
-        return text.replace(mark, block).rstrip() + "\n"
+        # The sorted imports of the names that the text mentions: known ones, and those of its expressions
+        code = re.sub(r'"""[\s\S]*?"""|#.*', "", text.replace(mark, ""))
+        wanted = {known for name, known in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", code)}
+        wanted = {one for one in wanted if not re.search(rf"^((class|def) )?{one.known_as}\b", code, re.MULTILINE)}
+        more = () if write is None else write.imports
+        wanted |= {one for one in more if re.search(rf"(?<![\w.]){re.escape(one.known_as)}\b", code)}
+        groups: list[list[str]] = [[], [], []]
+        for module in sorted({one.module for one in wanted}, key=str.lower):
+            top = module.partition(".")[0]
+            group = groups[2 if top in _OWN else 0 if top in sys.stdlib_module_names else 1]
+            group += [str(one) for one in wanted if one.module == module and one.name is None]
+            named = sorted(str(one).partition(" import ")[2] for one in wanted if one.module == module and one.name)
+            group += [f"from {module} import {', '.join(named)}"] if named else []
+        blocks = [sorted(group, key=lambda line: (line.startswith("from"), line.lower())) for group in groups if group]
+        return text.replace(mark, "\n\n".join("\n".join(block) for block in blocks)).rstrip() + "\n"
 
 
 def _format(folder: Path) -> None:
@@ -276,25 +288,3 @@ def _format(folder: Path) -> None:
         found = subprocess.run([*ruff, *words, "--no-cache", str(folder)], capture_output=True, text=True, check=False)
         if found.returncode:
             raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
-
-
-def as_yaml(options: Mapping[str, object]) -> str:
-    """Write options as JSON, which is also YAML."""
-    return json.dumps(options)
-
-
-def _import_block(body: str, more: Iterable[Import] = ()) -> str:
-    """The sorted imports of the names that a body mentions: known ones, and some of `more`."""
-    code = re.sub(r'"""[\s\S]*?"""|#.*', "", body)
-    wanted = {known for name, known in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", code)}
-    wanted = {one for one in wanted if not re.search(rf"^((class|def) )?{one.known_as}\b", code, re.MULTILINE)}
-    wanted |= {one for one in more if re.search(rf"(?<![\w.]){re.escape(one.known_as)}\b", code)}
-    groups: list[list[str]] = [[], [], []]
-    for module in sorted({one.module for one in wanted}, key=str.lower):
-        top = module.partition(".")[0]
-        group = groups[2 if top in _OWN else 0 if top in sys.stdlib_module_names else 1]
-        group += [str(one) for one in wanted if one.module == module and one.name is None]
-        named = sorted(str(one).partition(" import ")[2] for one in wanted if one.module == module and one.name)
-        group += [f"from {module} import {', '.join(named)}"] if named else []
-    in_order = (sorted(group, key=lambda line: (line.startswith("from"), line.lower())) for group in groups if group)
-    return "\n\n".join("\n".join(group) for group in in_order)

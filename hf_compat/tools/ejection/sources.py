@@ -219,7 +219,16 @@ class UserCode:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             alias = next(one for one in statement.names if (one.asname or one.name).partition(".")[0] == name)
             if isinstance(value, ModuleType) and self.is_of_script(value.__name__):
-                return self._add_namespace(module, name, value, text)
+                # The attributes of another module of the user that the text reads
+                known_as = self._claim(name, value.__name__, value.__name__)
+                found, other = self._namespaces.setdefault(known_as, {}), self.module(value.__name__)
+                for attribute in sorted(set(re.findall(rf"\b{name}\.(\w+)", text)) & set(vars(value))):
+                    part = getattr(value, attribute)
+                    if attribute in other.defined:
+                        found[attribute] = self._add_global(other, attribute, part, "")
+                    else:
+                        found[attribute] = self._add_value(other, attribute, part, 0)
+                return known_as
             if isinstance(statement, ast.Import):
                 return self.import_(Import(alias.name, None, alias.asname or name))
             origin = statement.module or ""
@@ -232,19 +241,6 @@ class UserCode:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value) and not is_secret:
             return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
         return self._add_value(module, name, value, statement.lineno)
-
-    def _add_namespace(self, module: ModuleSource, name: str, value: ModuleType, text: str) -> str:
-        """Take over the attributes of another module of the user that a text reads."""
-        known_as = self._claim(name, value.__name__, value.__name__)
-        found = self._namespaces.setdefault(known_as, {})
-        other = self.module(value.__name__)
-        for attribute in sorted(set(re.findall(rf"\b{name}\.(\w+)", text)) & set(vars(value))):
-            part = getattr(value, attribute)
-            if attribute in other.defined:
-                found[attribute] = self._add_global(other, attribute, part, "")
-            else:
-                found[attribute] = self._add_value(other, attribute, part, 0)
-        return known_as
 
     def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
         try:

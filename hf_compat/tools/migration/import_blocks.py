@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias, cast
 
 import libcst as cst
@@ -152,19 +153,14 @@ class ImportBlocks:
 
     def apply(self) -> None:
         for body in self._bodies:
-            self._apply_to(body)
+            self._source.change(body, partial(self._rebuilt, body))
 
-    def _apply_to(self, body: Body) -> None:
-        def rebuilt(updated: Body) -> Body:
-            statements: list[cst.BaseStatement] = []
-            for run in _runs(list(zip(body.body, updated.body, strict=True))):
-                is_planned = any(old in self._plans for old, _ in run)
-                statements += (
-                    self._rebuilt_run(run) if is_planned else [cast("cst.BaseStatement", new) for _, new in run]
-                )
-            return updated.with_changes(body=statements)
-
-        self._source.change(body, rebuilt)
+    def _rebuilt(self, body: Body, updated: Body) -> Body:
+        statements: list[cst.BaseStatement] = []
+        for run in _runs(list(zip(body.body, updated.body, strict=True))):
+            is_planned = any(old in self._plans for old, _ in run)
+            statements += self._rebuilt_run(run) if is_planned else [cast("cst.BaseStatement", new) for _, new in run]
+        return updated.with_changes(body=statements)
 
     def _rebuilt_run(self, run: _Run) -> list[cst.BaseStatement]:
         before = [_line(cast("cst.SimpleStatementLine", new)) for _, new in run]

@@ -180,17 +180,19 @@ def _rewrite_use(node: cst.Attribute, source: Source) -> None:
     chain = [node]
     while isinstance(chain[-1].value, cst.Attribute):
         chain.append(chain[-1].value)
+    # What `from` imports is no module
+    first = source.assignments(chain[-1].value)
+    is_from = any(isinstance(import_statement(one), cst.ImportFrom) for one in first)
     for inner in reversed(chain):
         path = source.imported(inner)
         module, _, last = path.rpartition(".")
         if path.partition(".")[0] != "transformers" or not module:
             continue
-        is_from = _is_from(inner, source)
         if path in MOVED_MODULES and not is_from:
             _put_path_below(inner, MOVED_MODULES[path].removeprefix(f"{module}."), source)
         elif last in RENAMED and not is_from:
             source.rename(inner.attr, RENAMED[last])
-        elif not source.is_changed(inner) and _look_up_use(inner, path, source):
+        elif not source.is_changed(inner) and _look_up_use(inner, path, is_from, source):
             return
 
 
@@ -207,7 +209,7 @@ def _put_path_below(node: cst.Attribute, rest: str, source: Source) -> None:
     source.change(node, change)
 
 
-def _look_up_use(node: cst.Attribute, path: str, source: Source) -> bool:
+def _look_up_use(node: cst.Attribute, path: str, is_from: bool, source: Source) -> bool:
     """Move a dotted name to its current module, or list it. False if it can stay."""
     before, _, name = path.rpartition(".")
     module = moved_path(before)
@@ -222,7 +224,7 @@ def _look_up_use(node: cst.Attribute, path: str, source: Source) -> bool:
         source.list(node, source.code(node), found.reason, effect)
     elif today == moved_path(path):
         return False
-    elif dotted(node).partition(".")[0] == "transformers" and not _is_from(node, source):
+    elif dotted(node).partition(".")[0] == "transformers" and not is_from:
         source.change(node, partial(_with_path, path=today))
     else:
         source.list(node, source.code(node), f"is {today} today")
@@ -281,14 +283,6 @@ def _drop_calls(node: cst.ImportFrom, name: Imported, source: Source, blocks: Im
     for line in statements:
         blocks.replace(line, [], None)
     return True
-
-
-def _is_from(node: cst.Attribute, source: Source) -> bool:
-    """Whether the first part of a dotted name is imported by `from`. Then it is not a module."""
-    inner = node.value
-    while isinstance(inner, cst.Attribute):
-        inner = inner.value
-    return any(isinstance(import_statement(one), cst.ImportFrom) for one in source.assignments(inner))
 
 
 def _rewrite_import(node: cst.Import, source: Source, blocks: ImportBlocks) -> None:

@@ -7,11 +7,11 @@ are copied to the CPU, except those of data sets, which nothing trains.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import random
 import types
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -82,11 +82,11 @@ class Snapshot:
         if isinstance(thing, functools.partial):
             return [thing.func, thing.args, thing.keywords]
         if isinstance(thing, types.FunctionType):
-            filled = [cell for cell in thing.__closure__ or () if _is_filled(cell)]
-            held = [cell.cell_contents for cell in filled]
-            self._restores += [
-                functools.partial(setattr, *kept) for kept in zip(filled, repeat("cell_contents"), held, strict=False)
-            ]
+            held: list[object] = []
+            for cell in thing.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty one raises
+                    held.append(cell.cell_contents)
+                    self._restores.append(functools.partial(setattr, cell, "cell_contents", held[-1]))
             drawn = [thing.__globals__.get(name) for name in thing.__code__.co_names]
             generators = [value for value in drawn if _of_generator(value) is not None]
             return [*held, *generators, *(thing.__defaults__ or ()), *vars(thing).values()]
@@ -146,14 +146,6 @@ def _slots_of(kind: type) -> Iterator[str]:
 def _set_slot(thing: object, name: str, kept: object) -> None:
     if getattr(thing, name, None) is not kept:
         object.__setattr__(thing, name, kept)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - an empty one raises
-    except ValueError:
-        return False
-    return True
 
 
 def _of_container(thing: dict[object, object] | list[object] | set[object] | collections.deque[object]) -> Restore:
