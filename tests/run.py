@@ -2,11 +2,11 @@
 
 python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
-Without arguments the suite runs on two workers, without the further rows of long tables, which `-m matrix` runs. The
-type checker runs beside it. Files that fork run in processes of their own, which no other test has filled with threads:
-a fork inherits their locks, and may wait for one for ever. These have three workers, because they mostly wait. Tests
-with ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again,
-alone. Their first failures stay printed, and what passes alone is named at the end.
+Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
+is for two cores: many tests wait for processes, timeouts or the disk. The type checker runs beside it. Files that fork
+run in processes of their own, which no other test has filled with threads: a fork inherits their locks, and may wait
+for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where five or fewer
+failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
 
 --quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
 of what was changed since a commit (HEAD, if none is named) and of what imports it. --record writes
@@ -29,7 +29,7 @@ LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
 NO_TEST = 5
-ON_WORKERS = ("-m", "not matrix", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+ON_WORKERS = ("-m", "not matrix", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def _environment():
@@ -47,7 +47,7 @@ def _forking_files() -> list[str]:
 
 
 def _failed_of(environment, *selection: str) -> tuple[int, list[str]]:
-    """Run tests on two workers; return pytest's exit status, and what has failed."""
+    """Run tests on three workers; return pytest's exit status, and what has failed."""
     LAST_FAILED.unlink(missing_ok=True)
     status = environment.status("-m", "pytest", *ON_WORKERS, *selection)
     return status, list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
@@ -57,7 +57,7 @@ def _suite(environment, words: list[str]) -> int:
     """Run the tests; return pytest's exit status, that of the second run where few have failed."""
     forking = _forking_files()
     runs = [
-        _failed_of(environment, "-n", "3", *words, *forking),
+        _failed_of(environment, *words, *forking),
         _failed_of(environment, *words, *(f"--ignore={path}" for path in forking)),
     ]
     statuses = [status for status, _ in runs]
