@@ -110,8 +110,6 @@ class Trainer(
         `lightning_trainer` is the Lightning trainer of the last call. A checkpoint is either complete or absent.
     """
 
-    _kind_of_arguments: type[TrainingArguments] = TrainingArguments  # makes those that the caller leaves out
-
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -160,7 +158,7 @@ class Trainer(
             self.lightning_options = {} if lightning_options is None else lightning_options
             if args is None:
                 log_line("No `TrainingArguments` passed, using `output_dir=tmp_trainer`.")
-            self._set_up_process(self._kind_of_arguments("tmp_trainer") if args is None else adopt_arguments(args))
+            self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
             self._make_accelerator()

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.data.types import Collator
 from hf_compat.errors import warn_once
-from hf_compat.hf.arguments import Seq2SeqTrainingArguments
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.metrics import PredictionOutput
 from hf_compat.hf.search import Metrics, Trial
 from hf_compat.interop.mirrors import mirror
 from hf_compat.trainer import Trainer
-from hf_compat.trainer_methods.base import Dataset
+from hf_compat.trainer_methods.base import (
+    AnyCallback,
+    Dataset,
+    MetricSource,
+    ModelOutput,
+    ProcessingClass,
+)
 from hf_compat.trainer_methods.generation import GenerationSteps
+from hf_compat.trainer_methods.lightning_options import LightningOptions
 
 __getattr__, __dir__ = mirror(__name__)
 
@@ -20,7 +34,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
     With `predict_with_generate`, evaluations and predictions return the tokens of `model.generate`.
 
     Args:
-        args: `Seq2SeqTrainingArguments`. The other arguments are those of `Trainer`.
+        args: `Seq2SeqTrainingArguments`. The other arguments are a Trainer's, without `optimizer_cls_and_kwargs`.
         processing_class: Tokenizer or processor. Its padding token pads generated tokens.
         compute_metrics: Computes a dict of metrics from an `EvalPrediction`, whose predictions are tokens.
         preprocess_logits_for_metrics: Applied to the generated tokens before they are kept.
@@ -31,15 +45,42 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
 
     Mirrors:
         `transformers.Seq2SeqTrainer`, 5.23.
-
-    Differs:
-        It accepts `optimizer_cls_and_kwargs`, at the position where upstream has `preprocess_logits_for_metrics`.
     """
 
-    _kind_of_arguments = Seq2SeqTrainingArguments
-
-    def _validate_args(self) -> None:
-        super()._validate_args()
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Collator | None = None,
+        train_dataset: Dataset = None,
+        eval_dataset: Dataset = None,
+        processing_class: ProcessingClass = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: MetricSource = None,
+        callbacks: Sequence[AnyCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),  # any optimizer and schedule
+        preprocess_logits_for_metrics: Callable[[ModelOutput, ModelOutput], ModelOutput] | None = None,
+        *,
+        lightning_options: LightningOptions | None = None,
+        **old_names: ProcessingClass,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=Seq2SeqTrainingArguments("tmp_trainer") if args is None else args,
+            model_init=model_init,
+            optimizers=optimizers,
+            callbacks=callbacks,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=data_collator,
+            processing_class=processing_class,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            lightning_options=lightning_options,
+            **old_names,
+        )
         self._set_up_generation()
 
     def evaluate(
