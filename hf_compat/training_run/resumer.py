@@ -110,6 +110,11 @@ class Resumer:
             CheckpointMismatch: It is of another model.
         """
         output_dir = str(self._host.args.output_dir)
+        if wanted == "":  # from an empty shell variable, for example. Upstream refuses it, too
+            raise CheckpointError(
+                "Can't find a valid checkpoint at '': `resume_from_checkpoint` is empty.\n\n"
+                "Hint: leave it out to train from the start, or name a checkpoint-<updates> folder."
+            )
         if not wanted and broadcast_object(is_requeued(output_dir)):
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True

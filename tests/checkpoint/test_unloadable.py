@@ -284,6 +284,11 @@ def test_a_missing_folder_is_called_so(make_args, tmp_path):
     assert "seal" not in str(caught.value)
 
 
+def test_an_empty_name_is_no_fresh_start(make_args):
+    with pytest.raises(CheckpointError, match="valid checkpoint at '': `resume_from_checkpoint` is empty"):
+        train(make_args(**VALUES), "")
+
+
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
 def test_a_missing_folder_is_called_so_in_a_lightning_trainer(make_args, tmp_path, lightning_trainer, command):
     folder = written(make_args, tmp_path)
