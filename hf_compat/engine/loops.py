@@ -289,9 +289,12 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
         vars(self).update(vars(fetcher))
         loaders: _Sequential = fetcher.iterator._iterator  # type: ignore[union-attr]  # a `CombinedLoader`
         self._batches, self._index = loaders.iterators[0], loaders._idx
+        loader = loaders.iterables[0]
+        # As in HF, a loader ends where its data does. A stream may hold more samples than its `__len__` says.
+        self._reads_all = type(loader) is EvaluationBatches and self.length == loader.length
 
     def __next__(self) -> tuple[object, int, int]:
-        if self.done:
+        if self.done and not self._reads_all:
             raise StopIteration
         try:
             batch = next(self._batches)

@@ -32,3 +32,36 @@ def test_a_short_last_batch_counts_by_its_samples(tmp_path, kind, options):
         assert theirs == pytest.approx((first + last) / 2) and theirs != ours
     else:
         assert theirs == ours
+
+
+@pytest.mark.parametrize("stated", [3, 7, 25])
+def test_a_stream_is_read_to_its_end_whatever_its_length_says(tmp_path, stated):
+    class Stream(toy.Stream):
+        def __len__(self):
+            return stated
+
+    model, rows = toy.Classifier(), toy.rows(17)
+    ours, theirs = (loss(package, model, Stream(rows), tmp_path, None) for package in (hf_compat, transformers))
+    assert ours == theirs == loss(hf_compat, model, toy.Table(rows), tmp_path, None)
+
+
+def test_a_loader_of_the_user_is_read_to_its_end_whatever_its_length_says(tmp_path):
+    class Loader:
+        def __init__(self, rows):
+            self.batches, self.ends = [hf_compat.default_data_collator(rows[i : i + 4]) for i in (0, 4, 8)], 0
+
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            yield from self.batches
+            self.ends += 1
+
+    model, rows, losses = toy.Classifier(), toy.rows(12), []
+    for package in (hf_compat, transformers):
+        args = package.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+        trainer, loader = package.Trainer(model, args), Loader(rows)
+        trainer.get_eval_dataloader = lambda data=None, loader=loader: loader
+        losses.append(trainer.evaluate()["eval_loss"])
+        assert loader.ends == 1
+    assert losses[0] == losses[1]
