@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from torch import nn
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.forms import misfitting_weights, missing_adapter_weights, stored_names
 from hf_compat.checkpoint.reading import Contents, read_weights_file, weight_files
@@ -61,8 +61,8 @@ def check_adapters(model: nn.Module, folder: str) -> list[str]:
 def holds_adapters(folder: str) -> bool:
     """Whether a checkpoint holds adapters in place of whole weights."""
     contents = Contents(folder)
-    has_root = contents.find(names.ADAPTER_CONFIG_NAME) is not None
-    has_weights = any(os.path.lexists(contents.folder / name) for name in names.WHOLE_WEIGHTS)
+    has_root = contents.find(layout.ADAPTER_CONFIG_NAME) is not None
+    has_weights = any(os.path.lexists(contents.folder / name) for name in layout.WHOLE_WEIGHTS)
     return has_root or (not has_weights and bool(_subfolders_with_adapters(contents)))
 
 
@@ -112,7 +112,7 @@ def _check_adapter(folder: str, subfolder: str) -> None:
     """Refuse an adapter that PEFT should not read. PEFT does not know manifests."""
     contents = Contents(folder)
     before = f"{subfolder}/" if subfolder else ""
-    found = [before + name for name in names.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
-    read_json(contents.need(before + names.ADAPTER_CONFIG_NAME))
-    for name in found or [before + names.ADAPTER_SAFE_WEIGHTS_NAME]:
+    found = [before + name for name in layout.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
+    read_json(contents.need(before + layout.ADAPTER_CONFIG_NAME))
+    for name in found or [before + layout.ADAPTER_SAFE_WEIGHTS_NAME]:
         read_weights_file(contents.need(name))  # small, and PEFT's own errors do not name the file

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.files import first_line, naming, open_regular
 from hf_compat.checkpoint.forms import COUNT
@@ -117,7 +117,7 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
         file_of |= dict.fromkeys(weights, file)
         total_bytes += sum(tensor.nbytes for tensor in weights.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of}
-    with open(os.path.join(partial, names.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
+    with open(os.path.join(partial, layout.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
         json.dump(index, text, indent=2)
     return len(file_of)
 

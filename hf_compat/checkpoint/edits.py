@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.files import first_line, is_inside
 from hf_compat.checkpoint.judging import judge_contents, judge_edited, judge_unlisted
 from hf_compat.checkpoint.manifest import entries, seal
@@ -24,9 +23,9 @@ from hf_compat.errors import ArgumentError, CheckpointError
 logger = logging.getLogger(__name__)
 
 _ITS_LOSS = {
-    names.OPTIMIZER_NAME: "optimizer and schedule start anew",
-    names.SCHEDULER_NAME: "optimizer and schedule start anew",
-    names.RNG_STATE_NAME: "random numbers are not those of the run",
+    layout.OPTIMIZER_NAME: "optimizer and schedule start anew",
+    layout.SCHEDULER_NAME: "optimizer and schedule start anew",
+    layout.RNG_STATE_NAME: "random numbers are not those of the run",
     "run_state.pt": "the position in the data is worked out from the updates",
 }
 
@@ -93,38 +92,32 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"], Edits()
 
 
-def way_out(folder: str) -> str:
-    """Make the hint for a folder that is refused."""
-    return (
-        f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, and "
-        "writes the manifest anew."
+def no_checkpoint(path: str) -> CheckpointError:
+    """Make the error for a path where nothing is. It names the checkpoints beside it."""
+    beside = layout.list_checkpoints(os.path.dirname(os.path.abspath(path)))
+    known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
+    what = "file" if path.endswith(".ckpt") else "folder"
+    return CheckpointError(
+        f"Can't find a valid checkpoint at {path}: there is no such {what}.{known}\n\n"
+        "Hint: name a checkpoint-<updates> folder or a .ckpt."
     )
 
 
-def no_checkpoint(path: str, hint: str = "name a checkpoint-<updates> folder or a .ckpt") -> CheckpointError:
-    """Make the error for a path where nothing is. It names the checkpoints beside it."""
-    beside = names.list_checkpoints(os.path.dirname(os.path.abspath(path)))
-    known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
-    what = "file" if path.endswith(".ckpt") else "folder"
-    return CheckpointError(f"Can't find a valid checkpoint at {path}: there is no such {what}.{known}\n\nHint: {hint}.")
-
-
-def warn_of(folder: str, edits: Edits) -> None:
-    """Say once what differs in a folder that is read all the same."""
-    if edits:
-        text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
-        logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
-
-
 @contextlib.contextmanager
-def as_named(folder: str) -> Iterator[None]:
-    """Let readers read a folder that the user named as it is now."""
+def as_named(folder: str, warns: bool = True) -> Iterator[None]:
+    """Let readers read a folder that the user named as it is now. One process of a run warns of the edits."""
     if not os.path.isdir(folder):
-        raise CheckpointError(f"There is no folder {folder}.\n\nHint: name a checkpoint-<updates> folder.")
+        raise no_checkpoint(folder)
     wrong, edits = problems_of_named(folder)
     if wrong:
-        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.\n\n{way_out(folder)}")
-    warn_of(folder, edits)
+        raise CheckpointError(
+            f"Can't find a valid checkpoint at {folder}: {'; '.join(wrong)}.\n\n"
+            f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, "
+            "and writes the manifest anew. `resume_from_checkpoint=True` takes the newest one that is whole."
+        )
+    if edits and warns:
+        text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
+        logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
     with reading_edited(folder, edits):
         yield
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import safetensors
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
 from hf_compat.checkpoint.files import (
     STATE_FILE_BYTES,
@@ -85,7 +85,9 @@ def judge_contents(contents: Contents, unvouched: Iterable[str] = ()) -> Iterato
         places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
         shards = [f"{place}/{METADATA_NAME}" for place in places]
         found = [*contents.names(), *(name for name in shards if contents.find(name) is not None)]
-    checks: list[tuple[Reader, str]] = [(_check_bytes, name) for name in unvouched if names.is_part_of_checkpoint(name)]
+    checks: list[tuple[Reader, str]] = [
+        (_check_bytes, name) for name in unvouched if layout.is_part_of_checkpoint(name)
+    ]
     # the patterns exclude each other
     checks += [(read, name) for name in found for pattern, read in FILES.items() if pattern.fullmatch(name)]
     damaged: list[str] = []
@@ -127,9 +129,9 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
     if missing:  # not a checkpoint, so its other files, or those behind a link, may be without end
         yield from missing
         return
-    has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
-    if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
-        yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
+    has_optimizer = os.path.lexists(root / layout.OPTIMIZER_NAME)
+    if not may_lack_optimizer and has_optimizer != os.path.lexists(root / layout.SCHEDULER_NAME):
+        yield f"{layout.SCHEDULER_NAME if has_optimizer else layout.OPTIMIZER_NAME} is missing"
     files = [path for path in sorted(root.rglob("*")) if path.suffix != ".json" and not path.is_dir()]
     yield from judge_contents(Contents(root), [path.relative_to(root).as_posix() for path in files])
 
@@ -142,18 +144,18 @@ def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
 
 def _missing_parts(root: Path) -> Iterator[str]:
     """Yield what a run needs to continue and the folder lacks."""
-    if not (root / names.TRAINER_STATE_NAME).is_file():
-        yield f"{names.TRAINER_STATE_NAME} is missing"
+    if not (root / layout.TRAINER_STATE_NAME).is_file():
+        yield f"{layout.TRAINER_STATE_NAME} is missing"
     if not has_weights(root):
-        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
+        yield f"{layout.SAFE_WEIGHTS_NAME} is missing"
 
 
 def has_weights(root: Path) -> bool:
     """Whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
-    found = [root / name for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS, LATEST_NAME)]
+    found = [root / name for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS, LATEST_NAME)]
     for place in root.iterdir():  # adapters with a name, and shards
         if place.is_dir():
-            found += [place / name for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]
+            found += [place / name for name in (*layout.ADAPTER_WEIGHTS, METADATA_NAME)]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
 
 
@@ -162,9 +164,9 @@ def holds_model_alone(root: Path) -> bool:
 
     Scripts of `transformers` before 4.31 give the folder of a pretrained model to `train`.
     """
-    if not root.is_dir() or names.checkpoint_step(root) is not None or read_manifest(root).exists:
+    if not root.is_dir() or layout.checkpoint_step(root) is not None or read_manifest(root).exists:
         return False
-    of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, LATEST_NAME)
+    of_training = (layout.TRAINER_STATE_NAME, layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME, LATEST_NAME)
     if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
         return False
-    return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
+    return any((root / name).is_file() for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS))

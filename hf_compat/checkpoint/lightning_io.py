@@ -30,8 +30,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from safetensors import SafetensorError
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import check_regular, first_line, naming, reading
@@ -266,7 +265,7 @@ def _weights_or_adapters(folder: str) -> LightningCheckpoint:
 def _state_of(folder: str) -> LightningCheckpoint:
     """Read the parts of a checkpoint other than its weights."""
     contents = Contents(folder)
-    state = read_trainer_state(contents.need(names.TRAINER_STATE_NAME))
+    state = read_trainer_state(contents.need(layout.TRAINER_STATE_NAME))
     checkpoint = {
         **_beginning(),
         "global_step": state.global_step,
@@ -274,8 +273,8 @@ def _state_of(folder: str) -> LightningCheckpoint:
         "callbacks": {},
         OWN_KEY: {"updates": state.global_step},
     }
-    optimizer = contents.find(names.OPTIMIZER_NAME)
-    schedule = contents.find(names.SCHEDULER_NAME)
+    optimizer = contents.find(layout.OPTIMIZER_NAME)
+    schedule = contents.find(layout.SCHEDULER_NAME)
     if optimizer is not None and schedule is not None:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
@@ -292,7 +291,7 @@ def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPo
     """Work out the position in the data from the updates and random states that `transformers` writes."""
     updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
     epoch, updates = divmod(state.global_step, updates_per_epoch)
-    path = contents.find(names.RNG_STATE_NAME)
+    path = contents.find(layout.RNG_STATE_NAME)
     rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
     return DataPosition(epoch=epoch, updates_done=updates, rng=rng)
 
@@ -326,8 +325,8 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
 
 
 def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str) -> None:
-    write_weights(weights, os.path.join(folder, names.SAFE_WEIGHTS_NAME))
-    for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
+    write_weights(weights, os.path.join(folder, layout.SAFE_WEIGHTS_NAME))
+    for key, name in (("optimizer_states", layout.OPTIMIZER_NAME), ("lr_schedulers", layout.SCHEDULER_NAME)):
         if checkpoint.get(key):
             torch.save(checkpoint[key][0], os.path.join(folder, name))
     # The position in the data, as we saved it, or from the loader's state that Lightning saved
@@ -345,7 +344,7 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
     )
     # The arguments of the resumed run count
     stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
-    with open(os.path.join(folder, names.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
+    with open(os.path.join(folder, layout.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
         file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
     if data is not None:
         step = int(checkpoint["global_step"])
@@ -358,7 +357,7 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
             )
         ).save(folder)
         if data.rng is not None:
-            torch.save(unpack_rng(data.rng), os.path.join(folder, names.RNG_STATE_NAME))
+            torch.save(unpack_rng(data.rng), os.path.join(folder, layout.RNG_STATE_NAME))
 
 
 def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
@@ -417,10 +416,8 @@ def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
 class HFCheckpointIO(CheckpointIO):
     """Let Lightning read HF folders, and write them if a path does not end in `.ckpt`.
 
-    `HFModule` puts it before the plugin of its trainer, so `fit(module, ckpt_path="…/checkpoint-8")` works.
-
-    Args:
-        behind: The plugin that reads and writes everything else.
+    `HFModule` puts it before the plugin of its trainer, so `fit(module, ckpt_path="…/checkpoint-8")` works. That plugin
+    reads and writes everything else.
     """
 
     def __init__(self, behind: CheckpointIO | None = None) -> None:

@@ -22,20 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
-from hf_compat.checkpoint.layout import (
-    CONVERTING,
-    DELETED,
-    REPLACED,
-    SAVING,
-    has_ended,
-    hidden_folder,
-    make_hidden,
-    remove_ended,
-    remove_hidden,
-)
 from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,
     MANIFEST_NAME,
@@ -134,7 +123,7 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
     listed = manifest.files
     if listed is None or now == before:
         return []
-    added = sorted(name for name in now.keys() - before.keys() if names.is_part_of_checkpoint(name))
+    added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
     changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
     changes = {"changed": changed, "removed": sorted(listed.keys() - now.keys()), "added": added}
     kept = {name: facts for name, facts in listed.items() if name in now}
@@ -174,7 +163,7 @@ def finish(folder: str) -> None:
                 if is_as_listed:
                     finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
         # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
-        with hidden_folder(str(root.parent), SAVING) as place:
+        with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
             _replace_manifest(root, finished, manifest.writer, place=Path(place))
         _flush_folders(root, finished)
         flush(root.parent)
@@ -279,30 +268,21 @@ class SavingPlace:
 
     User code may look for files beside its checkpoint, so it writes in place. Until the checkpoint is whole, its
     manifest lists no files and names the run. An older folder of that name waits in the hidden folder.
-
-    Args:
-        final: The folder that the checkpoint becomes.
-        owner: The run.
-        in_place: Whether user code takes part in writing.
-
-    Attributes:
-        hidden: The hidden folder.
-        folder: The folder to write into.
-        is_there: Whether something had the final name before. Call `prepare` first.
     """
 
     def __init__(self, final: str, owner: Owner, in_place: bool = False) -> None:
         self.final, self._owner, self._in_place = final, owner, in_place
         self.run_dir, name = os.path.split(final)
-        self.hidden = os.path.join(self.run_dir, SAVING + owner.id)
+        self.hidden = os.path.join(self.run_dir, layout.SAVING + owner.id)
         self._before_named = os.path.join(self.hidden, name)
-        self.folder = final if in_place else self._before_named
-        self._replaced = os.path.join(self.hidden, REPLACED, name)
+        self.folder = final if in_place else self._before_named  # to write into
+        self._replaced = os.path.join(self.hidden, layout.REPLACED, name)
         self._began = 0
         self._is_begun = False
 
     @property
     def is_there(self) -> bool:
+        """Whether something had the final name before `prepare`."""
         return os.path.lexists(self._replaced if self._in_place else self.final)
 
     def prepare(self) -> None:
@@ -311,7 +291,7 @@ class SavingPlace:
         if not os.path.isdir(self.run_dir):
             os.makedirs(self.run_dir)
             flush_above(self.run_dir)
-        make_hidden(self.run_dir, SAVING, self._owner)
+        layout.make_hidden(self.run_dir, layout.SAVING, self._owner)
         self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
@@ -364,7 +344,7 @@ class SavingPlace:
                     _take_out(self.final, self.hidden)  # user code has made it anew
                 self._is_begun = False
             _put_back(self.hidden, self._owner, [self.final])
-            remove_hidden(self.hidden)
+            layout.remove_hidden(self.hidden)
 
     def _set_aside(self) -> None:
         if os.path.islink(self.final):
@@ -393,7 +373,7 @@ def _carry_over(old: Path, new: Path) -> set[str]:
     carried = set()
     for path in entries(old):
         name = path.relative_to(old).as_posix()
-        if name in ours or names.is_part_of_checkpoint(name) or os.path.lexists(new / name):
+        if name in ours or layout.is_part_of_checkpoint(name) or os.path.lexists(new / name):
             continue
         if path.is_symlink() or path.is_file():  # a pipe or a socket has nothing to copy
             (new / name).parent.mkdir(parents=True, exist_ok=True)
@@ -407,13 +387,13 @@ def _carry_over(old: Path, new: Path) -> set[str]:
 
 def _take_out(checkpoint: str, place: str) -> None:
     """Move a checkpoint that did not become whole into a hidden folder, which is deleted."""
-    os.makedirs(os.path.join(place, DELETED), exist_ok=True)
-    os.replace(checkpoint, os.path.join(place, DELETED, os.path.basename(checkpoint)))
+    os.makedirs(os.path.join(place, layout.DELETED), exist_ok=True)
+    os.replace(checkpoint, os.path.join(place, layout.DELETED, os.path.basename(checkpoint)))
 
 
 def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
     """Take out what a save that did not end has written in place, and give what it replaces its name again."""
-    run_dir, replaced = os.path.dirname(place), os.path.join(place, REPLACED)
+    run_dir, replaced = os.path.dirname(place), os.path.join(place, layout.REPLACED)
     if not os.path.isdir(place):
         return
     for path in checkpoints:
@@ -439,9 +419,9 @@ def remove(folder: str) -> None:
         return
     if root.is_symlink():
         raise OSError("it is a symbolic link")
-    with hidden_folder(str(root.parent), SAVING) as place:
+    with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
         _take_out(folder, place)
-        shutil.rmtree(os.path.join(place, DELETED))
+        shutil.rmtree(os.path.join(place, layout.DELETED))
 
 
 def is_ours(folder: str) -> bool:
@@ -455,16 +435,16 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.
     """
-    listed = names.names_in(run_dir)  # once, as that takes long beside thousands of files
-    saving = names.hidden_folders(run_dir, SAVING, listed)
+    listed = layout.names_in(run_dir)  # once, as that takes long beside thousands of files
+    saving = layout.hidden_folders(run_dir, layout.SAVING, listed)
     is_alone = has_lock or (bool(saving) and not is_locked(run_dir))
     ended = []
     for place, owner in saving:
-        if has_ended(owner, is_alone):
+        if layout.has_ended(owner, is_alone):
             _end_killed_save(run_dir, place, owner)
             ended.append(place)
     writers: dict[str, Writer | None] = {}
-    for path in names.checkpoints_among(run_dir, names.names_in(run_dir) if ended else listed):
+    for path in layout.checkpoints_among(run_dir, layout.names_in(run_dir) if ended else listed):
         manifest = read_manifest(path)
         if manifest.files is None:
             continue
@@ -475,21 +455,21 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
                 finish(path)
     if has_lock:
         for place in ended:
-            remove_hidden(place)
-        remove_ended(run_dir, CONVERTING, listed)
+            layout.remove_hidden(place)
+        layout.remove_ended(run_dir, layout.CONVERTING, listed)
     return writers
 
 
 def _end_killed_save(run_dir: str, place: str, owner: Owner) -> None:
     """Give a whole checkpoint in a killed save's hidden folder its name. Otherwise put back what it was to replace."""
-    for path in names.list_checkpoints(place):
+    for path in layout.list_checkpoints(place):
         final = os.path.join(run_dir, os.path.basename(path))
         if not os.path.lexists(final) and is_ours(path) and not problems(path):
             # every process of a run may ask for its last checkpoint: one of them is first
             with contextlib.suppress(OSError):
                 os.replace(path, final)
     with contextlib.suppress(OSError):
-        _put_back(place, owner, names.list_checkpoints(run_dir))
+        _put_back(place, owner, layout.list_checkpoints(run_dir))
 
 
 def is_unfinished(manifest: Manifest) -> bool:
@@ -579,10 +559,12 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
     It is the one of the last turn with the most updates. An earlier turn may have left one with more. Checkpoints that
     name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
     """
-    paths = names.list_checkpoints(folder)
+    paths = layout.list_checkpoints(folder)
     turns = {path: writer.turn for path in paths if (writer := read_manifest(path).writer) is not None}
     last = max(turns.values(), default=0)
-    for path in sorted(paths, key=lambda path: (turns.get(path, last), names.checkpoint_step(path) or 0), reverse=True):
+    for path in sorted(
+        paths, key=lambda path: (turns.get(path, last), layout.checkpoint_step(path) or 0), reverse=True
+    ):
         wrong = judge(path)
         if not wrong:
             beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]

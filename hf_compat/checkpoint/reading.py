@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import safetensors.torch
 import torch
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import (
     Plain,
     check_bounds,
@@ -140,11 +140,10 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 class Contents:
-    """The files of a checkpoint that may be read.
+    """The files of a checkpoint that may be read: those that its manifest lists.
 
-    Args:
-        folder: The checkpoint. One without a manifest (of `transformers`) has no list: all its files may be read. The
-            manifest of one that is read as it is (`reading_as_it_is`) does not count.
+    A folder without a manifest (of `transformers`) has no list, and all its files may be read. The manifest of one that
+    is read as it is (`reading_as_it_is`) does not count.
 
     Raises:
         CheckpointError: It has a manifest, which is not readable.
@@ -285,9 +284,9 @@ def weight_files(contents: Contents, adapter: str | None = None) -> list[str]:
     They are one file, or the shards of an index. Empty if there are none.
     """
     if adapter is not None:
-        single = [f"{adapter}/{name}" if adapter else name for name in names.ADAPTER_WEIGHTS]
+        single = [f"{adapter}/{name}" if adapter else name for name in layout.ADAPTER_WEIGHTS]
         return [name for name in single if contents.find(name) is not None][:1]
-    for name in names.WHOLE_WEIGHTS:
+    for name in layout.WHOLE_WEIGHTS:
         path = contents.find(name)
         if path is not None:
             return shard_names(path) if name.endswith(".json") else [name]
@@ -300,7 +299,7 @@ def read_weights(folder: str) -> Weights:
     files = weight_files(contents)
     if not files:
         raise CheckpointError(
-            f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
+            f"Can't find a valid checkpoint at {folder}: it has no {layout.SAFE_WEIGHTS_NAME}.\n\n"
             "Hint: name a checkpoint-<updates> folder."
         )
     parts = [read_weights_file(contents.need(name)) for name in files]

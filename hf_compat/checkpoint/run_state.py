@@ -329,7 +329,7 @@ class ResumePoint:
     is_finished: bool = False  # nothing is left to train
     # The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does
     restores_rng_file: bool = False
-    is_exact: bool = False  # the run continues as if it had not stopped, with its loss sums
+    has_same_cut: bool = False  # the run continues as if it had not stopped, with its loss sums
     shuffle_seed: int | None = None  # Torch's seed for the orders of the run, whatever torch was seeded with since
 
 
@@ -363,7 +363,7 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
             is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
             point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
     seed = None if state is None else state.data.shuffle_seed
-    return dataclasses.replace(point, is_exact=same_cut, shuffle_seed=seed)
+    return dataclasses.replace(point, has_same_cut=same_cut, shuffle_seed=seed)
 
 
 def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:

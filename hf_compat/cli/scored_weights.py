@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, is_read_as_it_is, read_manifest
@@ -35,8 +34,8 @@ _ELSEWHERE = {
 }
 _SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as in `resume_from_checkpoint`
 _WEIGHTS = (
-    names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME, names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME,
+    layout.SAFE_WEIGHTS_NAME, layout.WEIGHTS_NAME, layout.SAFE_WEIGHTS_INDEX_NAME, layout.WEIGHTS_INDEX_NAME,
+    layout.ADAPTER_SAFE_WEIGHTS_NAME, layout.ADAPTER_WEIGHTS_NAME,
 )  # fmt: skip
 
 
@@ -52,8 +51,8 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         raise ArgumentError(f"`--ckpt_path {wanted}` is a value of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
     if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
         output_dir = str(config.args.output_dir)
-        there = [os.path.basename(found) for found in names.list_checkpoints(os.path.dirname(wanted) or ".")]
-        of_run = [os.path.join(output_dir, os.path.basename(found)) for found in names.list_checkpoints(output_dir)]
+        there = [os.path.basename(found) for found in layout.list_checkpoints(os.path.dirname(wanted) or ".")]
+        of_run = [os.path.join(output_dir, os.path.basename(found)) for found in layout.list_checkpoints(output_dir)]
         known = [os.path.join(os.path.dirname(wanted), name) for name in there] or of_run
         hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
         raise ArgumentError(f"`--ckpt_path {wanted}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
@@ -171,7 +170,7 @@ def _load_folder(trainer: Trainer, folder: str, name: str) -> None:
             f"{name} lacks {len(missing)} weights of the model: {', '.join(missing[:3])}{' …' if missing[3:] else ''}."
             "\n\nHint: name a checkpoint of this model. Otherwise random weights would be scored."
         )
-    state = Contents(folder).find(names.TRAINER_STATE_NAME)
+    state = Contents(folder).find(layout.TRAINER_STATE_NAME)
     if state is not None:
         read = read_trainer_state(state)
         trainer.state.global_step, trainer.state.epoch = read.global_step, read.epoch

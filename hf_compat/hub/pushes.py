@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.layout import SAVING
 from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 # A push of the output folder leaves out upstream's two patterns, and the files of a running training.
 IGNORED = [
     "_*",
-    f"{names.PREFIX_CHECKPOINT_DIR}-*",
-    f".{names.PREFIX_CHECKPOINT_DIR}-*",
+    f"{layout.PREFIX_CHECKPOINT_DIR}-*",
+    f".{layout.PREFIX_CHECKPOINT_DIR}-*",
     f"{LOCK_NAME}*",
     f"{SAVING}*",
 ]
 _MODEL_FILES = [
     "config.json",
     "generation_config.json",
-    names.WEIGHTS_NAME,
-    names.SAFE_WEIGHTS_NAME,
-    names.ADAPTER_CONFIG_NAME,
-    names.ADAPTER_WEIGHTS_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME,
-    names.TRAINING_ARGS_NAME,
+    layout.WEIGHTS_NAME,
+    layout.SAFE_WEIGHTS_NAME,
+    layout.ADAPTER_CONFIG_NAME,
+    layout.ADAPTER_WEIGHTS_NAME,
+    layout.ADAPTER_SAFE_WEIGHTS_NAME,
+    layout.TRAINING_ARGS_NAME,
 ]
 _LINK_FROM_BYTES = 10_000_000
 
@@ -120,7 +120,7 @@ class Pushes:
         """Send a checkpoint's model, and the checkpoint itself if `hub_strategy` asks for it, beside the training."""
         host, output_dir = self._host, str(self._host.args.output_dir)
         found = list(_MODEL_FILES)
-        for index in (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME):
+        for index in (layout.WEIGHTS_INDEX_NAME, layout.SAFE_WEIGHTS_INDEX_NAME):
             path = os.path.join(checkpoint, index)
             if os.path.isfile(path):
                 with open(path, encoding="utf-8") as file:
@@ -167,14 +167,14 @@ class Pushes:
         """Make the message of a commit within training. The state may be ahead of the checkpoint by now."""
         state = self._host.state
         if self._host.args.save_strategy == SaveStrategy.STEPS:
-            update = names.checkpoint_step(checkpoint)
+            update = layout.checkpoint_step(checkpoint)
             return f"Training in progress, step {state.global_step if update is None else update}"
-        path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
+        path = os.path.join(checkpoint, layout.TRAINER_STATE_NAME)
         epoch = TrainerState.load_from_json(path).epoch if os.path.isfile(path) else state.epoch
         return f"Training in progress, epoch {int(epoch or 0)}"
 
     def _push_later(self) -> str:
-        folder, excluded = self._host.args.output_dir, f"{names.PREFIX_CHECKPOINT_DIR}-*"
+        folder, excluded = self._host.args.output_dir, f"{layout.PREFIX_CHECKPOINT_DIR}-*"
         return (
             "everything is on this disk. Push it later with `trainer.push_to_hub()`, or "
             f'`hf upload {self._host.hub_model_id} {folder} . --exclude "{excluded}"`'

@@ -18,7 +18,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hparams_from_yaml
 from torch import nn
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
@@ -226,7 +226,7 @@ def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter
 
 def _arguments_of(path: str) -> TrainingArguments | None:
     """Read a folder's arguments. None if it has none, or if reading them would run code."""
-    found = Contents(path).find(names.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
+    found = Contents(path).find(layout.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
     if found is None:
         return None
     held: object = None

@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
 from hf_compat.checkpoint.forms import check_schedule_can_continue, check_schedule_took_over, refuse, schedule_problem
 from hf_compat.checkpoint.judging import has_weights
@@ -65,7 +64,7 @@ class CheckpointMethods(TrainerBase):
 
     def _rank_file(self, name: str) -> str:
         """Name this rank's own copy of a file."""
-        return names.of_rank(name, self.args.process_index, self.args.world_size)
+        return layout.of_rank(name, self.args.process_index, self.args.world_size)
 
     def _get_output_dir(self, trial: Trial) -> str:
         """Name the folder for checkpoints. A search's trial has its own within the output folder.
@@ -99,18 +98,18 @@ class CheckpointMethods(TrainerBase):
         """Write `optimizer.pt` and `scheduler.pt`."""
         self._model_state.write_optimizer(output_dir, self.optimizer, self.args.should_save)
         if self.args.should_save and self.lr_scheduler is not None:
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, layout.SCHEDULER_NAME))
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write the gradient scaler's state, if there is one."""
         scaler = self.accelerator.scaler
         if scaler is not None and self.args.should_save:
-            torch.save(scaler.state_dict(), os.path.join(output_dir, names.SCALER_NAME))
+            torch.save(scaler.state_dict(), os.path.join(output_dir, layout.SCALER_NAME))
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
         states = unpack_rng(read_rng())
-        torch.save(states, os.path.join(output_dir, self._rank_file(names.RNG_STATE_NAME)))
+        torch.save(states, os.path.join(output_dir, self._rank_file(layout.RNG_STATE_NAME)))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
@@ -153,7 +152,7 @@ class CheckpointMethods(TrainerBase):
             model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
         else:
             log_line("Trainer.model is not a `PreTrainedModel`, only saving its state dict.")
-            write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
+            write_weights(state_dict or model.state_dict(), os.path.join(folder, layout.SAFE_WEIGHTS_NAME))
         processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if processor is not None and hasattr(processor, "save_pretrained"):
             if self.processing_class is None:
@@ -166,7 +165,7 @@ class CheckpointMethods(TrainerBase):
         for name, value in values.items():
             if not hasattr(saved, name):
                 saved.__dict__[name] = value
-        torch.save(saved, os.path.join(folder, names.TRAINING_ARGS_NAME))
+        torch.save(saved, os.path.join(folder, layout.TRAINING_ARGS_NAME))
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
         """Remove checkpoints beyond `save_total_limit`. A run calls only an override of it; else `Saver` rotates.
@@ -185,7 +184,7 @@ class CheckpointMethods(TrainerBase):
     def _sorted_checkpoints(
         self,
         output_dir: str | None = None,
-        checkpoint_prefix: str = names.PREFIX_CHECKPOINT_DIR,
+        checkpoint_prefix: str = layout.PREFIX_CHECKPOINT_DIR,
         use_mtime: bool = False,
     ) -> list[str]:
         """List a folder's checkpoints, oldest first, with the best one just before the newest.
@@ -269,7 +268,7 @@ class CheckpointMethods(TrainerBase):
         """Load the states of optimizer and schedule if a checkpoint has them."""
         if checkpoint is None:
             return
-        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
+        schedule = Contents(checkpoint).find(layout.SCHEDULER_NAME)
         is_loaded = False
         if schedule is not None:
             stepping_of(self.optimizer).tell_of_resuming()
@@ -307,7 +306,7 @@ class CheckpointMethods(TrainerBase):
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, if there is one."""
         scaler = self.accelerator.scaler
-        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
+        path = Contents(checkpoint).find(layout.SCALER_NAME) if scaler is not None and checkpoint is not None else None
         if scaler is not None and path is not None:
             with fitting(path):
                 scaler.load_state_dict(read_torch_file(path))
@@ -320,8 +319,8 @@ class CheckpointMethods(TrainerBase):
             return
         if checkpoint is None:
             return
-        own, first = self._rank_file(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
-        places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
+        own, first = self._rank_file(layout.RNG_STATE_NAME), layout.of_rank(layout.RNG_STATE_NAME, 0, 2)
+        places = [own, first, layout.RNG_STATE_NAME]  # with another number of ranks use rank 0's
         path = next(filter(None, map(Contents(checkpoint).find, places)), None)
         if path is None:
             shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
@@ -339,7 +338,7 @@ class CheckpointMethods(TrainerBase):
             if not found:
                 absent.append(name)
             for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
-                with fitting(f"The state of {name} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
+                with fitting(f"The state of {name} in `stateful_callbacks` of {layout.TRAINER_STATE_NAME}"):
                     restored = type(callback).from_state(state)
                 if isinstance(callback, TrainerControl):
                     self.control = restored

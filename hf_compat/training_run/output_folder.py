@@ -6,8 +6,7 @@ import logging
 import os
 import tempfile
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import HfCompatError, OutputFolderError
@@ -105,7 +104,7 @@ def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:
     if writer is not None:
         return writer.run == run.run_id
     # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
-    origin, update = run.checkpoint, names.checkpoint_step(path)
+    origin, update = run.checkpoint, layout.checkpoint_step(path)
     if origin is None or update is None:
         return False
     is_beside = os.path.realpath(os.path.dirname(origin)) == os.path.realpath(os.path.dirname(path))

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
-from hf_compat.checkpoint.edits import no_checkpoint, problems_of_named, reading_edited, warn_of, way_out
+from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.forms import misfitting_weights, read_trainer_state
 from hf_compat.checkpoint.judging import holds_model_alone
@@ -169,18 +169,8 @@ class Resumer:
             logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
             self.weights_alone = wanted
             return None
-        if not os.path.isdir(wanted):
-            raise no_checkpoint(wanted, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`")
-        wrong, edits = problems_of_named(wanted)
-        if wrong:
-            raise CheckpointError(
-                f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
-                f"{way_out(wanted)} `resume_from_checkpoint=True` takes the newest one that is whole."
-            )
-        reading.enter_context(reading_edited(wanted, edits))
+        reading.enter_context(as_named(wanted, warns=self._host.is_world_process_zero()))
         self.refuse_misfits(wanted)
-        if self._host.is_world_process_zero():
-            warn_of(wanted, edits)
         return wanted
 
     def refuse_misfits(self, folder: str) -> None:
@@ -293,9 +283,9 @@ class Resumer:
         run.resumed = RunState.load(checkpoint, *ranks)
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
-        if run.resumed is not None and (run.start.is_exact or run.resumed.world_size != host.args.world_size):
+        if run.resumed is not None and (run.start.has_same_cut or run.resumed.world_size != host.args.world_size):
             run.losses.load_state_dict(run.resumed.losses)
-        if run.resumed is not None and run.start.is_exact:
+        if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)
         self._warn_of_workers(run)
 

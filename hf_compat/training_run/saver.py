@@ -26,8 +26,7 @@ import lightning.pytorch as pl
 import safetensors
 from torch import nn
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.manifest import SavingPlace
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
@@ -159,7 +158,7 @@ class Saver:
         """
         host, args, state = self._host, self._host.args, self._host.state
         self._ask_lightning_callbacks()
-        final = names.checkpoint_path(run_dir, state.global_step)
+        final = layout.checkpoint_path(run_dir, state.global_step)
         with contextlib.ExitStack() as alone:
             if not host.is_in_train or self.folder.owner is None:  # the folder is taken for this save only
                 alone.enter_context(self.taking_folder(at_once=False))
@@ -173,7 +172,7 @@ class Saver:
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
                 state,
-                lambda update: names.checkpoint_path(run_dir, update),
+                lambda update: layout.checkpoint_path(run_dir, update),
                 final,
                 lambda path: os.path.isdir(path) and is_from_run(path, host._run),
             )
@@ -316,7 +315,7 @@ class Saver:
             ordered = host._sorted_checkpoints(output_dir=run_dir, use_mtime=True)
             self.remove_surplus([path for path in ordered if manifest.is_ours(path)], [best, final])
         elif host.args.save_total_limit:  # reading the manifests takes longer with every checkpoint
-            self.remove_surplus(self.in_rotation_order(run_dir, names.checkpoint_step(final) or 0), [best, final])
+            self.remove_surplus(self.in_rotation_order(run_dir, layout.checkpoint_step(final) or 0), [best, final])
 
     def adopt_changes(self) -> None:
         """List anew what the run's callbacks or overrides have changed in the checkpoint just written."""
@@ -358,7 +357,7 @@ class Saver:
                 run_state.save(folder, args.process_index, args.world_size)
         if args.should_save:
             host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
-            host.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+            host.state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy a checkpoint's content, and make the function that writes the copy.
@@ -376,12 +375,12 @@ class Saver:
         weights = frozen_copy(self._weights or host._model_state.whole_weights(), memory, None, beside)
         files: dict[str, object] = {}
         if not host.args.save_only_model:
-            files[names.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), memory, later, beside)
+            files[layout.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), memory, later, beside)
             if host.lr_scheduler is not None:
-                files[names.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
+                files[layout.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
             if host.accelerator.scaler is not None:
-                files[names.SCALER_NAME] = host.accelerator.scaler.state_dict()
-            files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
+                files[layout.SCALER_NAME] = host.accelerator.scaler.state_dict()
+            files[layout.RNG_STATE_NAME] = unpack_rng(read_rng())
             run_state = host._run.state(host, self._extras)
             if run_state is not None:
                 files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
@@ -397,14 +396,16 @@ class Saver:
             host._save(folder, state_dict=weights)
             for name, content in files.items():
                 save_torch(content, os.path.join(folder, name))
-            state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+            state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
 
         return write
 
     def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""
         ours = {
-            path: names.checkpoint_step(path) or 0 for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)
+            path: layout.checkpoint_step(path) or 0
+            for path in layout.list_checkpoints(run_dir)
+            if manifest.is_ours(path)
         }
         return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(path, self._host._run))
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
 from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
 from hf_compat.checkpoint.reading import (
@@ -168,31 +168,18 @@ def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim
     save({"optimizer": state}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
 
 
-def read_model_shards(folder: str, model: nn.Module) -> LoadResult:
-    """Load a model, sharded or whole, from shards that any number of processes wrote."""
-    state = {"model": get_model_state_dict(model)}
-    _read(state, folder, MODEL_FOLDER)
-    result: LoadResult = set_model_state_dict(model, state["model"])
-    return result
-
-
 def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the state of an optimizer, of a sharded or whole model."""
     dcp = open_dcp(Contents(folder), OPTIMIZER_FOLDER)
     named: States = dict(get_optimizer_state_dict(model, optimizer))
-    # The names of parameters of which a folder holds states, and whatever else stands before a full stop
+    # The names of parameters of which a folder holds states, and whatever else stands before a full stop. A parameter
+    # that has had no gradient is not among them
     before = "optimizer.state."
     keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
-    known = {
-        key[:end] for key in keys for end, letter in enumerate(key) if letter == "."
-    }  # a parameter that has had no gradient is not among them
+    known = {key[:end] for key in keys for end, letter in enumerate(key) if letter == "."}
     state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
     read_dcp(dcp, state, in_one_process=not is_distributed())
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
-
-
-def _read(state: States, folder: str, subfolder: str) -> None:
-    read_dcp(open_dcp(Contents(folder), subfolder), state, in_one_process=not is_distributed())
 
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
@@ -242,8 +229,11 @@ class ModelState(abc.ABC):
 
     def load_weights(self, folder: str) -> LoadResult:
         """Load weights, which the folder holds whole or as shards."""
-        if has_shards(folder, MODEL_FOLDER):
-            return read_model_shards(folder, self.model)
+        if has_shards(folder, MODEL_FOLDER):  # any number of processes wrote them
+            state = {"model": get_model_state_dict(self.model)}
+            read_dcp(open_dcp(Contents(folder), MODEL_FOLDER), state, in_one_process=not is_distributed())
+            loaded: LoadResult = set_model_state_dict(self.model, state["model"])
+            return loaded
         result = self.set_weights(as_held(self.model, read_weights(folder)))
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
         if callable(tie_weights):
@@ -268,7 +258,7 @@ class TorchState(ModelState):
             check_optimizer_took_over(folder, optimizer)
             return True
         contents = Contents(folder)
-        path = contents.find(names.OPTIMIZER_NAME)
+        path = contents.find(layout.OPTIMIZER_NAME)
         if path is not None:
             self.set_optimizer_state(path, read_torch_file(path), optimizer)
             return True
@@ -349,7 +339,7 @@ class PlainState(TorchState):
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
-            save_torch(small_ones_on_host(optimizer.state_dict()), os.path.join(folder, names.OPTIMIZER_NAME))
+            save_torch(small_ones_on_host(optimizer.state_dict()), os.path.join(folder, layout.OPTIMIZER_NAME))
 
     def set_weights(self, weights: Weights) -> LoadResult:
         model = self._uncompiled
@@ -396,7 +386,7 @@ class FSDP2State(TorchState):
             return
         state = self.whole_optimizer_state(optimizer)
         if is_writer:
-            torch.save(state, os.path.join(folder, names.OPTIMIZER_NAME))
+            torch.save(state, os.path.join(folder, layout.OPTIMIZER_NAME))
 
     def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
         """Gather the optimizer's state in the form of a whole model's optimizer. Only the first process gets it."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.errors import CheckpointError, HfCompatError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -80,7 +79,7 @@ def check_update(session: Session) -> None:
                 if session.compiles:
                     why = "the update was made by the model as it is: compiling takes minutes"
                     session.leave_out("compilation", why)
-                _load(session, names.checkpoint_path(place, 1))
+                _load(session, layout.checkpoint_path(place, 1))
         _judge(session, probe)
     if probe.has_stepped:
         return
