@@ -52,7 +52,17 @@ class HFCallbackAdapter(pl.Callback):
         stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning says so).
 
     Examples:
-        `lightning.Trainer(callbacks=[HFCallbackAdapter(EarlyStoppingCallback(2))])`
+        >>> import lightning
+        >>> from hf_compat import HFCallbackAdapter, TrainerCallback
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> class StopAtTwo(TrainerCallback):
+        ...     def on_step_end(self, args, state, control, **kwargs):
+        ...         control.should_training_stop = state.global_step == 2
+        >>> adapter = HFCallbackAdapter(StopAtTwo())
+        >>> trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", barebones=True, callbacks=[adapter])
+        >>> trainer.fit(BoringModel())
+        >>> trainer.global_step
+        2
     """
 
     def __init__(

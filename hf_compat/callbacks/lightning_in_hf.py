@@ -81,7 +81,20 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         CallbackError: It cannot work here, for instance because it needs hooks inside the evaluation.
 
     Examples:
-        `transformers.Trainer(…, callbacks=[LightningCallbackAdapter(Timer("00:08:00:00"))])`
+        >>> import torch, transformers
+        >>> from hf_compat import LightningCallbackAdapter
+        >>> from lightning.pytorch.callbacks import Timer
+        >>> class Regression(torch.nn.Linear):
+        ...     def forward(self, x, labels):
+        ...         return {"loss": (super().forward(x) - labels).square().mean()}
+        >>> data = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 32
+        >>> args = transformers.TrainingArguments("out", max_steps=2, save_strategy="no", use_cpu=True, report_to=[])
+        >>> callbacks = [LightningCallbackAdapter(Timer("00:08:00:00"))]
+        >>> trainer = transformers.Trainer(Regression(2, 1), args, train_dataset=data, callbacks=callbacks)
+        >>> result = trainer.train()  # doctest: +ELLIPSIS
+        {...}
+        >>> result.global_step
+        2
     """
 
     _held: pl.Callback | None = None  # set on each adapter's own class

@@ -29,11 +29,12 @@ from weakref import WeakKeyDictionary
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, HfCompatError, warn_user
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
 from hf_compat.hf.value_types import parts_of, plain
+from hf_compat.runtime.launch import environment_with
 from hf_compat.runtime.text import nearest, shown
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
@@ -285,6 +286,7 @@ def todays_values(name: str, value: Spec) -> dict[str, Spec]:
 ONE_SPEC = bool | int | float | dict | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 SPEC = ONE_SPEC | list  # type: ignore[type-arg]
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: --|option ')([\w.-]+)", re.IGNORECASE)
+_NO_CALLBACK = re.compile(r"Import path ([\w.]+) does not correspond to a subclass of Callback")
 # By parser: the places of training arguments in it, "" for their own parser, "args." for a group.
 _ARGUMENTS: WeakKeyDictionary[ArgumentParser, list[str]] = WeakKeyDictionary()
 
@@ -315,7 +317,27 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
             config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
     except ArgumentError as wrong:
         self.error(str(wrong), wrong)
+    if self.default_env:
+        _tell_of_unread_variables(self)
+    if config.get("lr_scheduler") is not None and "optimizer" in config and config.optimizer is None:
+        warn_user(
+            "LightningCLI ignores `--lr_scheduler` without `--optimizer`.\n\nHint: give both, or set "
+            "`lr_scheduler_type` in the arguments of an HFModule."
+        )
     return config
+
+
+def _tell_of_unread_variables(parser: ArgumentParser) -> None:
+    """Warn of environment variables for a part of an object. jsonargparse reads variables for whole options only."""
+    prefix = f"{parser.env_prefix.replace('-', '_')}_" if isinstance(parser.env_prefix, str) else ""
+    known = {f"{prefix}{action.dest}".replace(".", "__").upper() for action in parser._actions}
+    for name in sorted(environment_with({}).keys() - known):
+        whole = max((one for one in known if name.startswith(f"{one}__")), key=len, default=None)
+        if whole is not None:
+            value = "…"
+            for key in reversed(name.removeprefix(f"{whole}__").lower().split("__")):
+                value = f"{{{key}: {value}}}"
+            warn_user(f"The environment variable {name} is not read.\n\nHint: {whole}='{value}'")
 
 
 def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *further: Spec, **options: Spec) -> Namespace:
@@ -349,8 +371,26 @@ def add_class_arguments(
     return added
 
 
+def instantiate_classes(self: ArgumentParser, cfg: Namespace, **options: Spec) -> Namespace:
+    """Make the objects of a configuration. An error of this package is raised without jsonargparse's dump of values."""
+    try:
+        made: Namespace = ArgumentParser.instantiate_classes(self, cfg, **options)
+    except (TypeError, ValueError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, HfCompatError):
+            cause = cause.__cause__
+        raise error if cause is None else cause from None
+    return made
+
+
 def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> NoReturn:
     """Refuse a command line or a file. For an unknown name, suggest the nearest known one."""
+    callback = _NO_CALLBACK.search(message)
+    if callback is not None:
+        message = (
+            f"{callback[1]} is not a callback of Lightning.\n\nHint: if it is one of HF, give it to an adapter: "
+            f"{{class_path: hf_compat.HFCallbackAdapter, init_args: {{callbacks: [{{class_path: {callback[1]}}}]}}}}."
+        )
     unknown = _UNKNOWN.search(message)
     if unknown is not None and "Hint:" not in message:
         near = _near_name(self, unknown[1].replace("-", "_"))

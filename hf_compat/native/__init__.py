@@ -9,6 +9,7 @@ from hf_compat.interop import object_parser
 for _method in (
     object_parser.parse_args,
     object_parser.parse_object,
+    object_parser.instantiate_classes,
     object_parser.add_class_arguments,
     object_parser.error,
 ):

@@ -16,10 +16,12 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from torch import nn
+from torch.utils.data import DataLoader
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -29,7 +31,7 @@ from hf_compat.engine.model_hooks import OverflowWatch, begin_noise, end_noise, 
 from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
 from hf_compat.engine.windows import Window, Windows
-from hf_compat.errors import ArgumentError, OverrideError
+from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.loading import LoadableModule, ModelSpec, made
@@ -55,6 +57,8 @@ from hf_compat.native.own_steps import (
     serve_own_step,
 )
 from hf_compat.native.steps import (
+    OF_LOADER,
+    OF_OPTIMIZER,
     NativeEvaluations,
     NativeSteps,
     accumulate_batches,
@@ -68,6 +72,7 @@ from hf_compat.native.steps import (
     share_arguments,
     step_plateau,
     updates_of_fit,
+    warn_of_unused,
 )
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import (
@@ -126,7 +131,17 @@ class HFModule(OverridePoints, LoadableModule):
         compute_loss_func: Computes the loss from outputs, labels and `num_items_in_batch`, as in `transformers`.
 
     Examples:
-        `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
+        >>> import lightning, torch
+        >>> from hf_compat import HFDataModule, HFModule, TrainingArguments
+        >>> class Regression(torch.nn.Linear):
+        ...     def forward(self, x, labels):
+        ...         return {"loss": (super().forward(x) - labels).square().mean()}
+        >>> data = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 32
+        >>> args = TrainingArguments(per_device_train_batch_size=8, learning_rate=0.1)
+        >>> trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", barebones=True)
+        >>> trainer.fit(HFModule(Regression(2, 1), args), HFDataModule(args, train_dataset=data))
+        >>> trainer.global_step
+        12
     """
 
     logs_to_lightning = True
@@ -406,6 +421,10 @@ class HFModule(OverridePoints, LoadableModule):
         if self._optimized is not None:
             refuse_late(self, self._optimized)
         self._optimized = None
+        if "configure_optimizers" in self.__dict__:
+            warn_of_unused(
+                self.steps.args, OF_OPTIMIZER, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's"
+            )
         if not self.automatic_optimization:
             count = len(optimizers_of(self.trainer))
             if count == 1 or not self._has_own_step or (count == 0 and self._returns_loss_for_updates):
@@ -420,7 +439,7 @@ class HFModule(OverridePoints, LoadableModule):
                 self._author = vars(self.steps)["training_step"] = AuthorStep(self, self.steps)
                 self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
             elif not self.automatic_optimization:
-                self._guarded = GuardedStep(self, self.steps.args.gradient_accumulation_steps)
+                self._guarded = GuardedStep(self, self.steps)
 
     def _leave_author(self) -> None:
         """Restore `training_step` of the steps and the module."""
@@ -435,6 +454,11 @@ class HFModule(OverridePoints, LoadableModule):
         if self.automatic_optimization:
             accumulate_batches(self.trainer, self.steps.args.gradient_accumulation_steps)
         read_when_due(self.trainer)
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, DataLoader) and not isinstance(loader, PreparedDataLoader):
+            args = self.steps.args
+            differing = [name for name, own in OF_LOADER.items() if getattr(loader, own) != getattr(args, name)]
+            warn_of_unused(args, differing, "the batches are those of your own DataLoader")
         super().on_train_start()
 
     def on_train_epoch_start(self) -> None:
@@ -600,6 +624,12 @@ class HFModule(OverridePoints, LoadableModule):
         return self._evaluations.run_of(self.trainer, dataloader_idx)
 
     def _finish_own_evaluations(self) -> Mapping[str, object]:
+        if self._evaluations.compute_metrics is not None and not self._evaluations.has_run:
+            step = "test_step" if self.trainer.testing else "validation_step"
+            warn_once(
+                f"`compute_metrics` of {type(self).__name__} is not called, because its own `{step}` does not call "
+                f"HFModule's.\n\nHint: call `super().{step}(batch, batch_idx)` in it, or compute the metrics there."
+            )
         metrics = self._evaluations.finish()
         scheduler = self.steps.lr_scheduler
         if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):

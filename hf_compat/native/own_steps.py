@@ -18,8 +18,10 @@ from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import autocast_of
 from hf_compat.engine.windows import Items, Window
-from hf_compat.errors import ArgumentError, LossError, OverrideError
+from hf_compat.errors import ArgumentError, LossError, OverrideError, warn_user
+from hf_compat.hf.enums import SchedulerType
 from hf_compat.native.steps import NativeSteps
+from hf_compat.optim.lr_schedulers import follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import accepting
 from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
@@ -172,23 +174,25 @@ def makes_updates(module: pl.LightningModule, what: str) -> OverrideError:
 
 
 class GuardedStep:
-    """A user-defined `training_step`, checked for losses that train nothing.
+    """A user-defined `training_step`, checked for losses that train nothing and for a schedule that it never steps.
 
     Args:
         module: The module with the step.
-        accumulated: The arguments' number of batches in an update.
+        steps: The module's steps.
 
     Attributes:
         made_update: Whether the running step has called HFModule's.
         loss_of_update: The loss that HFModule's step returned.
     """
 
-    def __init__(self, module: pl.LightningModule, accumulated: int) -> None:
+    def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
         self.leave(module)  # of a fit that has failed
-        self.module, self.accumulated = module, accumulated
+        self.module, self.steps = module, steps
         self.step: Step = module.training_step
         self.made_update = self.has_run = False
         self.loss_of_update: torch.Tensor | None = None
+        self._count_before: int | None = None  # HF's schedule's, before the first update that the step made itself
+        self._is_told = False
         self._own = module.__dict__.get("training_step")  # torch.compile puts one into the module itself
         functools.update_wrapper(self, self.step)
         module.__dict__["training_step"] = self
@@ -213,7 +217,9 @@ class GuardedStep:
         Raises:
             OverrideError: The step returned a loss that trains nothing, or reads a window as one batch.
         """
+        self._tell_of_schedule()
         self.made_update, self.loss_of_update, updates = False, None, self.module.trainer.global_step
+        count = getattr(self.steps.lr_scheduler, "last_epoch", None)
         watches = not self.has_run and not self.module.automatic_optimization
         if isinstance(batch, Window):
             batch.poses_as_batch = False
@@ -225,16 +231,37 @@ class GuardedStep:
                 batch.poses_as_batch = True
         if not self.module.automatic_optimization:
             self._check(result, bool(passes))
-            is_one_batch = not isinstance(batch, Window) and not self.made_update and self.accumulated > 1
-            if watches and is_one_batch and self.module.trainer.global_step > updates:
+            made_its_own = self.module.trainer.global_step > updates and not self.made_update
+            if made_its_own and self._count_before is None:
+                self._count_before = count
+            accumulated = self.steps.args.gradient_accumulation_steps
+            if watches and made_its_own and not isinstance(batch, Window) and accumulated > 1:
                 raise OverrideError(
                     f"`training_step` of {type(self.module).__name__} made an update of one batch, and "
-                    f"`gradient_accumulation_steps={self.accumulated}` of the arguments sets {self.accumulated}, which "
+                    f"`gradient_accumulation_steps={accumulated}` of the arguments sets {accumulated}, which "
                     "the schedule depends on.\n\nHint: leave the argument out, or take the data from an HFDataModule. "
                     "Its batches are the micro-batches of an update."
                 )
         self.has_run = True
         return result
+
+    def _tell_of_schedule(self) -> None:
+        """Warn once of HF's schedule if nothing has stepped it since the first update that the step made itself."""
+        schedule, args = self.steps.lr_scheduler, self.steps.args
+        if self._is_told or self._count_before is None or not is_schedule_of(schedule, self.steps.optimizer):
+            return
+        self._is_told = True
+        is_constant = follows_metric(schedule) or args.lr_scheduler_type == SchedulerType.CONSTANT
+        if is_constant or schedule.last_epoch != self._count_before:
+            return
+        rate = self.steps.optimizer.param_groups[0]["lr"]
+        clipping = f" `max_grad_norm={args.max_grad_norm}` is left to the step, too: `self.clip_gradients(…)`."
+        warn_user(
+            f"`training_step` of {type(self.module).__name__} made an update (`automatic_optimization = False`), and "
+            f"nothing has stepped the schedule: the learning rate stays {rate:g}.\n\n"
+            "Hint: call `self.lr_schedulers().step()` after each step of the optimizer."
+            + (clipping if args.max_grad_norm else "")
+        )
 
     def _check(self, result: object, ran_backward: bool) -> None:
         loss = result.get("loss") if isinstance(result, Mapping) else result

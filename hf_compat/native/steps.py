@@ -27,7 +27,7 @@ from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.windows import Windows
-from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_user
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
@@ -36,6 +36,7 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
+from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -198,6 +199,26 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     data.use_arguments(model.args)
 
 
+# Arguments of HF's optimizer and schedule.
+OF_OPTIMIZER = (
+    "optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+)  # fmt: skip
+# Arguments of HF's training loader, and the attributes of a DataLoader that hold them.
+OF_LOADER = {
+    "per_device_train_batch_size": "batch_size",
+    **{f"dataloader_{name}": name for name in ("drop_last", "num_workers", "persistent_workers", "prefetch_factor")},
+}
+
+
+def warn_of_unused(args: TrainingArguments, names: Iterable[str], why: str) -> None:
+    """Warn of those arguments among the named that are not at their defaults."""
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    told = [shown(name, getattr(args, name)) for name in names if getattr(args, name) != defaults[name]]
+    if told:
+        warn_user(f"These arguments have no effect, because {why}: `{'`, `'.join(told)}`.", InertArgumentWarning)
+
+
 def seed_from(args: TrainingArguments) -> None:
     """Seed every generator with `args.seed`, or if that is the default, with the seed of `seed_everything`.
 
@@ -233,6 +254,11 @@ class NativeEvaluations:
         """Start again. An error may have ended the last evaluation."""
         self._runs: dict[int, EvaluationRun] = {}
         self._metrics: dict[str, float] = {}
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a batch was evaluated since the last evaluation ended."""
+        return bool(self._runs)
 
     def run_of(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
         """The evaluation of a loader. Its first batch begins it, and finishes the one before."""

@@ -187,7 +187,7 @@ ELSEWHERE = {
     "callbacks": "`callbacks`",
     "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
     "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
-    "devices": "the launcher: one process a device",
+    "devices": "the launcher: `hf-compat run --devices N -m hf_compat fit …` starts one process a device",
     "num_nodes": "the launcher",
     "strategy": "the arguments (`fsdp`, `deepspeed`)",
     "min_epochs": "nothing: HF has no minimum",

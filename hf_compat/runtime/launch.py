@@ -313,7 +313,7 @@ def set_for_children(name: str, value: str) -> None:
 
 
 def environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment for one that it starts, with further variables where it has them not."""
+    """Return a copy of this process's environment, with further variables where it has them not."""
     return {**values, **os.environ}  # noqa: TID251 - see above
 
 

@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from toy import Classifier, rows, tiny_gpt2
 
-from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat import HFCallbackAdapter, HFDataModule, HFModule, TrainingArguments
+from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
 
 TESTS = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings(
@@ -106,6 +107,7 @@ def test_without_running():
     assert as_dict.config["seed_everything"] == 3
 
 
+@pytest.mark.filterwarnings("ignore:These arguments have no effect")  # the next test reads it
 def test_the_optimizer_and_its_schedule():
     words = ["fit", "-c", "run.yaml", "--optimizer", "torch.optim.SGD", "--optimizer.lr", "0.5"]
     cli = command_line([*words, "--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "1"])
@@ -118,6 +120,34 @@ def test_the_optimizer_and_its_schedule():
     cli = command_line([*words, *plateau])
     (optimizer,) = cli.trainer.optimizers  # no evaluation is better by so much
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0005)
+
+
+def test_what_the_optimizer_of_the_command_line_replaces_is_named():
+    words = ["fit", "-c", "run.yaml", "--model.args.lr_scheduler_type", "cosine"]
+    message = (
+        "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's: `learning_rate=0.01`, `lr_scheduler_type="
+    )
+    with pytest.warns(InertArgumentWarning, match=message):
+        command_line([*words, "--optimizer", "torch.optim.SGD", "--optimizer.lr", "0.5"])
+    with pytest.warns(HfCompatWarning, match="ignores `--lr_scheduler` without `--optimizer`"):
+        command_line([*words, "--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "1"], run=True)
+
+
+def test_a_wrong_value_is_told_without_all_others():
+    with pytest.raises(ArgumentError) as refused:
+        command_line(["fit", "-c", "run.yaml", "--model.args.lr_scheduler_type", "cosin"])
+    assert "did you mean 'cosine'?" in str(refused.value) and "Namespace" not in str(refused.value)
+
+
+def test_a_callback_of_hf_needs_an_adapter(capsys):
+    stop = spec_of("hf_compat.EarlyStoppingCallback", early_stopping_patience=1)
+    with pytest.raises(SystemExit):
+        command_line({"fit": {**CONFIG, "trainer": {**QUIET, "callbacks": [stop]}}, "subcommand": "fit"})
+    assert "EarlyStoppingCallback is not a callback of Lightning" in (told := capsys.readouterr().err)
+    assert "hf_compat.HFCallbackAdapter, init_args: {callbacks: [{class_path: hf_compat.EarlyStopping" in told
+    adapter = spec_of("hf_compat.HFCallbackAdapter", callbacks=[spec_of("hf_compat.PrinterCallback")])
+    cli = command_line({**CONFIG, "trainer": {**QUIET, "callbacks": [adapter]}}, run=False)
+    assert any(isinstance(one, HFCallbackAdapter) for one in cli.trainer.callbacks)
 
 
 def test_a_loss_function_needs_no_annotations(folder, monkeypatch):
@@ -241,6 +271,11 @@ def test_environment_variables(monkeypatch):
     monkeypatch.setenv("PL_FIT__MODEL__ARGS", "{learning_rate: 0.125, use_cpu: true}")
     cli = command_line(["fit"], parser_kwargs={"default_env": True})
     assert len(cli.datamodule.train_dataset) == 8 and cli.model.steps.args.learning_rate == 0.125
+    monkeypatch.setenv("PL_FIT__MODEL__ARGS__LEARNING_RATE", "0.5")
+    with pytest.warns(
+        HfCompatWarning, match=r"LEARNING_RATE is not read(.|\n)*PL_FIT__MODEL__ARGS='\{learning_rate: …\}'"
+    ):
+        command_line(["fit"], parser_kwargs={"default_env": True})
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,28 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["hf.arguments", "plan.translate", "tools.explanation"])
-def test_examples_in_docstrings(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "callbacks.hf_in_lightning",
+        "callbacks.lightning_in_hf",
+        "hf.arguments",
+        "native.module",
+        "plan.translate",
+        "tools.explanation",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_examples_in_docstrings(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "callbacks.lightning_in_hf":  # DeepSpeed prints something when the first of them is made
+        transformers.Trainer(torch.nn.Linear(1, 1), transformers.TrainingArguments("out", use_cpu=True, report_to=[]))
     found = doctest.testmod(importlib.import_module(f"hf_compat.{name}"))
     assert found.attempted > 0 and found.failed == 0
 

@@ -16,7 +16,14 @@ from torch.utils.data import DataLoader
 from toy import Classifier, rows, weights
 
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, TrainerCallback, TrainingArguments
-from hf_compat.errors import ArgumentError, CallbackError, DataError, HfCompatWarning, OverrideError
+from hf_compat.errors import (
+    ArgumentError,
+    CallbackError,
+    DataError,
+    HfCompatWarning,
+    InertArgumentWarning,
+    OverrideError,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -277,6 +284,36 @@ def test_a_list_of_plain_validation_loaders_is_named_by_number(make, lightning):
     loaders = [DataLoader(rows(8), batch_size=4), DataLoader(rows(4, seed=9), batch_size=4)]
     alone = trainer.validate(HFModule(Classifier(), make()), loaders, verbose=False)
     assert {name for part in alone for name in part} == {"eval_0_loss", "eval_1_loss"}
+
+
+@pytest.mark.parametrize("step", ["validation_step", "test_step"])
+@pytest.mark.parametrize("calls_super", [True, False])
+def test_metrics_that_an_evaluation_of_ones_own_leaves_out_are_named(make, lightning, step, calls_super, recwarn):
+    def own(self, batch, batch_idx):
+        return getattr(HFModule, step)(self, batch, batch_idx) if calls_super else None
+
+    kind = type(f"{step}_{calls_super}", (HFModule,), {step: own})
+    module = kind(Classifier(), make(), compute_metrics=lambda prediction: {"own": 1.0})
+    run = lightning().validate if step == "validation_step" else lightning().test
+    run(module, HFDataModule(make(), None, rows(8), rows(8)), verbose=False)
+    message = f"`compute_metrics` of {kind.__name__} is not called, because its own `{step}`"
+    assert any(message in str(warning.message) for warning in recwarn) is not calls_super
+
+
+def test_arguments_of_the_loader_are_named_beside_a_loader_of_ones_own(make, lightning):
+    def told(loader, **values):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            lightning().fit(HFModule(Classifier(), make(**values)), loader)
+        return [str(one.message) for one in caught if issubclass(one.category, InertArgumentWarning)]
+
+    (message,) = told(DataLoader(rows(16), batch_size=8), dataloader_drop_last=True)
+    assert "your own DataLoader: `per_device_train_batch_size=4`, `dataloader_drop_last=True`" in message
+    assert told(DataLoader(rows(16), batch_size=4)) == []
+    assert (
+        told(HFDataModule(make(dataloader_drop_last=True), rows(16)).train_dataloader(), dataloader_drop_last=True)
+        == []
+    )
 
 
 def test_predict_gives_logits_and_feeds_a_writer(make, lightning, tmp_path):

@@ -461,3 +461,24 @@ def test_arguments_of_a_torch_before_its_zip_files(tmp_path):
     theirs = transformers.TrainingArguments(str(tmp_path), learning_rate=0.25, use_cpu=True)
     torch.save(theirs, folder / "training_args.bin", _use_new_zipfile_serialization=False)
     assert arguments_of(folder).learning_rate == 0.25
+
+
+# Data modules --------------------------------------------------------------------------------------------------------
+class OfCount(HFDataModule):
+    """Data with an argument of its own, which it keeps."""
+
+    def __init__(self, count: int):
+        super().__init__(None, rows(count))
+        self.save_hyperparameters()
+
+
+def test_a_data_module_that_a_checkpoint_does_not_describe_is_refused(tmp_path):
+    trainer = lightning_trainer(max_epochs=1)
+    for data in (HFDataModule(None, rows(8)), OfCount(8)):
+        trainer.fit(HFModule(Classifier(), TrainingArguments(use_cpu=True)), data)
+        trainer.save_checkpoint(tmp_path / f"{type(data).__name__}.ckpt")
+    with pytest.raises(CheckpointError, match=r"holds no data, so this HFDataModule would be empty(.|\n)*ckpt_path="):
+        HFDataModule.load_from_checkpoint(tmp_path / "HFDataModule.ckpt")
+    given = HFDataModule.load_from_checkpoint(tmp_path / "HFDataModule.ckpt", train_dataset=rows(4))
+    assert len(given.train_dataset) == 4
+    assert len(OfCount.load_from_checkpoint(tmp_path / "OfCount.ckpt").train_dataset) == 8

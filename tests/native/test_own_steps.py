@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader
 from toy import Classifier, Stream, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.errors import ArgumentError, LossError, OverrideError
+from hf_compat.errors import ArgumentError, HfCompatWarning, LossError, OverrideError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -282,12 +284,41 @@ def test_manual_steps_of_ones_own_may_return_their_loss(make, lightning, keeps_g
             loss.backward()
             self.optimizers(use_pl_optimizer=keeps_graph).step()
             self.optimizers().zero_grad()
+            self.lr_schedulers().step()
             return loss
 
     module = Own(Classifier(), make())
     before = weights(module)
     lightning().fit(module, HFDataModule(None, rows(16)))
     assert not torch.equal(before, weights(module)) and "training_step" not in vars(module)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+@pytest.mark.parametrize("steps_it", ["never", "in the step", "in a hook"])
+def test_a_schedule_that_manual_steps_leave_alone_is_named(make, lightning, steps_it, schedule):
+    class Own(Declared):
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(self.model(**batch)["loss"])
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+            if steps_it == "in the step":
+                self.lr_schedulers().step()
+
+        def on_train_batch_end(self, *args):
+            if steps_it == "in a hook":
+                self.lr_schedulers().step()
+
+    module = Own(Classifier(), make(warmup_steps=0 if schedule == "constant" else 2, lr_scheduler_type=schedule))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lightning().fit(module, HFDataModule(None, rows(16)))
+    told = [str(warning.message) for warning in caught if issubclass(warning.category, HfCompatWarning)]
+    if steps_it == "never" and schedule == "linear":
+        (message,) = told
+        assert "`training_step` of Own" in message and "the learning rate stays 0" in message
+        assert "lr_schedulers().step()" in message and "`max_grad_norm=1.0`" in message
+    else:
+        assert told == []
 
 
 @pytest.mark.parametrize("change", ["penalty", "number", "mapping"])
