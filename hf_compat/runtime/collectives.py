@@ -180,7 +180,7 @@ def barrier() -> None:
         distributed.barrier()
 
 
-def gather(data: Nested) -> Nested:
+def gather(tensor: Nested) -> Nested:
     """Join nested tensors of all processes along their first dimension, in the order of ranks.
 
     Shapes:
@@ -190,8 +190,8 @@ def gather(data: Nested) -> Nested:
         `accelerate.utils.gather`, 1.15.
     """
     if not is_distributed():
-        return data
-    return map_nested(_gather_tensor, data)
+        return tensor
+    return map_nested(_gather_tensor, tensor)
 
 
 def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,7 @@ def broadcast_object(data: Object, source: int = 0) -> Object:
     return box[0]
 
 
-def reduce(data: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
+def reduce(tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
     """Sum or average nested tensors over the processes. Mirrors `accelerate.utils.reduce`, 1.15."""
 
     def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -261,18 +261,18 @@ def reduce(data: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
         return total if scale == 1.0 else total * scale
 
     if is_distributed():
-        return map_nested(on_tensor, data)
-    return map_nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
+        return map_nested(on_tensor, tensor)
+    return map_nested(lambda part: part * scale, tensor) if scale != 1.0 else tensor
 
 
-def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Nested:
+def pad_across(tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Nested:
     """Pad nested tensors to the longest of all processes in one dimension.
 
     Mirrors:
         `accelerate.utils.pad_across_processes`, 1.15.
     """
     if not is_distributed():
-        return data
+        return tensor
 
     def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if dim >= tensor.ndim or dim < -tensor.ndim:
@@ -288,7 +288,7 @@ def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool =
         padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
         return padded
 
-    return map_nested(on_tensor, data)
+    return map_nested(on_tensor, tensor)
 
 
 def agree(error: BaseException | None, kind: type[Exception] | None = None) -> None:

@@ -304,9 +304,9 @@ class AcceleratorFacade(ProcessMembers):
         names = ("gather", "pad_across_processes")
         return not processes.is_distributed() and not any(is_replaced(self, name, AcceleratorFacade) for name in names)
 
-    def gather(self, tensor: Nested) -> Nested:
-        """Join the tensors of all ranks along the first dimension."""
-        return processes.gather(tensor)
+    gather = staticmethod(processes.gather)
+    reduce = staticmethod(processes.reduce)
+    pad_across_processes = staticmethod(processes.pad_across)
 
     def gather_for_metrics(self, input_data: Nested, use_gather_object: bool = False) -> Nested:
         """Join the data of all ranks, without samples that were repeated to fill a batch.
@@ -329,14 +329,6 @@ class AcceleratorFacade(ProcessMembers):
         if as_objects:
             return gathered[: state.remainder] if isinstance(gathered, Sequence) else gathered
         return truncate_to(gathered, state.remainder)
-
-    def reduce(self, tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
-        """Sum (or average) over the ranks."""
-        return processes.reduce(tensor, reduction, scale)
-
-    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Nested:
-        """Pad to the longest of all ranks."""
-        return processes.pad_across(tensor, dim, pad_index, pad_first)
 
     def _half_precision(self) -> torch.dtype | None:
         """Precision of autocast. None in full precision, and for float16 on the CPU."""
