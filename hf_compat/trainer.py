@@ -44,8 +44,7 @@ from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.model_setup import ModelMethods, ModelSetupMethods
-from hf_compat.trainer_methods.optimization import OptimizationMethods
-from hf_compat.trainer_methods.steps import StepMethods
+from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
 from hf_compat.training_run.loss_log import LossLog

@@ -42,7 +42,7 @@ from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.model_setup import ModelMethods
-from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import OptimizationMethods
 
 
 class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, DataloaderMethods):

@@ -44,8 +44,7 @@ from hf_compat.runtime.inspection import (
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import StepsBase, TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
-from hf_compat.trainer_methods.optimization import OptimizationMethods
-from hf_compat.trainer_methods.steps import StepMethods
+from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = SharedLogger(__name__, "transformers.trainer")

@@ -16,7 +16,7 @@ from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import
 from hf_compat.trainer import Trainer
-from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import OptimizationMethods
 
 _MAKERS = ("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler")
 _PLACE = "`configure_optimizers` in `module.py`"
