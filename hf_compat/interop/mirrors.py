@@ -31,7 +31,7 @@ _HOMES: dict[str, dict[str, str]] = {
         "hf.argument_values": "AcceleratorConfig",
         "hf.metrics": "metrics_format",
         "optim.label_smoothing": "LabelSmoother",
-        "optim.optimizers": "LayerWiseDummyOptimizer LayerWiseDummyScheduler",
+        "optim.stepping": "LayerWiseDummyOptimizer LayerWiseDummyScheduler",
     },
     "trainer_seq2seq": {"trainer": "Trainer"},
     "trainer_utils": {

@@ -22,7 +22,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.interop.releases import of_transformers
-from hf_compat.optim.optimizers import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
 State = dict[str, object]  # a schedule's own

@@ -1,4 +1,4 @@
-"""The table of optimizers by HF's names, with entries of the optimizers that are made with the model.
+"""The table of optimizers by HF's names. An optimizer's package is imported only when its name is requested.
 
 GaLore and APOLLO project the gradients of chosen linear layers to a low rank. Their layerwise forms, LOMO and AdaLomo
 step within the backward pass, so the gradients of the whole model never exist together.
@@ -9,130 +9,306 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import chain
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.hooks import RemovableHandle
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
+from hf_compat.errors import (
+    ArgumentError,
+    InertArgumentWarning,
+    MissingOptimizer,
+    UnsupportedArgument,
+    warn_once,
+    warn_user,
+)
+from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.hf.value_types import choice
-from hf_compat.optim.plain_optimizers import (
-    COUNT,
-    FINITE,
-    PLAIN_OPTIMIZERS,
-    ClassAndKeywords,
-    Keywords,
-    OptimizerEntry,
-    OptimizerRequest,
-    Option,
-    options_alone,
-    read_options,
-)
-from hf_compat.runtime.text import shown
+from hf_compat.hf.value_types import TRUTH_VALUE, Range, ValueType, choice, number, or_none, whole_number
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer
+from hf_compat.runtime.text import did_you_mean, need, shown
+
+# Names and types differ by optimizer.
+Keywords: TypeAlias = dict[str, Any]
+OptimizerClass: TypeAlias = type[torch.optim.Optimizer]
+ClassAndKeywords: TypeAlias = tuple[OptimizerClass, Keywords]
+KeywordsOf: TypeAlias = "Callable[[OptimizerRequest], Keywords]"
+
+_NOT_GIVEN = object()
+FINITE = number()
+NOT_NEGATIVE = number(Range(low=0))
+BELOW_1 = number(Range(low=0, high=1, excludes_high=True))
+COUNT = whole_number(Range(low=1))
 
 
-class LayerWiseDummyOptimizer(Optimizer):
-    """One optimizer for torch, Lightning and callbacks in place of the optimizers of single parameters.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The type of one option of `optim_args`, and its default if it is not the optimizer's own."""
 
-    Hooks step each parameter's optimizer. `step` and `zero_grad` do nothing.
-
-    Args:
-        optimizer_dict: Each parameter's optimizer.
-        lr: The initial learning rate of a schedule.
-        keywords: Ignored, as upstream.
-
-    Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
-
-    Differs:
-        It owns the hooks that step, registers them once and removes them.
-    """
-
-    def __init__(
-        self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, lr: float = 1e-3, **keywords: object
-    ) -> None:
-        self.optimizer_dict = dict(optimizer_dict or {})
-        self.schedulers: dict[nn.Parameter, LRScheduler] = {}
-        self._handles: list[RemovableHandle] = []
-        # draws a random number, as upstream, so that dropout draws the same numbers
-        super().__init__([torch.randn(1, 1)], {"lr": lr})
-
-    def attach_hooks(self) -> None:
-        """Step every parameter as soon as it has its gradient. A second call does nothing."""
-        if self._handles:
-            return
-        for parameter in self.optimizer_dict:
-            if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(self._step_one)  # type: ignore[no-untyped-call]  # torch's
-                self._handles.append(handle)
-
-    def remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _step_one(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is None:
-            return
-        assert isinstance(parameter, nn.Parameter)  # a key of the dict
-        optimizer = self.optimizer_dict[parameter]
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule = self.schedulers.get(parameter)
-        if schedule is not None:
-            schedule.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing. Each step has removed its gradient."""
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Run the closure of Lightning's automatic optimization. The hooks have stepped."""
-        return None if closure is None else closure()
+    kind: ValueType
+    default: object = _NOT_GIVEN
 
 
-class LayerWiseDummyScheduler(LRScheduler):
-    """One schedule in place of the schedules of single parameters. It shows the rate of the first one.
+@dataclass(frozen=True, slots=True)
+class OptimizerRequest:
+    """A request for one optimizer."""
 
-    Args:
-        optimizer_dict: Each parameter's optimizer.
-        lr: The rate if no parameter has an optimizer.
-        keywords: Ignored, as upstream.
+    args: TrainingArguments
+    model: nn.Module | None  # None if it is not known yet
+    options: Keywords  # of `optim_args`, with the table's defaults
 
-    Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
+    @property
+    def name(self) -> str:
+        return OptimizerNames(self.args.optim).value
 
-    Differs:
-        It has one rate for its one group. Since 2.9, torch refuses one rate for each parameter.
-    """
+    @property
+    def whole_model(self) -> nn.Module:
+        """The model, for optimizers that are made with it."""
+        if self.model is None:
+            raise ArgumentError(
+                f"`optim={self.name!r}` is made for a model's parameters, and there is no model.\n\n"
+                "Hint: pass the model as the second argument."
+            )
+        return self.model
 
-    def __init__(
-        self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, *, lr: float, **keywords: object
-    ) -> None:
-        self.default_lr = lr
-        stand_in = LayerWiseDummyOptimizer(optimizer_dict, lr=lr)
-        stand_in._opt_called = True  # type: ignore[attr-defined]  # torch tests whether it has stepped
-        super().__init__(stand_in, -1)
-
-    def get_lr(self) -> list[float | torch.Tensor]:
-        assert isinstance(self.optimizer, LayerWiseDummyOptimizer)
-        groups = chain.from_iterable(one.param_groups for one in self.optimizer.optimizer_dict.values())
-        return [next((group["lr"] for group in groups), self.default_lr)]
-
-    def _get_closed_form_lr(self) -> list[float | torch.Tensor]:
-        return self.base_lrs
+    @property
+    def adam(self) -> Keywords:
+        """`betas` and `eps`, which every Adam takes."""
+        return {"betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon}
 
 
-_log = logging.getLogger(__name__)
+def options_alone(request: OptimizerRequest) -> Keywords:
+    """Pass the options of `optim_args`."""
+    return dict(request.options)
+
+
+def with_adam(request: OptimizerRequest) -> Keywords:
+    """Pass the betas and the epsilon of the arguments, and the options."""
+    return {**request.adam, **request.options}
+
+
+def with_adam_and_decay(request: OptimizerRequest) -> Keywords:
+    """Add the weight decay, for optimizers that do not read it from their groups alone."""
+    return {**request.adam, "weight_decay": request.args.weight_decay, **request.options}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerEntry:
+    """One optimizer name."""
+
+    path: str  # of its class
+    install: str  # the requirement for `pip install`
+    _: KW_ONLY
+    former_module: str = ""  # which had the class in earlier releases
+    options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
+    keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added
+    projects: bool = False  # the gradients of `optim_target_modules`
+    in_backward: bool = False  # each parameter is updated in the backward pass
+    device: str = ""  # that its kernels need, if a CPU is not enough
+    refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether its keywords depend on the model."""
+        return self.projects or self.in_backward
+
+    def load(self, for_what: str) -> OptimizerClass:
+        """Import the class for a feature, which the error names first."""
+        current, _, name = self.path.rpartition(".")
+        reasons = []
+        for module in filter(None, (current, self.former_module)):
+            try:
+                found: OptimizerClass = getattr(need(module, self.install, for_what), name)
+                return found
+            except (AttributeError, ImportError) as error:
+                reasons.append(error)
+        package = current.partition(".")[0]
+        raise MissingOptimizer(
+            f"{for_what} needs {name} of the package {package}, which cannot be imported: "
+            f"{reasons[0].__cause__ or reasons[0]}.\n\nHint: pip install {self.install}",
+            name=package,
+        ) from reasons[0]
+
+
+def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
+    """Read `optim_args`, written `key=value,key=value`, as the options of an entry."""
+    given: dict[str, str] = {}
+    for part in (args.optim_args or "").replace(" ", "").split(","):
+        key, equals, value = part.partition("=")
+        if part and not (equals and key):
+            raise ArgumentError(
+                f"`optim_args={args.optim_args!r}` has the part {part!r}.\n\nHint: write key=value,key=value."
+            )
+        if given.get(key, value) != value:
+            raise ArgumentError(f"`optim_args={args.optim_args!r}` has {key} twice.\n\nHint: write it once.")
+        if part:
+            given[key] = value
+    for name in given:
+        if name in entry.options:
+            continue
+        takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
+        others = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
+        raise ArgumentError(
+            f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` "
+            f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
+        )
+    read: Keywords = {}
+    for name, option in entry.options.items():
+        if name in given:
+            read[name] = read_as(f"optim_args: {name}", option.kind, given[name])
+        elif option.default is not _NOT_GIVEN:
+            read[name] = option.default
+    return read
+
+
+def _torchs(name: str, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
+    return OptimizerEntry(f"torch.optim.{name}", "torch", keywords=keywords, options=options)
+
+
+def _ademamix(request: OptimizerRequest) -> Keywords:
+    args = request.args
+    options = {"beta1": args.adam_beta1, "beta2": args.adam_beta2, "eps": args.adam_epsilon, **request.options}
+    betas = tuple(float(options.pop(name)) for name in ("beta1", "beta2", "beta3"))
+    return {"betas": betas, **options}
+
+
+def _bitsandbytes(name: str, keywords: KeywordsOf, **options: Option) -> OptimizerEntry:
+    """The name of a request holds the bits of the state and says whether it is paged."""
+    return OptimizerEntry(
+        f"bitsandbytes.optim.{name}",
+        "bitsandbytes",
+        keywords=lambda request: {
+            **keywords(request),
+            "optim_bits": 8 if "8bit" in request.name else 32,
+            **({} if name == "RMSprop" else {"is_paged": "paged" in request.name}),
+        },
+        options=options,
+        refused_with={"fsdp": "the kernels of bitsandbytes take no sharded parameters (DTensor)"},
+    )
+
+
+def _torchao(name: str) -> OptimizerEntry:
+    return OptimizerEntry(
+        f"torchao.optim.{name}",
+        "'torchao>=0.4.0'",
+        former_module="torchao.prototype.low_bit_optim",
+        options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(TRUTH_VALUE, False)},
+        keywords=with_adam,
+    )
+
+
+def _warmed_up(request: OptimizerRequest) -> Keywords:
+    adam = {} if request.name.endswith("sgd") else request.adam  # SGD has no betas
+    steps = request.args.warmup_steps
+    if 0 < steps < 1:
+        warn_once(
+            f"`warmup_steps={steps}`: `optim={request.name!r}` warms up itself and takes this for updates, not for a "
+            f"share of the run, as in transformers: its first step is {1 / steps:g} times `learning_rate`.\n\n"
+            "Hint: give a number of updates."
+        )
+    return {**adam, "weight_decay": request.args.weight_decay, "warmup_steps": steps, **request.options}
+
+
+def _schedule_free(name: str) -> OptimizerEntry:
+    is_radam = name.startswith("RAdam")  # which warms up without a number of updates
+    return OptimizerEntry(
+        f"schedulefree.{name}",
+        "schedulefree>=1.4.0" if is_radam else "schedulefree",
+        options={"weight_lr_power": Option(FINITE, 2.0), "r": Option(FINITE, 0.0)},
+        keywords=with_adam_and_decay if is_radam else _warmed_up,
+    )
+
+
+_DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "float", "half", "double")
+}
+_DTYPE_NAME = choice(_DTYPES)
+_DTYPE = ValueType(_DTYPE_NAME.expected, lambda value: _DTYPES[str(_DTYPE_NAME.read(value))], takes_text=True)
+_POSITIVE, _SHARE, _SWITCH = Option(NOT_NEGATIVE), Option(BELOW_1), Option(TRUTH_VALUE)
+_OF_RMSPROP = {
+    **dict.fromkeys(("momentum", "eps", "weight_decay"), _POSITIVE), "alpha": _SHARE, "centered": _SWITCH,
+}  # fmt: skip
+
+# Names → entry of the optimizers that need only the arguments.
+_ENTRIES = {
+    # Torch's own, those of its builds for other chips, and transformers' Adafactor
+    "adamw_torch": _torchs("AdamW", with_adam),
+    "adamw_torch_fused": _torchs("AdamW", lambda request: {**request.adam, "fused": True}),
+    "adamw_torch_xla": OptimizerEntry("torch_xla.amp.syncfree.AdamW", "torch_xla", keywords=with_adam, device="a TPU"),
+    "adamw_torch_npu_fused": OptimizerEntry(
+        "torch_npu.optim.NpuFusedAdamW", "torch_npu", keywords=with_adam, device="an Ascend NPU"
+    ),
+    "adafactor": OptimizerEntry(
+        "transformers.optimization.Adafactor",
+        "'hf-compat[transformers]'",
+        keywords=lambda _: {"scale_parameter": False, "relative_step": False},
+    ),
+    "sgd": _torchs("SGD", momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),
+    "adagrad": _torchs("Adagrad", lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
+    "rmsprop": _torchs("RMSprop", options_alone, **_OF_RMSPROP),
+    # Their states take 8 or 4 bits, or paged memory
+    "adamw_torch_4bit": _torchao("AdamW4bit"),
+    "adamw_torch_8bit": _torchao("AdamW8bit"),
+    "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit": _bitsandbytes("AdamW", with_adam),
+    "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit": _bitsandbytes(
+        "AdEMAMix",
+        _ademamix,
+        **{"beta1": _SHARE, "beta2": _SHARE, "beta3": Option(BELOW_1, 0.9999), "eps": _POSITIVE},
+        **{"alpha": Option(FINITE, 5.0), "t_alpha": Option(COUNT), "t_beta3": Option(COUNT)},
+    ),
+    "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit": _bitsandbytes(
+        "Lion", lambda request: {"betas": request.adam["betas"]}
+    ),
+    "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit": _bitsandbytes(
+        "RMSprop", options_alone, min_8bit_size=Option(COUNT), **_OF_RMSPROP
+    ),
+    # Each of these packages has one optimizer
+    "adamw_anyprecision": OptimizerEntry(
+        "torchdistx.optimizers.AnyPrecisionAdamW",
+        "git+https://github.com/pytorch/torchdistx",
+        options={
+            "use_kahan_summation": Option(TRUTH_VALUE, False),
+            **dict.fromkeys(("momentum_dtype", "variance_dtype"), Option(_DTYPE, torch.float32)),
+            "compensation_buffer_dtype": Option(_DTYPE, torch.bfloat16),
+        },
+        keywords=with_adam,
+    ),
+    "grokadamw": OptimizerEntry(
+        "grokadamw.GrokAdamW",
+        "grokadamw",
+        options={
+            "alpha_init": Option(BELOW_1, 0.98),
+            "lamb": Option(FINITE, 2.0),
+            "gamma": Option(FINITE, 0.1),
+            "grokking_signal_decay_rate": Option(FINITE, 0.1),
+            "gradient_clipping": Option(NOT_NEGATIVE, 1.0),
+        },
+        refused_with={"fsdp": "its step does not end on sharded parameters"},
+    ),
+    "stable_adamw": OptimizerEntry(
+        "optimi.StableAdamW",
+        "torch-optimi",
+        options={
+            "decouple_lr": Option(TRUTH_VALUE, False),
+            "max_lr": Option(or_none(NOT_NEGATIVE), None),
+            "kahan_sum": Option(or_none(TRUTH_VALUE), None),
+        },
+        keywords=with_adam_and_decay,
+    ),
+    # They average the trained weights instead of decaying the learning rate. `optim/stepping.py` switches between
+    # the trained weights and their average
+    "schedule_free_radam": _schedule_free("RAdamScheduleFree"),
+    "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
+    "schedule_free_sgd": _schedule_free("SGDScheduleFree"),
+}
+PLAIN_OPTIMIZERS = {OptimizerNames(name): entry for names, entry in _ENTRIES.items() for name in names.split()}
+
 # torch's own form: `params` and the options of these.
 ParameterGroup: TypeAlias = dict[str, Any]
 
+_log = logging.getLogger(__name__)
 _PROJECTIONS = choice(("std", "reverse_std", "right", "left", "full"))
 GALORE_OPTIONS = {
     "rank": Option(COUNT, 128),
@@ -176,15 +352,10 @@ def _targets(request: OptimizerRequest) -> str | list[str]:
 
 def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = True) -> list[ParameterGroup]:
     """Divide the model's parameters into the weights of the target layers, which get the options, and the others."""
-    targets = _targets(request)
-    if request.model is None:
-        raise ArgumentError(
-            f"`optim={request.name!r}` chooses among a model's layers, and there is no model.\n\n"
-            "Hint: pass the model as the second argument."
-        )
+    targets, model = _targets(request), request.whole_model
     is_all_linear = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
     chosen = set()
-    for name, module in request.model.named_modules():
+    for name, module in model.named_modules():
         if isinstance(targets, str):
             by_name, by_expression = targets == name, re.fullmatch(targets, name) is not None
         else:
@@ -201,7 +372,7 @@ def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = T
             f"`optim={request.name!r}` has nothing to project.\n\n"
             "Hint: a text is a regular expression for a module's whole name; a list holds parts of names."
         )
-    named = list(request.model.named_parameters())
+    named = list(model.named_parameters())
     return [
         {"params": [parameter for name, parameter in named if name not in chosen]},
         {"params": [parameter for name, parameter in named if name in chosen], **options},
@@ -221,8 +392,7 @@ def _low_rank(
         f"{package}-torch",
         options=options,
         keywords=lambda request: {"params": low_rank_groups(request, group_options(request)), **(further or {})},
-        check=check_targets,
-        needs_model=True,
+        projects=True,
         device=device,
         # Measured with two processes: FSDP 2 fails when it saves, ZeRO in the first update.
         refused_with={
@@ -243,6 +413,28 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.APOLLO_ADAMW: _low_rank(
         "APOLLOAdamW", APOLLO_OPTIONS, lambda request: {**request.options, **request.adam}
     ),
+}
+
+
+LAYERWISE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
+    OptimizerNames(f"{whole.value}_layerwise"): replace(entry, in_backward=True, refused_with={})
+    for whole, entry in LOW_RANK_OPTIMIZERS.items()
+}
+LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
+    name: OptimizerEntry(
+        f"lomo_optim.{class_name}",
+        "lomo-optim",
+        keywords=lambda request: {"model": request.whole_model},
+        in_backward=True,
+    )
+    for name, class_name in ((OptimizerNames.LOMO, "Lomo"), (OptimizerNames.ADALOMO, "AdaLomo"))
+}
+
+OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
+    **PLAIN_OPTIMIZERS,
+    **LOW_RANK_OPTIMIZERS,
+    **LOMO_OPTIMIZERS,
+    **LAYERWISE_OPTIMIZERS,
 }
 
 
@@ -271,8 +463,8 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
         )
 
 
-def check_in_backward(request: OptimizerRequest) -> None:
-    """Refuse what `refuse_in_backward` refuses, and warn of arguments without effect."""
+def check_in_backward(request: OptimizerRequest, kind: OptimizerClass) -> None:
+    """Refuse what cannot be updated in the backward pass, and warn of arguments without effect."""
     refuse_in_backward(request)
     args = request.args
     is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
@@ -282,62 +474,13 @@ def check_in_backward(request: OptimizerRequest) -> None:
             "backward pass, as in transformers.",
             InertArgumentWarning,
         )
-
-
-def check_layerwise(request: OptimizerRequest) -> None:
-    """Refuse what either kind of optimizer refuses."""
-    check_in_backward(request)
-    check_targets(request)
-
-
-LAYERWISE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames(f"{whole.value}_layerwise"): replace(
-        entry, check=check_layerwise, is_layerwise=True, refused_with={}
-    )
-    for whole, entry in LOW_RANK_OPTIMIZERS.items()
-}
-
-
-def _of_whole_model(request: OptimizerRequest) -> Keywords:
-    if request.model is None:
-        raise ArgumentError(
-            f"`optim={request.name!r}` puts hooks on a model's parameters, and there is no model.\n\n"
-            "Hint: pass the model as the second argument."
-        )
-    refuse_in_backward(request)
-    return {"model": request.model}
-
-
-def check_adalomo(request: OptimizerRequest) -> None:
-    """Refuse a run without CUDA, where the package keeps its averages even if the model is on the CPU."""
-    check_in_backward(request)
-    found = LOMO_OPTIMIZERS[OptimizerNames.ADALOMO].load("AdaLomo")
-    if found.__module__.startswith("lomo_optim.") and not torch.cuda.is_available():
+    # the package keeps AdaLomo's averages on CUDA even if the model is on the CPU
+    is_packages = kind.__module__.startswith("lomo_optim.") and request.name == OptimizerNames.ADALOMO
+    if is_packages and not torch.cuda.is_available():
         raise UnsupportedArgument(
             f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\nHint: `optim='lomo'`."
         )
 
-
-LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    name: OptimizerEntry(
-        f"lomo_optim.{class_name}",
-        "lomo-optim",
-        keywords=_of_whole_model,
-        check=check,
-        needs_model=True,
-    )
-    for name, class_name, check in (
-        (OptimizerNames.LOMO, "Lomo", check_in_backward),
-        (OptimizerNames.ADALOMO, "AdaLomo", check_adalomo),
-    )
-}
-
-OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    **PLAIN_OPTIMIZERS,
-    **LOW_RANK_OPTIMIZERS,
-    **LOMO_OPTIMIZERS,
-    **LAYERWISE_OPTIMIZERS,
-}
 
 # Parameters of these layers and with these names do not decay.
 NO_DECAY_LAYERS = (nn.LayerNorm,)
@@ -362,21 +505,23 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
     """Refuse what is known to fail before the optimizer is made."""
     entry = OPTIMIZERS[OptimizerNames(args.optim)]
     request = OptimizerRequest(args, model, read_options(args, entry))
-    entry.load(f"`optim={request.name!r}`")
+    kind = entry.load(f"`optim={request.name!r}`")
     if entry.device and args.device.type == "cpu":
         raise UnsupportedArgument(
             f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
             "Hint: use another optimizer; or run where there is one, without `use_cpu`."
         )
     for strategy, why in entry.refused_with.items():
-        if getattr(request.args, strategy):
+        if getattr(args, strategy):
             raise UnsupportedArgument(
                 f"`optim={request.name!r}` does not train with `{strategy}`: {why}.\n\n"
                 f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
             )
-    if entry.check is not None:
-        entry.check(request)
-    if args.optim_target_modules is not None and entry.check not in (check_targets, check_layerwise):
+    if entry.in_backward:
+        check_in_backward(request, kind)
+    if entry.projects:
+        check_targets(request)
+    elif args.optim_target_modules is not None:
         warn_user(
             f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim={request.name!r}` "
             "trains every parameter alike; GaLore and APOLLO take it.",
@@ -410,10 +555,30 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
     entry = OPTIMIZERS[OptimizerNames(args.optim)]
     request = OptimizerRequest(args, model, read_options(args, entry))
     found = entry.load(f"`optim={request.name!r}`")
-    if not entry.is_layerwise:
-        return found, {"lr": args.learning_rate, **entry.keywords(request)}
-    refuse_in_backward(request)
     keywords = {"lr": args.learning_rate, **entry.keywords(request)}
+    if entry.in_backward:
+        refuse_in_backward(request)
+    if not (entry.projects and entry.in_backward):
+        return found, keywords
     groups: list[ParameterGroup] = keywords.pop("params")
     optimizers = {one: found([{**group, "params": [one]}], **keywords) for group in groups for one in group["params"]}
     return LayerWiseDummyOptimizer, {"lr": args.learning_rate, "optimizer_dict": optimizers, "params": groups}
+
+
+def keep_embeddings_in_32_bit(model: nn.Module, optimizer_class: object, keywords: Keywords) -> None:
+    """Keep the state of embeddings in 32 bits, whose gradients are too sparse for the 8 bits of bitsandbytes.
+
+    Mirrors:
+        The end of `transformers.Trainer.create_optimizer`, 5.23.
+    """
+    if "bitsandbytes" not in str(optimizer_class) or keywords.get("optim_bits") != 8:
+        return
+    manager = need("bitsandbytes", "bitsandbytes", "An optimizer of 8 bits").optim.GlobalOptimManager.get_instance()
+    kept = 0
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            kept += sum({weight.data_ptr(): weight.numel() for weight in module.parameters()}.values())
+            _log.info("skipped %s: %sM params", module, kept / 2**20)
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+            _log.debug("bitsandbytes: will optimize %s in fp32", module)
+    _log.info("skipped: %sM params", kept / 2**20)

@@ -9,15 +9,109 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import warn_once
-from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
 from hf_compat.runtime.inspection import delegated
+
+
+class LayerWiseDummyOptimizer(Optimizer):
+    """One optimizer for torch, Lightning and callbacks in place of the optimizers of single parameters.
+
+    Hooks step each parameter's optimizer. `step` and `zero_grad` do nothing.
+
+    Args:
+        optimizer_dict: Each parameter's optimizer.
+        lr: The initial learning rate of a schedule.
+        keywords: Ignored, as upstream.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
+
+    Differs:
+        It owns the hooks that step, registers them once and removes them.
+    """
+
+    def __init__(
+        self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, lr: float = 1e-3, **keywords: object
+    ) -> None:
+        self.optimizer_dict = dict(optimizer_dict or {})
+        self.schedulers: dict[nn.Parameter, LRScheduler] = {}
+        self._handles: list[RemovableHandle] = []
+        # draws a random number, as upstream, so that dropout draws the same numbers
+        super().__init__([torch.randn(1, 1)], {"lr": lr})
+
+    def attach_hooks(self) -> None:
+        """Step every parameter as soon as it has its gradient. A second call does nothing."""
+        if self._handles:
+            return
+        for parameter in self.optimizer_dict:
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(self._step_one)  # type: ignore[no-untyped-call]  # torch's
+                self._handles.append(handle)
+
+    def remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _step_one(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:
+            return
+        assert isinstance(parameter, nn.Parameter)  # a key of the dict
+        optimizer = self.optimizer_dict[parameter]
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule = self.schedulers.get(parameter)
+        if schedule is not None:
+            schedule.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing. Each step has removed its gradient."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Run the closure of Lightning's automatic optimization. The hooks have stepped."""
+        return None if closure is None else closure()
+
+
+class LayerWiseDummyScheduler(LRScheduler):
+    """One schedule in place of the schedules of single parameters. It shows the rate of the first one.
+
+    Args:
+        optimizer_dict: Each parameter's optimizer.
+        lr: The rate if no parameter has an optimizer.
+        keywords: Ignored, as upstream.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
+
+    Differs:
+        It has one rate for its one group. Since 2.9, torch refuses one rate for each parameter.
+    """
+
+    def __init__(
+        self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, *, lr: float, **keywords: object
+    ) -> None:
+        self.default_lr = lr
+        stand_in = LayerWiseDummyOptimizer(optimizer_dict, lr=lr)
+        stand_in._opt_called = True  # type: ignore[attr-defined]  # torch tests whether it has stepped
+        super().__init__(stand_in, -1)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        assert isinstance(self.optimizer, LayerWiseDummyOptimizer)
+        groups = chain.from_iterable(one.param_groups for one in self.optimizer.optimizer_dict.values())
+        return [next((group["lr"] for group in groups), self.default_lr)]
+
+    def _get_closed_form_lr(self) -> list[float | torch.Tensor]:
+        return self.base_lrs
 
 
 @runtime_checkable

@@ -22,9 +22,8 @@ from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm, unwrap_peft
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
-from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
-from hf_compat.optim.plain_optimizers import ClassAndKeywords, keep_embeddings_in_32_bit
-from hf_compat.optim.stepping import stepping_of, unprepared
+from hf_compat.optim.optimizers import ClassAndKeywords, keep_embeddings_in_32_bit
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, parameters_of, takes_place

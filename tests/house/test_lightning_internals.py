@@ -65,7 +65,7 @@ EXCEPTIONS = {
     ("interop/former_names.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("hub/client.py", "done"): "Python's method of a Future",
     ("hub/pushes.py", "done"): "the same",
-    ("optim/plain_optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
+    ("optim/optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
     ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",
 }
 

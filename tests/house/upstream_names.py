@@ -26,7 +26,7 @@ PLACES = {
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
     "methods of transformers.Trainer": "hf_compat/trainer_methods, or UpstreamHooks where it cannot be called",
     "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py: add a method with its row",
-    "optimizers of transformers": "hf_compat/optim/plain_optimizers.py",
+    "optimizers of transformers": "hf_compat/optim/optimizers.py",
     "schedules of transformers": "hf_compat/optim/lr_schedulers.py",
     "hooks of lightning.Callback": "hf_compat/callbacks/callback_set.py and lightning_in_hf.py",
     "hooks of lightning.LightningModule": "hf_compat/native/own_methods.py",
