@@ -43,7 +43,7 @@ from hf_compat.checkpoint.layout import of_rank
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.seeding import legacy_globals
 from hf_compat.runtime.text import brief
 

@@ -21,7 +21,7 @@ from hf_compat.errors import ArgumentError, NonFiniteNumber
 from hf_compat.hf.enums import DebugOption
 from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
 from hf_compat.interop.transformers_models import compile_blocks, overflow_debugger, unwrap_peft
-from hf_compat.plan.lightning_plan import Compilation
+from hf_compat.plan.translate import Compilation
 
 _STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream, because callbacks change it
 

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from hf_compat.engine.internals import call_hooks_before_step
-from hf_compat.plan.lightning_plan import PrecisionName
+from hf_compat.plan.translate import PrecisionName
 from hf_compat.runtime.nested import Nested, map_nested
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -36,7 +36,7 @@ from hf_compat.engine.strategies import (
     HFSingleDeviceStrategy,
     LaunchedEnvironment,
 )
-from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.launch import Launch
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -33,7 +33,6 @@ from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
-from hf_compat.plan.lightning_plan import PrecisionName, compilation_of
 from hf_compat.runtime.text import shown
 
 # Defaults that normalisation gives another form.
@@ -76,7 +75,6 @@ def check_supported(args: TrainingArguments) -> None:
         warn_inert(shown("liger_kernel_config", args.liger_kernel_config), "`use_liger_kernel` is off")
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
-    compilation_of(args)  # it refuses backends and modes that torch does not know
 
 
 def _is_set(row: Row, value: object, default: object) -> bool:
@@ -99,12 +97,6 @@ PRECISIONS = {
     "32-true": "no",
     "32": "no",
 }
-
-
-def lightning_precision(mixed_precision: str) -> PrecisionName:
-    """Translate HF's `mixed_precision` into Lightning's `precision`."""
-    first_spellings = {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}
-    return cast(PrecisionName, first_spellings[mixed_precision])
 
 
 def _same(name: str) -> Callable[[Setting], Values]:

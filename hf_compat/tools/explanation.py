@@ -20,8 +20,7 @@ from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.plan.argument_support import check_optimization, default_of
 from hf_compat.plan.deepspeed import zero_stage
-from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
-from hf_compat.plan.translate import translate
+from hf_compat.plan.translate import LightningPlan, RunCounts, translate
 from hf_compat.runtime.text import is_secret, shown
 from hf_compat.tools.terminal import ShownAsPrinted
 

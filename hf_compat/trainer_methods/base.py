@@ -25,8 +25,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
-from hf_compat.plan.translate import CurrentPlan
+from hf_compat.plan.translate import CurrentPlan, LightningPlan, RunCounts
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade

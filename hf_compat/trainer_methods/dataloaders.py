@@ -22,7 +22,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
-from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
+from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
 from hf_compat.runtime.inspection import has_length, is_replaced, length_of, needs_parameter, placing
 from hf_compat.runtime.seeding import seed_worker

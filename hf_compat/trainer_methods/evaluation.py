@@ -26,7 +26,7 @@ from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.console import brief, log_line
 from hf_compat.runtime.inspection import has_length

@@ -43,7 +43,7 @@ from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.collectives import CPUAgreement, gather_objects, is_distributed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.signals import StopSignals
@@ -397,8 +397,9 @@ class RunAccelerator(Accelerator, Protocol):
 
 
 class _Pushes(Protocol):
+    unpushed: str | None
+
     def push_checkpoint(self, folder: str) -> None: ...
-    def push_when_written(self, folder: str) -> None: ...
 
 
 class RunHost(TrainingSteps, Protocol):

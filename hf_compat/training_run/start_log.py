@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
+from hf_compat.plan.translate import LightningPlan, RunCounts
 from hf_compat.runtime.console import log_line
 
 logger = logging.getLogger(__name__)

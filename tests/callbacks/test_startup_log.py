@@ -12,7 +12,7 @@ from toy import Classifier, rows
 from tqdm import tqdm
 
 from hf_compat import Trainer, TrainingArguments, translate
-from hf_compat.plan.lightning_plan import make_run_counts
+from hf_compat.plan.translate import make_run_counts
 from hf_compat.training_run.start_log import opening_lines, show_logs, unused_devices
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat import TrainingArguments
 from hf_compat.errors import ArgumentError, DataError
-from hf_compat.plan.lightning_plan import ENDLESS_EPOCHS, RunCounts, make_run_counts
+from hf_compat.plan.translate import ENDLESS_EPOCHS, RunCounts, make_run_counts
 
 NAMES = (
     "num_train_epochs",

@@ -9,8 +9,7 @@ import torch
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.argument_values import ROWS, Row
-from hf_compat.plan.lightning_plan import LightningPlan, make_run_counts
-from hf_compat.plan.translate import CurrentPlan
+from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
 
 def plan_of(counts=None, **values) -> LightningPlan:

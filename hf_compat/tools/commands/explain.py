@@ -18,7 +18,7 @@ from hf_compat.tools.commands.isolated import add_options, call_again
 from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
-    from hf_compat.plan.lightning_plan import RunCounts
+    from hf_compat.plan.translate import RunCounts
     from hf_compat.tools.explanation import Explanation
     from hf_compat.tools.until_train import CapturedTrain
     from hf_compat.trainer import Trainer

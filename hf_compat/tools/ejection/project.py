@@ -18,7 +18,7 @@ import torch
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.argument_support import lightning_precision
+from hf_compat.plan.translate import lightning_precision
 from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.tools.ejection.callback_part import describe_callbacks
 from hf_compat.tools.ejection.data_part import describe_data

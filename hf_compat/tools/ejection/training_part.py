@@ -10,7 +10,7 @@ import torch
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.interop.transformers_models import is_causal_lm
-from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.inspection import accepts_keyword
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.seeding import RandomStates, read_rng, set_seed, write_rng
