@@ -47,7 +47,8 @@ class Pushes:
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
-        self._unpushed: str | None = None  # a checkpoint written in the background, and not pushed yet
+        # a checkpoint written in the background. The next update pushes it, as overrides run in the main thread
+        self.unpushed: str | None = None
 
     @cached_property
     def client(self) -> HubClient:
@@ -97,24 +98,13 @@ class Pushes:
         ) from error
 
     def push_checkpoint(self, folder: str) -> None:
-        """Push a checkpoint that was just written, if the arguments ask for it. Every rank calls it."""
-        if not self._host.args.push_to_hub:
-            return
+        """Push a checkpoint that was just written. Every rank calls it."""
+        self.unpushed = None
         try:
             self._host._push_from_checkpoint(folder)
         except OSError as error:
             commit = Commit(repo_id=str(self._host.hub_model_id), message=self._progress(folder))
             self.client.note_failure(commit, error)
-
-    def push_when_written(self, folder: str) -> None:
-        """Push a checkpoint at the next update, as overrides run in the main thread only."""
-        self._unpushed = folder
-
-    def push_what_was_written(self) -> None:
-        """Push the checkpoint that was written in the background, if there is one."""
-        if self._unpushed is not None:
-            folder, self._unpushed = self._unpushed, None
-            self.push_checkpoint(folder)
 
     def submit_checkpoint(self, checkpoint: str) -> list[Future[object]]:
         """Send a checkpoint's model, and the checkpoint itself if `hub_strategy` asks for it, beside the training."""
@@ -140,15 +130,9 @@ class Pushes:
             jobs.append(self._submit(files, files, f"{message}, checkpoint", folder))
         return jobs
 
-    def wait(self) -> None:
-        """Wait until all pushes have arrived or failed."""
-        if "client" in self.__dict__:
-            self.client.wait()
-
     def warn_of_missing(self) -> None:
         """Warn at the end of a training of failed pushes, and how to push later."""
-        if "client" in self.__dict__:
-            self.client.warn_of_missing(self._push_later())
+        self.client.warn_of_missing(self._push_later())
 
     def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
         args = self._host.args

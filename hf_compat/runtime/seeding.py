@@ -74,6 +74,11 @@ _OF_TORCH = ("cpu", "cuda", "mps")
 
 def read_rng() -> RandomStates:
     """Read the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
+    return pack_legacy_rng(read_legacy_rng())
+
+
+def read_legacy_rng() -> RandomStates:
+    """Read the states in the form of `rng_state.pth` in `transformers`."""
     states: RandomStates = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
@@ -83,7 +88,7 @@ def read_rng() -> RandomStates:
         states["cuda"] = torch.cuda.random.get_rng_state()
     elif torch.backends.mps.is_available():
         states["mps"] = torch.mps.get_rng_state()  # transformers leaves it out
-    return pack_legacy_rng(states)
+    return states
 
 
 def write_rng(states: RandomStates) -> None:

@@ -42,7 +42,7 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
-from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_legacy_rng, write_rng
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -91,7 +91,8 @@ class CheckpointMethods(TrainerBase):
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         agree(self._saver.background.settle())
-        self._pushes.push_what_was_written()
+        if self._pushes.unpushed is not None:
+            self._pushes.push_checkpoint(self._pushes.unpushed)
         self._saver.save(self._get_output_dir(trial=trial))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -108,8 +109,7 @@ class CheckpointMethods(TrainerBase):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
-        states = unpack_rng(read_rng())
-        torch.save(states, os.path.join(output_dir, self._rank_file(layout.RNG_STATE_NAME)))
+        torch.save(read_legacy_rng(), os.path.join(output_dir, self._rank_file(layout.RNG_STATE_NAME)))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.

@@ -186,7 +186,8 @@ class HubMethods(TrainerBase):
         Differs:
             The wait ends with Ctrl-C, or after 10 minutes plus the time that a slow connection needs.
         """
-        self._pushes.wait()
+        if self.push_in_progress is not None:
+            self._pushes.client.wait()
 
     def end(self) -> None:
         """Do nothing, as each `train`, `evaluate` or `predict` has ended its own Lightning trainer."""

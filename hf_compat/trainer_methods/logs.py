@@ -45,8 +45,8 @@ class LogMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
-        if self.args.push_to_hub:
-            self._pushes.push_what_was_written()
+        if self._pushes.unpushed is not None:
+            self._pushes.push_checkpoint(self._pushes.unpushed)
         run, updates = self._run, self.state.global_step
         for action in due_actions(self, run.flag_agreement):
             if action == "log" and updates > run.losses.last_logged:

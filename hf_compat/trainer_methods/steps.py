@@ -468,7 +468,8 @@ class OptimizationMethods(StepsBase):
             return self.lr_scheduler
         args, own = self.args, self.optimizer if optimizer is None else optimizer
         self._created_lr_scheduler = True
-        section = schedule_section(args, launcher_variables(), num_training_steps)
+        asks = self.is_deepspeed_enabled or args.deepspeed or variable("ACCELERATE_USE_DEEPSPEED")
+        section = schedule_section(args, launcher_variables(), num_training_steps) if asks else None
         if section is not None:
             self.lr_scheduler = DeepSpeedSchedule(section, own)
             return self.lr_scheduler

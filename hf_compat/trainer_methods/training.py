@@ -27,8 +27,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.translate import with_counts
+from hf_compat.plan.translate import LightningPlan, with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.launch import slurm_job_id
@@ -124,7 +123,8 @@ class TrainingMethods(TrainerBase):
         """Log the run's summary, load the best model, rotate, and fire `on_train_end`."""
         agree(self._saver.background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
-        self._pushes.push_what_was_written()
+        if self._pushes.unpushed is not None:
+            self._pushes.push_checkpoint(self._pushes.unpushed)
         folder = str(self.args.output_dir)
         if self.is_world_process_zero() and is_requeued(folder):  # this job, whose training has ended
             os.unlink(os.path.join(folder, REQUEUED_NAME))
@@ -146,7 +146,8 @@ class TrainingMethods(TrainerBase):
             self._saver.rotate_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
-        self._pushes.warn_of_missing()
+        if self.args.push_to_hub:
+            self._pushes.warn_of_missing()
         self._remove_neftune_noise()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

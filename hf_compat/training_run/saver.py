@@ -41,7 +41,7 @@ from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.seeding import read_rng, unpack_rng
+from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints
 from hf_compat.training_run.run import RunHost, note_best_checkpoint
 
@@ -289,9 +289,9 @@ class Saver:
                 place.seal(writer, flushes)
                 self.folder.check_lock(place.run_dir)
                 place.put(flushes)
-        if timing is Timing.BACKGROUND:  # the next update pushes, as an override runs in the training thread
-            host._pushes.push_when_written(final)
-        else:
+        if host.args.push_to_hub and timing is Timing.BACKGROUND:
+            host._pushes.unpushed = final
+        elif host.args.push_to_hub:
             host._pushes.push_checkpoint(final)
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
@@ -380,7 +380,7 @@ class Saver:
                 files[layout.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
             if host.accelerator.scaler is not None:
                 files[layout.SCALER_NAME] = host.accelerator.scaler.state_dict()
-            files[layout.RNG_STATE_NAME] = unpack_rng(read_rng())
+            files[layout.RNG_STATE_NAME] = read_legacy_rng()
             run_state = host._run.state(host, self._extras)
             if run_state is not None:
                 files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
