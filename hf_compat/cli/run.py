@@ -21,8 +21,8 @@ from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.console import has_children, saying_what_is_awaited
 from hf_compat.runtime.launch import (
     end_with_launcher,
+    find_place,
     is_launched,
-    launched_place,
     let_children_import_from,
     read_launch,
     set_for_children,
@@ -104,7 +104,7 @@ def machines_of(text: str) -> tuple[int, int]:
 
 def _machines(chosen: argparse.Namespace) -> Machines:
     """Find the machines from the options, or from a launcher that starts one process per machine."""
-    place = launched_place()
+    place = find_place()
     if place is not None and not place.is_machine:
         launched, asked = place.world_size or 1, chosen.nodes is not None and chosen.nodes[1] > 1
         if launched > 1 and (asked or (chosen.devices is not None and number_of(chosen.devices) > 1)):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -124,8 +122,6 @@ class DeviceCopies:
 
 
 PLAIN: tuple[type[torch.Tensor], ...] = (torch.Tensor,)  # other types may hold more than numbers
-_THREADS = 4
-_TASK = 2**25  # bytes that a thread copies at a time
 
 
 class CopyMemory:
@@ -289,33 +285,7 @@ def frozen_copy(
 
 
 def _copy_all(pairs: list[Pair]) -> None:
-    """Copy tensors, large ones in several threads if torch itself would use one."""
-    cores = os.cpu_count() or 1
     on_device = DeviceCopies()
-    on_cpu = on_device.start(pairs)
-    is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
-    if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # a mode is a thread's own
-        _copy_each(on_cpu)
-    else:
-        with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
-            for _ in threads.map(_copy_each, _tasks(on_cpu)):  # it raises their errors
-                pass
-    on_device.wait()
-
-
-def _copy_each(pairs: Sequence[Pair]) -> None:
-    for place, tensor in pairs:
+    for place, tensor in on_device.start(pairs):
         place.copy_(tensor)
-
-
-def _tasks(pairs: list[Pair]) -> Iterator[list[Pair]]:
-    """Group tensors to tasks of about one size."""
-    task: list[Pair] = []
-    size = 0
-    for pair in pairs:
-        task.append(pair)
-        size += pair[1].nbytes
-        if size >= _TASK:
-            yield task
-            task, size = [], 0
-    yield task
+    on_device.wait()

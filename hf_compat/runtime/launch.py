@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import overload
@@ -188,44 +188,48 @@ class Place:
         return self.launcher.may_start_machines and (self.local_world_size or 1) == 1
 
 
-def find_place(variables: Variables) -> Place | None:
+def find_place(environment: Variables | None = None) -> Place | None:
     """Return what the first fitting row of the table says; None where no launcher has started this process.
 
     Raises:
         ArgumentError: A variable that should hold a number holds none.
     """
+    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     for row in LAUNCHERS:
         # an interactive shell of Slurm's is a step, too
         of_shell = row.rank[0] == "SLURM_PROCID" and variables.get("SLURM_JOB_NAME") in ("bash", "interactive")
         if all(name in variables for name in row.when) and not of_shell:
-            node_rank = _first(variables, row.node_rank, _number)
-            rank = _first(variables, row.rank, _index)
+            node_rank, rank = _read(variables, row.node_rank), _read(variables, row.rank)
             assert rank is not None  # `when` has its variable
             return Place(
                 launcher=row,
                 rank=rank,
-                world_size=_first(variables, row.world_size, _count),
-                local_rank=_first(variables, row.local_rank, _number),
-                local_world_size=_first(variables, row.local_world_size, _of_machine(node_rank or 0)),
+                world_size=_read(variables, row.world_size),
+                local_rank=_read(variables, row.local_rank),
+                local_world_size=_read(variables, row.local_world_size, node_rank or 0),
                 node_rank=node_rank,
-                nodes=_first(variables, row.nodes, _number),
+                nodes=_read(variables, row.nodes),
                 address=next((found for name in row.address if (found := first_host(variables.get(name, "")))), None),
             )
     return None
 
 
-def _first(variables: Variables, names: tuple[str, ...], read: Callable[[Variables, str], int | None]) -> int | None:
-    return next((read(variables, name) for name in names if variables.get(name)), None)
-
-
-def _number(variables: Variables, name: str) -> int:
-    """Return a variable's number.
-
-    Raises:
-        ArgumentError: It holds none.
-    """
+def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> int | None:
+    """Read the first of these variables that is set. Some launchers have other forms than a number."""
+    name = next((name for name in names if variables.get(name)), None)
+    if name is None:
+        return None
+    text = variables[name]
+    if name in ("SM_HOSTS", "SM_CURRENT_HOST"):
+        return _of_sagemaker(variables, name)
+    if name == "PET_NNODES":  # an elastic range, of which the most counts: `1:2`
+        text = text.rpartition(":")[2]
+    if name.endswith("TASKS_PER_NODE"):  # those of each machine: in `2(x3),1` the fourth has 1
+        found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        each = [count for count, times in found for _ in range(int(times or 1))] or [text]
+        text = each[node_rank if node_rank < len(each) else 0]
     try:
-        return int(variables[name])
+        return int(text)
     except ValueError as error:
         raise ArgumentError(
             f"The environment has `{name}={variables[name]!r}`, which is no whole number.\n\n"
@@ -233,51 +237,21 @@ def _number(variables: Variables, name: str) -> int:
         ) from error
 
 
-def _hosts(variables: Variables, name: str) -> list[str]:
+def _of_sagemaker(variables: Variables, name: str) -> int:
+    """Count SageMaker's hosts, or find this one among them."""
     try:
-        hosts = json.loads(variables[name])
+        hosts = json.loads(variables["SM_HOSTS"])
     except json.JSONDecodeError:
         hosts = None
     if not isinstance(hosts, list) or not hosts:
-        raise ArgumentError(f"The environment has `{name}={variables[name]!r}`, which is no list of hosts in JSON.")
-    return [str(host) for host in hosts]
-
-
-def _index(variables: Variables, name: str) -> int:
-    """Read a rank: a number, or SageMaker's name of a host among its hosts."""
-    if name != "SM_CURRENT_HOST":
-        return _number(variables, name)
-    hosts = _hosts(variables, "SM_HOSTS")
+        raise ArgumentError(
+            f"The environment has `SM_HOSTS={variables['SM_HOSTS']!r}`, which is no list of hosts in JSON."
+        )
+    if name == "SM_HOSTS":
+        return len(hosts)
     if variables[name] not in hosts:
         raise ArgumentError(f"The environment has `{name}={variables[name]!r}`, which is not among `SM_HOSTS`.")
     return hosts.index(variables[name])
-
-
-def _count(variables: Variables, name: str) -> int:
-    """Read how many there are: a number, the most of an elastic range (`1:2`), or the length of a list of hosts."""
-    if name == "SM_HOSTS":
-        return len(_hosts(variables, name))
-    if name == "PET_NNODES":
-        return _number({name: variables[name].rpartition(":")[2]}, name)
-    return _number(variables, name)
-
-
-def _of_machine(node_rank: int) -> Callable[[Variables, str], int | None]:
-    """Read the processes of a machine, from a number or Slurm's list: in `2(x3),1` the fourth machine has 1."""
-
-    def read(variables: Variables, name: str) -> int | None:
-        if not name.startswith("SLURM"):
-            return _number(variables, name)
-        each = [
-            int(count)
-            for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", variables[name])
-            for _ in range(int(times or 1))
-        ]
-        if not each:
-            return _number(variables, name)  # says what is wrong with it
-        return each[node_rank] if node_rank < len(each) else each[0]
-
-    return read
 
 
 def first_host(text: str) -> str:
@@ -381,7 +355,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     assumed = _ASSUMED.get()
     if assumed is not None and environment is None:
         return assumed[0]
-    place = launched_place(environment)
+    place = find_place(environment)
     if place is None or place.launcher.starts_machines or place.world_size is None:
         return Launch()
     row, world, nodes = place.launcher, place.world_size, place.nodes
@@ -409,14 +383,9 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     )
 
 
-def launched_place(environment: Mapping[str, str] | None = None) -> Place | None:
-    """Read what the launcher says of this process, or of the only process of this machine."""
-    return find_place(os.environ if environment is None else environment)  # noqa: TID251 - launchers speak through it
-
-
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher has started this process as one that trains, alone or among others."""
-    place = launched_place(environment)
+    place = find_place(environment)
     return place is not None and not place.launcher.starts_machines
 
 
@@ -427,7 +396,7 @@ def main_address() -> tuple[str, int]:
         ArgumentError: There are several machines, and nothing says the address of the first.
     """
     variables = os.environ  # noqa: TID251 - launchers speak through it
-    place = launched_place()
+    place = find_place()
     address = variables.get("MASTER_ADDR") or (None if place is None else place.address)
     if not address and (nodes := read_launch().nodes) > 1:
         raise ArgumentError(
@@ -446,10 +415,9 @@ def has_rendezvous() -> bool:
     return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
 
 
-def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
+def wants_cpu() -> bool:
     """Return whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
-    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
-    return parse_switch(variables, "ACCELERATE_USE_CPU")
+    return parse_switch(os.environ, "ACCELERATE_USE_CPU")  # noqa: TID251 - launchers speak through it
 
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
@@ -506,9 +474,9 @@ def empty_device_cache() -> None:
             torch.mps.clear_graph_cache()
 
 
-def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:
+def slurm_job_id() -> str | None:
     """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell."""
-    variables = os.environ if environment is None else environment  # noqa: TID251 - SLURM speaks through it
+    variables = os.environ  # noqa: TID251 - SLURM speaks through it
     if variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return None
     array = variables.get("SLURM_ARRAY_JOB_ID")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.runtime import device_copies as frozen_copies
 from hf_compat.runtime.device_copies import CopyMemory, frozen_copy
 
 
@@ -43,18 +41,7 @@ def test_tensors_of_another_form_get_memory_of_their_own_and_shared_ones_share_i
     assert not memory._free and not memory._used
 
 
-@pytest.fixture
-def as_if_large(monkeypatch):
-    """Copy small tensors as large ones: in several threads."""
-    monkeypatch.setattr(frozen_copies, "_TASK", 40)
-    monkeypatch.setattr(frozen_copies.os, "cpu_count", lambda: 4)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_threads_copy_what_one_would(as_if_large):
+def test_copies_of_every_form():
     tied = torch.randn(5, 3)
     data = {
         "rows": torch.randn(7, 3),
@@ -84,15 +71,6 @@ def test_threads_copy_what_one_would(as_if_large):
         for name, tensor in data.items():
             if tensor.is_contiguous():
                 tensor.copy_(expected[name])
-
-
-def test_an_error_of_a_thread_that_copies_is_raised(as_if_large, monkeypatch):
-    def fail(pairs):
-        raise MemoryError("no memory")
-
-    monkeypatch.setattr(frozen_copies, "_copy_each", fail)
-    with pytest.raises(MemoryError, match="no memory"):
-        frozen_copy({"a": torch.ones(100), "b": torch.ones(100)})
 
 
 def test_what_a_run_keeps_for_its_saves_goes_with_its_end(make_args, tmp_path):
