@@ -19,13 +19,13 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
-from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
 from hf_compat.runtime.inspection import placing
+from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import RunHost, TrainingRun

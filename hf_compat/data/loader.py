@@ -26,13 +26,13 @@ from hf_compat.data.samplers import (
     dispatched,
     set_epoch_of,
 )
-from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.data.types import Batch, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream, knows_its_rank
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.console import progress_bar
-from hf_compat.runtime.device_copies import CopiesAhead, copies_beside
+from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.nested import copies_beside, find_batch_size, move_to_device
 from hf_compat.runtime.signals import HeldChildSignals, dead_among
 
 

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.data.tree import concatenate, find_batch_size, slice_nested
 from hf_compat.data.types import Batch, DataSource, Sample
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.nested import concatenate, find_batch_size, slice_nested
 
 
 class SeededRandomSampler(RandomSampler):

@@ -13,7 +13,6 @@ import torch
 
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.tree import PADDING_INDEX, find_batch_size, truncate_to
 from hf_compat.data.types import Batch
 from hf_compat.engine.kept_batches import (
     ComputeMetrics,
@@ -28,7 +27,7 @@ from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, warn_user
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.inspection import length_of
-from hf_compat.runtime.nested import Nested, leaves
+from hf_compat.runtime.nested import PADDING_INDEX, Nested, find_batch_size, leaves, truncate_to
 
 # losses, predictions, labels and inputs of a batch, from all ranks
 Results = tuple[Nested | None, Nested | None, Nested | None, Nested | None]

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.data.tree import join_batches, nested_numpify
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.hf.metrics import Arrays
 from hf_compat.runtime.collectives import is_distributed
-from hf_compat.runtime.nested import Nested, map_nested
+from hf_compat.runtime.nested import Nested, join_batches, map_nested, nested_numpify
 
 _BLOCK = 65536  # numbers
 _BYTES_AT_ONCE = 2**18  # larger copies are not faster, and waiting batches take memory

@@ -28,7 +28,6 @@ from hf_compat.checkpoint.forms import (
 from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
 from hf_compat.checkpoint.run_state import DataPosition
-from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
@@ -53,7 +52,7 @@ from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
 from hf_compat.runtime.inspection import forget_gradients, is_replaced, placing
-from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.nested import Nested, find_batch_size
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ _HOMES: dict[str, dict[str, str]] = {
         "hf.state": "ExportableState TrainerControl TrainerState",
     },
     "trainer_pt_utils": {
-        "data.tree": "find_batch_size nested_detach nested_numpify",
+        "runtime.nested": "find_batch_size nested_detach nested_numpify",
         "hf.argument_values": "AcceleratorConfig",
         "hf.metrics": "metrics_format",
         "optim.label_smoothing": "LabelSmoother",

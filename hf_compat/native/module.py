@@ -22,7 +22,6 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
@@ -83,7 +82,7 @@ from hf_compat.plan.argument_support import (
     check_supported,
 )
 from hf_compat.runtime.collectives import leave_at_exit
-from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.training_run.run import tracked_value
 

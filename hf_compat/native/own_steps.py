@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import autocast_of
 from hf_compat.engine.windows import Items, Window
@@ -24,6 +23,7 @@ from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import accepting
+from hf_compat.runtime.nested import nested_detach
 from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
 
 Step = Callable[..., object]

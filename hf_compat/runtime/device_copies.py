@@ -5,44 +5,19 @@ from __future__ import annotations
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.runtime.nested import Nested, leaves, map_nested, of_same_type
+from hf_compat.runtime.nested import Nested, copies_beside, leaves, map_nested, of_same_type, to_host
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # the copy's memory, and the tensor
 
 # Bytes up to which the wait takes longer than the copy.
 _SMALL = 2**16
-# Bytes in page-locked memory at a time. It is scarce, and large copies hide their wait.
-_STAGED = 2**26
-
-
-def copies_beside(device: torch.device) -> bool:
-    """Whether a device copies to page-locked memory while it computes. MPS shares the host's memory."""
-    return device.type in ("cuda", "xpu")
-
-
-def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Detach tensors and copy them to the CPU, with one wait for each device."""
-    found = [tensor.detach() for tensor in tensors]
-    copied: list[torch.Tensor] = []
-    devices: set[torch.device] = set()
-    staged = 0
-    for tensor in found:
-        if not copies_beside(tensor.device) or staged + tensor.nbytes > _STAGED:
-            copied.append(tensor.cpu())
-            continue
-        staged += tensor.nbytes
-        devices.add(tensor.device)
-        copied.append(tensor.to("cpu", non_blocking=True))  # torch takes page-locked memory for it
-    for device in devices:
-        torch.get_device_module(device).current_stream(device).synchronize()
-    return copied
 
 
 def small_ones_on_host(data: Nested) -> Nested:

@@ -25,7 +25,6 @@ from hf_compat.checkpoint.model_state import ModelState, PlainState, make_model_
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
 from hf_compat.data.samplers import RankSlice
-from hf_compat.data.tree import truncate_to
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.precision import unwrap_forward, wrap_forward
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once
@@ -46,7 +45,7 @@ from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.nested import Nested, leaves
+from hf_compat.runtime.nested import Nested, leaves, truncate_to
 from hf_compat.runtime.seeding import legacy_globals
 from hf_compat.runtime.text import need
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.data.tree import join_batches
 from hf_compat.data.types import DataSource, Loader
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
@@ -30,7 +29,7 @@ from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.console import brief, log_line
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.nested import Nested, join_batches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
 from hf_compat.training_run.loss_log import StepAverages

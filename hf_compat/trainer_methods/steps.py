@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.data.collators import raise_for_bad_batch
-from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
@@ -27,8 +26,8 @@ from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unpre
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, parameters_of, takes_place
-from hf_compat.runtime.launch import empty_device_cache, launcher_variables
-from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.launch import empty_device_cache, launcher_variables, variable
+from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
 from hf_compat.trainer_methods.base import StepsBase
 
 logger = SharedLogger(__name__, "transformers.trainer")

@@ -146,8 +146,9 @@ class Saver:
                 error.add_note(str(unwritten))
             raise
         finally:
-            self.copy_memory.release()  # all writes have ended
-            self._state_copies.release()
+            if args.async_save:
+                self.copy_memory.release()  # all writes have ended
+                self._state_copies.release()
             self.folder.release()
 
     def save(self, run_dir: str) -> None:

@@ -14,9 +14,9 @@ from pretended import RaceError, pretended_device
 import hf_compat
 from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.tree import nested_numpify
-from hf_compat.runtime import device_copies
-from hf_compat.runtime.device_copies import CopiesAhead, CopyMemory, DeviceCopies, LaterCopies, frozen_copy, to_host
+from hf_compat.runtime import nested
+from hf_compat.runtime.device_copies import CopiesAhead, CopyMemory, DeviceCopies, LaterCopies, frozen_copy
+from hf_compat.runtime.nested import nested_numpify, to_host
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_many_tensors_come_with_one_wait(gpu):
 
 
 def test_large_tensors_take_no_locked_memory(gpu, monkeypatch):
-    monkeypatch.setattr(device_copies, "_STAGED", 40)
+    monkeypatch.setattr(nested, "_STAGED", 40)
     copied = to_host([torch.ones(5, device="cuda"), torch.ones(8, device="cuda"), torch.ones(5, device="cuda")])
     assert [one.is_pinned() for one in copied] == [True, False, True]
 

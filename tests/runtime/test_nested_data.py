@@ -11,8 +11,15 @@ from transformers import trainer_pt_utils
 
 from hf_compat import Trainer
 from hf_compat.data.samplers import RankSlice, dispatched
-from hf_compat.data.tree import concatenate, find_batch_size, join_batches, move_to_device, nested_numpify, slice_nested
 from hf_compat.errors import DataError
+from hf_compat.runtime.nested import (
+    concatenate,
+    find_batch_size,
+    join_batches,
+    move_to_device,
+    nested_numpify,
+    slice_nested,
+)
 
 
 class Pair(NamedTuple):
