@@ -38,11 +38,11 @@ def test_what_is_no_file_of_arguments_is_refused_by_name(tmp_path, kind, what):
         content, message = "&", "no valid JSON"
     path = tmp_path / f"it.{kind}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ArgumentError) as caught:
         read(kind, path)
     assert f"it.{kind}" in str(caught.value) and message in str(caught.value)
-    assert len(str(caught.value)) < 600 and time.monotonic() - began < 2
+    assert len(str(caught.value)) < 600 and time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
