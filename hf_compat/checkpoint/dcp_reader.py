@@ -225,13 +225,11 @@ def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
     if isinstance(found, torch.Tensor) == is_value:
         kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
         raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
-    if isinstance(expected, TensorStorageMetadata) and not _is_part(found, expected, place):
+    if isinstance(expected, BytesStorageMetadata):
+        return
+    sizes = [chunk.sizes for chunk in expected.chunks if place.offset is None or chunk.offsets == place.offset]
+    if found.dtype != expected.properties.dtype or found.shape not in sizes:
         raise CheckpointError(f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says.")
-
-
-def _is_part(found: Plain, whole: TensorStorageMetadata, place: MetadataIndex) -> bool:
-    sizes = [chunk.sizes for chunk in whole.chunks if place.offset is None or chunk.offsets == place.offset]
-    return found.dtype == whole.properties.dtype and found.shape in sizes
 
 
 def _problem(index: object) -> str | None:

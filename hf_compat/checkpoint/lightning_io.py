@@ -230,6 +230,7 @@ def put(written: str, target: str) -> None:
 
 PREFIX = "model."
 ADAPTERS_KEY = "hf_compat_adapters"  # of a checkpoint in memory: the folder that PEFT reads
+_BEGINNING: LightningCheckpoint = {"pytorch-lightning_version": lightning.__version__, "global_step": 0, "epoch": 0}
 _NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": []}  # both start anew
 
 
@@ -240,26 +241,20 @@ def from_hf(folder: str) -> LightningCheckpoint:
 
 
 def read_folder(folder: str) -> LightningCheckpoint:
-    """Read a folder that the `ckpt_path` of a Lightning trainer names: a checkpoint, or a saved model."""
-    if holds_model_alone(Path(folder)):
-        return {**_beginning(), "callbacks": {}, **_NO_OPTIMIZER, **_weights_or_adapters(folder)}
-    with as_named(folder):
-        return {**_NO_OPTIMIZER, **_state_of(folder), **_weights_or_adapters(folder)}
+    """Read a folder that the `ckpt_path` of a Lightning trainer names: a checkpoint, or a saved model.
 
-
-def _beginning() -> LightningCheckpoint:
-    return {"pytorch-lightning_version": lightning.__version__, "global_step": 0, "epoch": 0}
+    PEFT reads adapters itself, from the folder under `ADAPTERS_KEY`.
+    """
+    is_alone = holds_model_alone(Path(folder))
+    with contextlib.nullcontext() if is_alone else as_named(folder):
+        state = {**_BEGINNING, "callbacks": {}} if is_alone else _state_of(folder)
+        if holds_adapters(folder):
+            return {**_NO_OPTIMIZER, **state, "state_dict": {}, ADAPTERS_KEY: folder}
+        return {**_NO_OPTIMIZER, **state, "state_dict": _weights_of(folder)}
 
 
 def _weights_of(folder: str) -> Weights:
     return {PREFIX + name: tensor for name, tensor in read_weights(folder).items()}
-
-
-def _weights_or_adapters(folder: str) -> LightningCheckpoint:
-    """Read weights. PEFT reads adapters itself, from the folder under `ADAPTERS_KEY`."""
-    if holds_adapters(folder):
-        return {"state_dict": {}, ADAPTERS_KEY: folder}
-    return {"state_dict": _weights_of(folder)}
 
 
 def _state_of(folder: str) -> LightningCheckpoint:
@@ -267,7 +262,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
     contents = Contents(folder)
     state = read_trainer_state(contents.need(layout.TRAINER_STATE_NAME))
     checkpoint = {
-        **_beginning(),
+        **_BEGINNING,
         "global_step": state.global_step,
         "epoch": int(state.epoch),
         "callbacks": {},

@@ -139,10 +139,7 @@ def finish(folder: str) -> None:
     """Flush the files of a folder that `seal` has only listed, and write its manifest with all hashes.
 
     A file that was changed or removed since keeps its entry, by which readers notice it. A folder that is removed or
-    renamed meanwhile is left alone.
-
-    Raises:
-        OSError: They could not be written to the disk, though the system had taken them. The manifest says so.
+    renamed meanwhile is left alone. If the disk refuses a file, that is an OSError, and the manifest says so.
     """
     root = Path(folder)
     try:

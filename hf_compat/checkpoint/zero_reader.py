@@ -123,7 +123,8 @@ def zero_states(source: str) -> ZeroStates:
         states = [optimizer[inner]["state"] for optimizer in optimizers]
         groups = optimizers[0][inner]["param_groups"]
         flat = sorted(states[0])  # the places of flat groups, in their order
-        keys = {key for index in flat for key, value in states[0][index].items() if _is_flat(value)}
+        values = [(key, value) for index in flat for key, value in states[0][index].items()]
+        keys = {key for key, value in values if isinstance(value, torch.Tensor) and value.dim() == 1}
         names = [stored.name for stored in _trained(model, optimizers[0], _pieces_of_weights(optimizers))]
         by_name = {name: {"": weights[name]} for name in names}
         for key in keys:
@@ -166,10 +167,6 @@ def _pieces_of_weights(optimizers: list[RankFile]) -> list[list[torch.Tensor]]:
     return [optimizer[key] for optimizer in optimizers]
 
 
-def _is_flat(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 1
-
-
 def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
     count = optimizers[0]["partition_count"]
     world_size = int(max(count) if isinstance(count, list) else count)
@@ -177,7 +174,12 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
         raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
     by_stage3 = _is_stage3(optimizers[0])
     trained = _trained(models[0], optimizers[0], _pieces_of_weights(optimizers))
-    found = [*trained, *_frozen(models, by_stage3), *_buffers(models[0])]
+    buffers = [
+        StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
+        for name in models[0]["buffer_names"]
+        if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
+    ]
+    found = [*trained, *_frozen(models, by_stage3), *buffers]
     # Tied weights: a second name for a tensor
     by_name = {stored.name: stored for stored in found}
     pairs = (models[0].get("shared_params") or {}).items()
@@ -269,14 +271,6 @@ def _frozen(models: list[RankFile], by_stage3: bool) -> list[StoredTensor]:
         fragments = [model["frozen_param_fragments"][name] for model in (models if by_stage3 else models[:1])]
         found.append(_stored(name, shape, _slice_of([f.flatten() for f in fragments], 0, shape)))
     return found
-
-
-def _buffers(model: RankFile) -> list[StoredTensor]:
-    return [
-        StoredTensor(name=name, nbytes=tensor.nbytes, load=lambda tensor=tensor: tensor)  # type: ignore[misc]
-        for name in model["buffer_names"]
-        if isinstance(tensor := model["module"].get(name), torch.Tensor)
-    ]
 
 
 def check_zero_files(contents: Contents, subfolder: str) -> None:

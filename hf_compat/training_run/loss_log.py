@@ -65,13 +65,7 @@ class StepAverages:
         self._metrics: dict[str, ComputedMetric] = {}
 
     def add(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
-        """Add a value to a mean, or register a torchmetrics metric that computes its own.
-
-        Args:
-            name: The name in the logs.
-            value: A number, a tensor (which adds its mean), or an updated torchmetrics `Metric`.
-            weight: Weight in the mean, for instance the samples of the batch.
-        """
+        """Add a number, or a tensor's mean, to a weighted mean. A torchmetrics metric computes its own."""
         if isinstance(value, torch.Tensor):
             number: float | torch.Tensor = value.detach().float().mean()
         elif not isinstance(value, float) and isinstance(value, ComputedMetric):

@@ -19,14 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class OutputFolder:
-    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there.
-
-    Attributes:
-        owner: The owner of the locks, equal on every rank. None while nothing is locked.
-    """
+    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
 
     def __init__(self) -> None:
-        self.owner: Owner | None = None
+        self.owner: Owner | None = None  # of the locks, equal on every rank. None while nothing is locked
         self._locks: dict[str, RunLock | None] = {}  # by folder. None on a rank that does not save
         self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
@@ -117,14 +113,10 @@ def saves_checkpoints(args: TrainingArguments) -> bool:
 
 
 def make_output_folder(args: TrainingArguments, saves: bool) -> None:
-    """Make the output folder, as upstream does, because callbacks write to it.
-
-    Args:
-        args: The arguments, which name the folder.
-        saves: Whether a run will save there. If so, try to write a file. An evaluation works in a read-only folder.
+    """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try to write.
 
     Raises:
-        OutputFolderError: It cannot be created or written to.
+        OutputFolderError: It cannot be created or written to. An evaluation works in a read-only folder.
     """
     folder = str(args.output_dir)
     try:

@@ -251,15 +251,8 @@ def run_summary(
 ) -> dict[str, float]:
     """Return `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `total_flos` and `train_loss`.
 
-    The summary has `nonfinite_steps`, with a warning, if losses were not finite.
-
-    Args:
-        start_time: `time.time()` at the start of this call of `train`, in seconds.
-        num_samples: Samples trained on in this call, or None if unknown.
-        num_updates: Updates made in this call.
-        total_flos: Floating-point operations of the whole run, as are the loss and the updates after it.
-        train_loss: Mean loss.
-        nonfinite_updates: Updates whose loss was NaN or infinite and is left out of the mean.
+    The times begin at `start_time` (`time.time()`, seconds), as do samples and updates. Operations and mean loss are
+    of the whole run. The summary has `nonfinite_steps`, with a warning, if losses were not finite.
     """
     speeds = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_updates)
     summary = {**speeds, "total_flos": total_flos, "train_loss": train_loss}

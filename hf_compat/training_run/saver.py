@@ -56,12 +56,7 @@ _ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
 def checkpoints_to_delete(
     in_rotation_order: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
 ) -> list[str]:
-    """Choose the oldest checkpoints to delete, except those in `keep`.
-
-    Args:
-        in_rotation_order: All checkpoints, folders or files.
-        save_total_limit: Number of checkpoints to keep. None or 0 keeps all.
-        keep: The best one, and the newest or the one just written. None for one that does not exist.
+    """Choose the oldest checkpoints to delete, except those in `keep`. A limit of None or 0 keeps all.
 
     Mirrors:
         `transformers.trainer_utils.rotate_checkpoints`, 5.23.

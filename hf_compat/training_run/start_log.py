@@ -27,9 +27,7 @@ class _AboveBars(logging.StreamHandler[TextIO]):
 def show_logs(level: int | None) -> None:
     """Set the package's log level, and log to stderr if the program has not set up logging.
 
-    Args:
-        level: The level from the arguments. None keeps the program's level, or sets `INFO`, which shows the lines at
-            the start of a run.
+    Without a level, the program's own stays, or `INFO` shows the lines at the start of a run.
     """
     package = logging.getLogger("hf_compat")
     if not package.handlers and not logging.getLogger().handlers:
