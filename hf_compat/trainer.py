@@ -31,7 +31,7 @@ from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.translate import CurrentPlan, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import brief, follow_level, log_line
-from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
@@ -229,14 +229,7 @@ class Trainer(
             )
         self._lightning_options: CheckedOptions = CheckedOptions(options)
 
-    @property
-    def tokenizer(self) -> ProcessingClass:
-        """The processing class, under its name before 4.46."""
-        return self.processing_class
-
-    @tokenizer.setter
-    def tokenizer(self, processing_class: ProcessingClass) -> None:
-        self.processing_class = processing_class
+    tokenizer: ProcessingClass = delegated("processing_class")  # its name before 4.46
 
     def add_callback(self, callback: AnyCallback) -> None:
         """Add an HF callback, a Lightning callback or a Lightning logger. A class is instantiated.

@@ -19,7 +19,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import CONTROL_FLAGS, ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.console import SharedLogger, progress_bar
-from hf_compat.runtime.inspection import accepted_parameters, has_length
+from hf_compat.runtime.inspection import accepted_parameters, delegated, has_length
 
 logger = SharedLogger(__name__, "transformers.trainer_callback")
 
@@ -234,14 +234,7 @@ class CallbackHandler(_WithoutMethods):
         # called before a callback, to finish copies of values that the callback may change
         self.before_heard: Callable[[], None] | None = None
 
-    @property
-    def tokenizer(self) -> object:
-        """The processing class, by its name before 4.46."""
-        return self.processing_class
-
-    @tokenizer.setter
-    def tokenizer(self, processing_class: object) -> None:
-        self.processing_class = processing_class
+    tokenizer: object = delegated("processing_class")  # its name before 4.46
 
     def requested_kwargs(self) -> set[str]:
         """Find out which of `trainer`, `loss`, `inputs` and `outputs` a callback's method names."""

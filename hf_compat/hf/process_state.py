@@ -55,7 +55,7 @@ def as_distributed_type(name: str) -> str:
 _GROUP = ("world_size", "process_index", "device", "ddp_backend", "ddp_timeout")
 
 
-def share_processes(args: TrainingArguments, distributed_type: str) -> Any:  # Accelerate's `PartialState`
+def share_processes(args: TrainingArguments, distributed_type: str) -> ProcessState:
     """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed."""
     state = importlib.import_module("accelerate.state")
     several = args.world_size > 1
@@ -77,7 +77,8 @@ def share_processes(args: TrainingArguments, distributed_type: str) -> Any:  # A
     state.PartialState._shared_state.update(found)
     if was_initialised:
         state.AcceleratorState._shared_state.update(found)
-    return state.PartialState()
+    shared: ProcessState = state.PartialState()  # Accelerate's has the same members
+    return shared
 
 
 def wait_for_everyone(args: GroupArguments) -> None:

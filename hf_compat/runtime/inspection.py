@@ -36,10 +36,13 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
 
 
 def delegated(path: str) -> Any:
-    """A property that is another object's attribute, to read and to write. `path` leads there, with dots."""
+    """A property that is another attribute, to read and to write. `path` leads there, with dots to another object's."""
     holder, _, name = path.rpartition(".")
-    find = operator.attrgetter(holder)
-    return property(operator.attrgetter(path), lambda owner, value: setattr(find(owner), name, value))
+    find = operator.attrgetter(holder) if holder else None
+    return property(
+        operator.attrgetter(path),
+        lambda owner, value: setattr(owner if find is None else find(owner), name, value),
+    )
 
 
 def is_replaced(owner: object, name: str, original: type) -> bool:

@@ -114,6 +114,14 @@ class AcceleratorState(ProcessState):
             share_accelerator(self.mixed_precision, self.deepspeed_plugin)
 
 
+def _of_plugin(name: str, default: object) -> Any:
+    """A property that is an option of gradient accumulation, to read and to write."""
+    return property(
+        lambda state: state.plugin_kwargs.get(name, default),
+        lambda state, value: state.plugin_kwargs.update({name: value}),
+    )
+
+
 class GradientState:
     """`accelerator.gradient_state`, the position within an update and within the data.
 
@@ -130,20 +138,9 @@ class GradientState:
         self._accelerator = accelerator
         self.plugin_kwargs: dict[str, int] = {}  # as in Accelerate's plugin, numbers and truth values
 
-    @property
-    def num_steps(self) -> int:
-        """Micro-batches of which `accelerator.accumulate` makes an update."""
-        return self.plugin_kwargs.get("num_steps", 1)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """Whether prepared schedules count micro-batches, too."""
-        return bool(self.plugin_kwargs.get("adjust_scheduler", False))
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """Whether `accelerator.accumulate` ends an update with the data."""
-        return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
+    num_steps: int = _of_plugin("num_steps", 1)  # micro-batches of which `accelerator.accumulate` makes an update
+    adjust_scheduler: bool = _of_plugin("adjust_scheduler", False)  # whether schedules count micro-batches, too
+    sync_with_dataloader: bool = _of_plugin("sync_with_dataloader", True)  # whether an update ends with the data
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
@@ -246,11 +243,6 @@ class AcceleratorFacade(ProcessMembers):
         raise AttributeError(f"The Accelerator here has no `{name}`: the engine is Lightning's.\n\nHint: {way_out}.")
 
     @property
-    def loader(self) -> Iterable[Batch] | None:
-        """The loader whose batches are gathered now. Its last round may hold samples twice."""
-        return self.passes.innermost
-
-    @property
     def native_amp(self) -> bool:
         """Whether the forward runs under autocast."""
         return self._half_precision() is not None
@@ -261,6 +253,11 @@ class AcceleratorFacade(ProcessMembers):
         held: object = self._args.accelerator_config
         return held if isinstance(held, AcceleratorConfig) else AcceleratorConfig.from_any(held)
 
+    # The loader whose batches are gathered now. Its last round may hold samples twice.
+    loader: Iterable[Batch] | None = delegated("passes.innermost")
+    should_save_model: bool = delegated("is_main_process")  # whether this rank writes models
+    # Micro-batches of which `accumulate` makes an update. By default 1, as the Trainer counts them itself.
+    gradient_accumulation_steps: int = delegated("gradient_state.num_steps")
     distributed_type: str = delegated("state.distributed_type")
     deepspeed_plugin: object = delegated("state.deepspeed_plugin")
     fsdp_plugin: object = delegated("state.fsdp_plugin")
@@ -271,15 +268,6 @@ class AcceleratorFacade(ProcessMembers):
     save_iteration: int = delegated("project_configuration.iteration")
     non_blocking: bool = delegated("dataloader_config.non_blocking")
     use_seedable_sampler: bool = delegated("dataloader_config.use_seedable_sampler")
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of which `accumulate` makes an update. By default 1, as the Trainer counts them itself."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.plugin_kwargs["num_steps"] = steps
 
     def backward(self, loss: torch.Tensor, learning_rate: Unused = None, **options: object) -> None:
         """Run the backward pass, through Lightning while it trains.
@@ -542,11 +530,6 @@ class AcceleratorFacade(ProcessMembers):
         """Give a model's weights. Sharded weights are gathered to the first rank. `unwrap` leaves out names of DDP."""
         is_wrapped = isinstance(model, DistributedDataParallel) and not unwrap
         return model.state_dict() if is_wrapped else self._held(model).whole_weights()
-
-    @property
-    def should_save_model(self) -> bool:
-        """Whether this rank writes models."""
-        return self.is_main_process
 
     def save_state(
         self,
