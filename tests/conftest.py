@@ -78,12 +78,17 @@ def _forget_compiled() -> None:
 
 
 def _let_loggers_speak() -> None:
-    """Undo what an earlier test, or a package that it has imported, has done to our loggers."""
-    logging.disable(logging.NOTSET)
+    """Undo what an earlier test, or a package that it has imported, has done to our loggers.
+
+    Only what differs is set: setting a level empties the caches of the thousands of loggers of all packages.
+    """
+    if logging.root.manager.disable != logging.NOTSET:
+        logging.disable(logging.NOTSET)
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.partition(".")[0] == "hf_compat" and isinstance(logger, logging.Logger):
+        if name.startswith("hf_compat") and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
-            logger.setLevel(logging.NOTSET)
+            if logger.level != logging.NOTSET:
+                logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
