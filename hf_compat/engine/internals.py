@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -29,7 +30,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import to_uncompiled
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
-from lightning.pytorch.utilities.types import LRSchedulerConfig
+from lightning.pytorch.utilities.types import LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -412,6 +413,12 @@ restricted_classmethod = _restricted_classmethod
 def given_hyperparameters() -> object:
     """Return LightningCLI's arguments for a module, or None. Lightning shows them to `save_hyperparameters` only."""
     return _given_hyperparameters.get()
+
+
+def automatic_schedules(chosen: OptimizerLRScheduler) -> tuple[list[Optimizer], list[LRSchedulerConfig] | None]:
+    """Read the result of a `configure_optimizers` as in automatic optimization. None if it has several optimizers."""
+    optimizers, schedules, monitor = _configure_optimizers(chosen)  # type: ignore[arg-type]  # it checks the type
+    return optimizers, _configure_schedulers_automatic_opt(schedules, monitor) if len(optimizers) == 1 else None
 
 
 def load_state(cls: type[LightningModule], checkpoint: Given, keywords: Given) -> object:

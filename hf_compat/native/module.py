@@ -14,7 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
+from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric, MetricCollection
@@ -64,8 +64,8 @@ from hf_compat.native.steps import (
     adopt_optimizer,
     check_strategy,
     count_updates,
-    keep_monitor,
     optimizers_of,
+    read_schedules,
     read_when_due,
     seed_from,
     share_arguments,
@@ -147,6 +147,7 @@ class HFModule(OverridePoints, LoadableModule):
     steps: NativeSteps
     _watch: OverflowWatch | None = None  # in a fit with `debug="underflow_overflow"`
     _is_set_up = False  # for the current run
+    configured_schedules: list[LRSchedulerConfig] | None = None  # of HF's optimizer or the user's, until a fit starts
     _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
     _said_automatic: bool | None = None  # the user's setting of `automatic_optimization`
     _author: AuthorStep | None = None  # in a fit whose updates are made of a user-defined loss
@@ -353,7 +354,7 @@ class HFModule(OverridePoints, LoadableModule):
                 told["max_epochs"] = trainer.max_epochs
         check_native(steps.args, told)
         if not self.automatic_optimization:
-            keep_monitor(self)
+            read_schedules(self)
         self._stop_watching()  # of a fit that has failed
         self._watch = watch_if_enabled(self.model, steps.args.debug)
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
@@ -400,7 +401,10 @@ class HFModule(OverridePoints, LoadableModule):
         if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
-        return super().configure_optimizers()
+        chosen = super().configure_optimizers()
+        if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
+            chosen["lr_scheduler"]["reduce_on_plateau"] = False  # the end of an evaluation steps it
+        return chosen
 
     def _planned_updates(self) -> int:
         steps = self.steps
@@ -424,6 +428,9 @@ class HFModule(OverridePoints, LoadableModule):
             warn_of_unused(
                 self.steps.args, OF_OPTIMIZER, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's"
             )
+        read, strategy = {id(one.scheduler): one for one in self.configured_schedules or ()}, self.trainer.strategy
+        strategy.lr_scheduler_configs = [read.get(id(one.scheduler), one) for one in strategy.lr_scheduler_configs]
+        self.configured_schedules = None
         if not self.automatic_optimization:
             count = len(optimizers_of(self.trainer))
             if count == 1 or not self._has_own_step or (count == 0 and self._returns_loss_for_updates):
@@ -559,8 +566,7 @@ class HFModule(OverridePoints, LoadableModule):
             windows.leave_epoch(is_over=True)  # even if it has more data (`limit_train_batches`)
         super().on_train_epoch_end()
         for config in self.trainer.lr_scheduler_configs:
-            is_own = config.scheduler is self.steps.lr_scheduler
-            if config.reduce_on_plateau and not is_own and not self.automatic_optimization:
+            if config.reduce_on_plateau and not self.automatic_optimization:
                 step_plateau(self.trainer, config)
 
     def configure_gradient_clipping(

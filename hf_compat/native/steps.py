@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeAlias
@@ -23,7 +22,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.data.types import Batch, Collator
 from hf_compat.engine.evaluation import EvaluationRun
-from hf_compat.engine.internals import fetch_without_prefetch
+from hf_compat.engine.internals import automatic_schedules, fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.windows import Windows
@@ -360,8 +359,6 @@ def check_strategy(strategy: Strategy) -> None:
 
 # The updates of a run without a known end. Every schedule then stays constant after its warm-up, to many digits.
 NO_END = 10**12
-# By schedule: the metric that it follows, and whether that must be logged.
-_FOLLOWED: weakref.WeakKeyDictionary[object, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _ENDLESS_SCHEDULES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"})
 
 
@@ -413,7 +410,7 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
     Its schedule stays Lightning's, with its own interval.
 
     Raises:
-        ArgumentError: There are none or several, a ReduceLROnPlateau names no metric, or an interval is unknown.
+        ArgumentError: There are none or several.
     """
     made = optimizers_of(trainer)
     if len(made) != 1:
@@ -428,25 +425,13 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             steps.lr_scheduler = None
         return
     steps.optimizer, steps.lr_scheduler = made[0], None
-    for config in trainer.lr_scheduler_configs:
-        if config.interval not in ("step", "epoch"):
-            raise ArgumentError(
-                f"`configure_optimizers` returned a schedule with the interval {config.interval!r}.\n\n"
-                "Hint: 'step' steps it after each update, 'epoch' after each epoch."
-            )
-        monitor, strict = _FOLLOWED.get(config.scheduler, (None, True))
-        if not isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            continue
-        if monitor is None:
-            raise ArgumentError(
-                "`configure_optimizers` returned a ReduceLROnPlateau, and no metric that it follows.\n\n"
-                "Hint: return {'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'eval_loss'}}."
-            )
-        config.reduce_on_plateau, config.monitor, config.strict = True, str(monitor), strict
 
 
-def keep_monitor(module: pl.LightningModule) -> None:
-    """Note which metric a schedule follows. Lightning drops it, as manual optimization steps schedules itself.
+def read_schedules(module: pl.LightningModule) -> None:
+    """Read the schedules of the next `configure_optimizers` as in automatic optimization.
+
+    In manual optimization Lightning drops the metric that a schedule follows, as the module steps schedules itself. The
+    configurations are in the module's `configured_schedules`, or None if there are several optimizers.
 
     Args:
         module: Its `configure_optimizers` may be a subclass's or LightningCLI's. It is called once a fit.
@@ -460,34 +445,11 @@ def keep_monitor(module: pl.LightningModule) -> None:
         if own is not None:
             module.__dict__["configure_optimizers"] = own
         chosen = configure()
-        for schedule in _schedules_in(chosen):
-            unknown = sorted(schedule.keys() - {field.name for field in fields(LRSchedulerConfig)})
-            if unknown:  # Lightning warns and goes on without them
-                warn_user(f"`configure_optimizers` returned a schedule with unknown entries: {', '.join(unknown)}.")
-            for name in unknown:
-                del schedule[name]
-            kept = {name: schedule.pop(name) for name in ("monitor", "strict", "reduce_on_plateau") if name in schedule}
-            if kept:
-                _FOLLOWED[schedule["scheduler"]] = (kept.get("monitor"), bool(kept.get("strict", True)))
-        return chosen
+        optimizers, configs = ([], None) if chosen is None else automatic_schedules(chosen)
+        module.__dict__["configured_schedules"] = configs
+        return chosen if configs is None else (optimizers, [config.scheduler for config in configs])
 
     module.__dict__["configure_optimizers"] = configured
-
-
-def _schedules_in(chosen: object) -> list[dict[str, object]]:
-    """List the schedules' entries in the result of `configure_optimizers`. A monitor beside one moves into it."""
-    if isinstance(chosen, dict) and "lr_scheduler" in chosen:
-        entry = chosen["lr_scheduler"]
-        if not isinstance(entry, dict):
-            entry = chosen["lr_scheduler"] = {"scheduler": entry}
-        if "monitor" in chosen:
-            entry.setdefault("monitor", chosen.pop("monitor"))
-        return [entry]
-    if isinstance(chosen, (tuple, list)) and chosen and all(isinstance(one, dict) for one in chosen):
-        return [entry for one in chosen for entry in _schedules_in(one)]
-    if isinstance(chosen, (tuple, list)) and len(chosen) == 2 and isinstance(chosen[1], (tuple, list)):
-        return [entry for entry in chosen[1] if isinstance(entry, dict)]
-    return []
 
 
 def step_plateau(trainer: pl.Trainer, config: LRSchedulerConfig) -> None:
