@@ -34,7 +34,7 @@ from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import exportable_of_transformers
+from hf_compat.interop.transformers_models import of_installed
 
 # Hooks around training, and those of an evaluation that is over. The events' own methods call them.
 _AROUND = {"setup", "teardown", "on_fit_start", "on_fit_end", "on_train_end"}
@@ -103,7 +103,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def __new__(cls, callback: pl.Callback | None = None) -> Self:
         """Make an adapter with its own class, which also inherits from transformers' `ExportableState`."""
         if cls._held is None and callback is not None:
-            theirs = exportable_of_transformers()
+            theirs = of_installed("trainer_callback", "ExportableState")
             bases = (cls,) if theirs is None else (cls, theirs)
             content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             # HF stores states by class name and confuses callbacks whose classes share one

@@ -20,8 +20,10 @@ from torch.utils.hooks import RemovableHandle
 from hf_compat.errors import ArgumentError, NonFiniteNumber
 from hf_compat.hf.enums import DebugOption
 from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
-from hf_compat.interop.transformers_models import compile_blocks, overflow_debugger, unwrap_peft
+from hf_compat.interop.releases import of_transformers
+from hf_compat.interop.transformers_models import unwrap_peft
 from hf_compat.plan.translate import Compilation
+from hf_compat.runtime.text import need
 
 _STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream, because callbacks change it
 
@@ -160,7 +162,8 @@ class OverflowWatch(_Debugger):
 
 @functools.cache
 def _watch_class() -> type[OverflowWatch]:
-    return type("Watch", (OverflowWatch, overflow_debugger()), {})
+    theirs = of_transformers("debug_utils", "DebugUnderflowOverflow", "`debug='underflow_overflow'`")
+    return type("Watch", (OverflowWatch, theirs), {})
 
 
 def _empty_watch() -> OverflowWatch:
@@ -218,6 +221,8 @@ def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
         compile_engine(model, keywords)
         return model  # type: ignore[return-value]  # a module, though its protocol does not say so
     if how.by_blocks:
-        return compile_blocks(model, keywords)
-    form: nn.Module = torch.compile(model, **keywords)  # type: ignore[call-overload]  # the keywords are a dict
+        utils = need("accelerate.utils", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
+        form: nn.Module = utils.compile_regions(model, **keywords)  # it shares the model's parameters
+        return form
+    form = torch.compile(model, **keywords)  # type: ignore[call-overload]  # the keywords are a dict
     return form

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Collection, Iterable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 from torch import nn
 
@@ -75,23 +75,6 @@ def _check_quantized(model: nn.Module, has_adapters: bool) -> None:
     if not getattr(quantizer, "is_trainable", False):
         method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "its method")
         raise ArgumentError(f"`model` is quantized by {method}, which cannot be trained.\n\nHint: use another one.")
-
-
-def align_tokens(model: nn.Module, processing_class: object) -> None:
-    """Copy a tokenizer's special tokens into the configurations of a model, as the installed release does.
-
-    Releases before 4.56 leave the configurations as they are.
-
-    Mirrors:
-        `transformers.trainer_utils.align_special_tokens`, 5.23, or `transformers.Trainer._align_special_tokens`, 4.56.
-    """
-    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
-    if theirs is not None:
-        theirs(model, processing_class)
-        return
-    method = getattr(trainer_of_transformers("Trainer"), "_align_special_tokens", None)
-    if method is not None:
-        method(SimpleNamespace(model=model, processing_class=processing_class))
 
 
 def trainer_of_transformers(name: str) -> type:

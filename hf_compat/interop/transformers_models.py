@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.interop.releases import align_tokens, check_quantization, trainer_of_transformers
+from hf_compat.interop.releases import check_quantization, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, need, shown
 
@@ -50,7 +50,7 @@ def is_transformers_model(model: nn.Module) -> bool:
 
 def is_pretrained_model(model: nn.Module) -> bool:
     """Whether a model saves itself as `transformers` or `peft` models do."""
-    return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
+    return is_transformers_model(model) or is_peft_model(model)
 
 
 def takes_loss_keywords(model: nn.Module) -> bool | None:
@@ -199,10 +199,21 @@ def pads_itself(processing_class: object) -> bool:
 
 
 def align_special_tokens(model: nn.Module, processing_class: object) -> None:
-    """Copy the special tokens of a tokenizer into the model's configuration, as `transformers` does before training."""
+    """Copy a tokenizer's special tokens into the configurations of a model, as the installed release does.
+
+    Releases before 4.56 leave the configurations as they are.
+
+    Mirrors:
+        `transformers.trainer_utils.align_special_tokens`, 5.23, or `transformers.Trainer._align_special_tokens`, 4.56.
+    """
     is_text = _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "ProcessorMixin")
-    if is_text and hasattr(model, "config"):
-        align_tokens(model, processing_class)
+    if not (is_text and hasattr(model, "config")):
+        return
+    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
+    if theirs is not None:
+        theirs(model, processing_class)
+    elif (method := getattr(trainer_of_transformers("Trainer"), "_align_special_tokens", None)) is not None:
+        method(SimpleNamespace(model=model, processing_class=processing_class))
 
 
 def is_datasets_dataset(dataset: object) -> bool:
@@ -217,11 +228,8 @@ def is_datasets_stream(dataset: object) -> bool:
 
 def reporting_callback(tracker: str) -> type | None:
     """Transformers' own callback of a tracker, or None without transformers or such a callback."""
-    if not is_installed("transformers"):
-        return None
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    return INTEGRATION_TO_CALLBACK.get(tracker)
+    callbacks = of_installed("integrations.integration_utils", "INTEGRATION_TO_CALLBACK")
+    return callbacks.get(tracker) if callbacks else None
 
 
 def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
@@ -423,16 +431,6 @@ def _kernels_of(model: nn.Module) -> list[str] | None:
     return [name for name in inspect.signature(functions[kind]).parameters if name != "model"]
 
 
-def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.Module:
-    """Compile the repeated blocks of a model one by one. The result shares the model's parameters."""
-    if not is_installed("accelerate"):
-        raise missing_package("accelerate", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
-    from accelerate.utils import compile_regions
-
-    form: nn.Module = compile_regions(model, **keywords)
-    return form
-
-
 # Module → name → its value when `patch()` replaced names there.
 GLOBALS_BEFORE: dict[str, dict[str, object]] = {}
 
@@ -469,32 +467,16 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
     return kind
 
 
-def overflow_debugger() -> type:
-    """Transformers' `DebugUnderflowOverflow`.
-
-    Raises:
-        MissingPackage: Transformers is not installed.
-    """
-    need("transformers", "'hf-compat[transformers]'", "`debug='underflow_overflow'`")
-    kind: type = importlib.import_module("transformers.debug_utils").DebugUnderflowOverflow
-    return kind
-
-
 def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
-    return _of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
+    return of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
 
 
-def exportable_of_transformers() -> type | None:
-    """Transformers' `ExportableState`, or None without transformers or before 4.44."""
-    return _of_installed("trainer_callback", "ExportableState")
-
-
-def _of_installed(module: str, name: str) -> type | None:  # of transformers
+def of_installed(module: str, name: str) -> Any:  # a class, or a table of classes
+    """An object of transformers, or None if transformers is not installed or too old to have it."""
     if not is_installed("transformers"):
         return None
-    found: type | None = getattr(importlib.import_module(f"transformers.{module}"), name, None)
-    return found
+    return getattr(importlib.import_module(f"transformers.{module}"), name, None)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import transformers
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import InertArgumentWarning
-from hf_compat.interop import releases
+from hf_compat.interop import releases, transformers_models
 
 STAND_IN = Path(__file__).resolve().parents[1] / "releases" / "beside_older.py"
 
@@ -58,14 +58,14 @@ def test_a_quantized_model_is_refused_under_an_older_release_too(older, quantize
 
 def test_tokens_are_aligned_as_the_release_does(older, monkeypatch):
     model, tokenizer = toy.tiny_gpt2(), toy.tiny_tokenizer()
-    releases.align_tokens(model, tokenizer)
+    transformers_models.align_special_tokens(model, tokenizer)
     assert model.config.pad_token_id is None, "4.46 leaves a configuration alone"
 
     def of_4_57(trainer):
         trainer.model.config.pad_token_id = trainer.processing_class.pad_token_id
 
     monkeypatch.setattr(transformers.Trainer, "_align_special_tokens", of_4_57, raising=False)
-    releases.align_tokens(model, tokenizer)
+    transformers_models.align_special_tokens(model, tokenizer)
     assert model.config.pad_token_id == tokenizer.pad_token_id == 0
 
 
