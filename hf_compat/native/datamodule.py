@@ -26,7 +26,6 @@ from hf_compat.native.own_methods import refuse_unheard_methods
 from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.text import check_callables
-from hf_compat.trainer_methods.base import Dataset
 
 
 class PredictionBatches(EvaluationBatches):
@@ -68,6 +67,13 @@ class _OneByOne:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
         return list(islice(epoch_iterator, 1)), None
+
+
+def _of_steps(name: str, doc: str) -> property:
+    """Make a property of a data module that its steps hold."""
+    return property(
+        lambda self: getattr(self.steps, name), lambda self, value: setattr(self.steps, name, value), doc=doc
+    )
 
 
 EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
@@ -147,23 +153,8 @@ class HFDataModule(pl.LightningDataModule):
         """Note that all sets are made. A subclass that makes them here need not call this."""
         self.is_set_up = True
 
-    @property
-    def train_dataset(self) -> Dataset:
-        """Samples to train on."""
-        return self.steps.train_dataset
-
-    @train_dataset.setter
-    def train_dataset(self, dataset: Dataset) -> None:
-        self.steps.train_dataset = dataset
-
-    @property
-    def eval_dataset(self) -> Dataset:
-        """Samples to evaluate on, or a mapping of such sets."""
-        return self.steps.eval_dataset
-
-    @eval_dataset.setter
-    def eval_dataset(self, dataset: Dataset) -> None:
-        self.steps.eval_dataset = dataset
+    train_dataset = _of_steps("train_dataset", "Samples to train on.")
+    eval_dataset = _of_steps("eval_dataset", "Samples to evaluate on, or a mapping of such sets.")
 
     @contextmanager
     def _entered(self) -> Iterator[NativeSteps]:

@@ -47,13 +47,7 @@ from hf_compat.trainer_methods.steps import OptimizationMethods
 class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, DataloaderMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
-    Args:
-        model: Any module whose forward returns a loss first. None for data only.
-        args: The training arguments. None takes the defaults.
-        train_dataset: Samples to train on.
-        eval_dataset: Samples to evaluate on.
-        data_collator: Makes a batch of a list of samples.
-        processing_class: Tokenizer or processor.
+    Its arguments are those of HFModule and HFDataModule. Without a model it loads data only.
     """
 
     def __init__(
@@ -90,7 +84,7 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             args = copy.copy(args)
             args.learning_rate = self.set_rate
         self.args = args
-        self._renew_accelerator()
+        self._change_arguments()
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})
@@ -105,8 +99,11 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         """Whether evaluations are those of a `Seq2SeqTrainer`, as the arguments are."""
         return isinstance(self.args, Seq2SeqTrainingArguments)
 
-    def _renew_accelerator(self) -> None:
-        """Make an `accelerator` for the arguments. A running fit keeps its backward pass."""
+    def _change_arguments(self, **values: object) -> None:
+        """Change a copy of the arguments, and make an `accelerator` for it. A running fit keeps its backward pass."""
+        if values:
+            self.args = copy.copy(self.args)
+            self.args.__dict__.update(values)
         run_backward = self.accelerator.run_backward
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.run_backward = run_backward
@@ -127,16 +124,13 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             local_world_size=local_world_size,
         )
         self.args = copy.copy(self.args)
-        self.args.__dict__["_launch"] = launch
         self.args.__dict__.pop("device", None)
-        self._renew_accelerator()
+        self._change_arguments(_launch=launch)
 
     def take_device(self, device: torch.device) -> None:
         """Use the device that a Lightning trainer has chosen."""
         if self.args.device != device:
-            self.args = copy.copy(self.args)
-            self.args.__dict__["device"] = device
-            self._renew_accelerator()
+            self._change_arguments(device=device)
 
     def prepare_model(self, model: nn.Module) -> None:
         """Train this model, and set its options that the arguments name."""
