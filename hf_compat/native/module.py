@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -150,8 +149,7 @@ class HFModule(OverridePoints, LoadableModule):
     configured_schedules: list[LRSchedulerConfig] | None = None  # of HF's optimizer or the user's, until a fit starts
     _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
     _said_automatic: bool | None = None  # the user's setting of `automatic_optimization`
-    _author: AuthorStep | None = None  # in a fit whose updates are made of a user-defined loss
-    _guarded: GuardedStep | None = None  # in a fit whose updates a user-defined step makes
+    _own_step: AuthorStep | GuardedStep | None = None  # in a fit with a user-defined step
 
     def __init__(
         self,
@@ -231,11 +229,8 @@ class HFModule(OverridePoints, LoadableModule):
     def __getstate__(self) -> dict[str, object]:
         """Also leave out a fit's wrapper of a user-defined step."""
         state = super().__getstate__()
-        if state.pop("_author", None) is not None:
-            state.pop("training_step", None)
-        copied = SimpleNamespace(**state)
-        leave_own_step(copied)
-        return vars(copied)
+        leave_own_step(state)
+        return state
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "model" and isinstance(value, nn.Module):
@@ -293,7 +288,7 @@ class HFModule(OverridePoints, LoadableModule):
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
         self._is_set_up = False
-        self._leave_author()  # of a fit that has failed
+        self._leave_own_step()  # of a fit that has failed
         wrap_hf_callbacks(self.trainer)
         hide_expected()
         count_updates(self.trainer, 1)
@@ -384,8 +379,7 @@ class HFModule(OverridePoints, LoadableModule):
             datamodule.is_set_up = False
         count_updates(self.trainer, 1)
         self.leave_fit()
-        leave_own_step(self)
-        self._leave_author()
+        self._leave_own_step()
         super().teardown(stage)
 
     def _stop_watching(self) -> None:
@@ -442,18 +436,19 @@ class HFModule(OverridePoints, LoadableModule):
         if self._has_own_step:
             serve_own_step(self, self.stepping)
             if self._returns_loss_for_updates and len(optimizers_of(self.trainer)) == 1:
-                self._author = vars(self.steps)["training_step"] = AuthorStep(self, self.steps)
+                self._own_step = vars(self.steps)["training_step"] = AuthorStep(self, self.steps)
                 self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
             elif not self.automatic_optimization:
-                self._guarded = GuardedStep(self, self.steps)
+                self._own_step = self.__dict__["training_step"] = GuardedStep(self, self.steps)
 
-    def _leave_author(self) -> None:
-        """Restore `training_step` of the steps and the module."""
-        self._guarded = None
-        if self._author is not None:
-            vars(self.steps).pop("training_step", None)
-            self.__dict__.pop("training_step", None)
-            self._author = None
+    def _leave_own_step(self) -> None:
+        leave_own_step(vars(self))
+        vars(self.steps).pop("training_step", None)
+
+    @property
+    def _author(self) -> AuthorStep | None:
+        """The user-defined step whose losses updates are made of."""
+        return self._own_step if isinstance(self._own_step, AuthorStep) else None
 
     def on_train_start(self) -> None:
         """Start to read, and continue at the position of a checkpoint."""
@@ -506,8 +501,7 @@ class HFModule(OverridePoints, LoadableModule):
         self.measured = {}
         loss = super().training_step(window, batch_idx)
         self._log_update(loss)
-        own = author or self._guarded
-        return loss if own is None else own.update_made(loss)
+        return loss if self._own_step is None else self._own_step.update_made(loss)
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the (micro-)batch."""

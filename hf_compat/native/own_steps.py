@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -53,10 +53,14 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
         module.__dict__["on_train_batch_start"] = on_train_batch_start
 
 
-def leave_own_step(module: pl.LightningModule | SimpleNamespace) -> None:
-    """Restore the hook of a module, or of a copy of its attributes."""
-    module.__dict__.pop("on_train_batch_start", None)
-    GuardedStep.leave(module)
+def leave_own_step(attributes: dict[str, Any]) -> None:
+    """Restore the attributes of a module, or a copy of them, in which a fit has put its form of the step."""
+    attributes.pop("on_train_batch_start", None)
+    own: AuthorStep | GuardedStep | None = attributes.pop("_own_step", None)
+    if own is not None:
+        attributes.pop("training_step", None)
+        if own.before is not None:
+            attributes["training_step"] = own.before
 
 
 class AuthorStep:
@@ -77,6 +81,7 @@ class AuthorStep:
 
     def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
         self.module, self.steps = module, steps
+        self.before = module.__dict__.get("training_step")  # torch.compile puts one into the module itself
         self.step: Step = type(module).training_step.__get__(module)
         self.takes_index = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
         self.runs, self.batch_idx = False, 0
@@ -186,25 +191,14 @@ class GuardedStep:
     """
 
     def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
-        self.leave(module)  # of a fit that has failed
         self.module, self.steps = module, steps
+        self.before = module.__dict__.get("training_step")
         self.step: Step = module.training_step
         self.made_update = self.has_run = False
         self.loss_of_update: torch.Tensor | None = None
         self._count_before: int | None = None  # HF's schedule's, before the first update that the step made itself
         self._is_told = False
-        self._own = module.__dict__.get("training_step")  # torch.compile puts one into the module itself
         functools.update_wrapper(self, self.step)
-        module.__dict__["training_step"] = self
-
-    @staticmethod
-    def leave(module: pl.LightningModule | SimpleNamespace) -> None:
-        """Restore a module's own step."""
-        guarded = module.__dict__.get("training_step")
-        if isinstance(guarded, GuardedStep):
-            del module.__dict__["training_step"]
-            if guarded._own is not None:
-                module.__dict__["training_step"] = guarded._own
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
         """Note that the running step has called HFModule's, which made an update."""
