@@ -397,7 +397,8 @@ class HFModule(OverridePoints, LoadableModule):
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         chosen = super().configure_optimizers()
         if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
-            chosen["lr_scheduler"]["reduce_on_plateau"] = False  # the end of an evaluation steps it
+            # the end of an evaluation steps it
+            chosen["lr_scheduler"]["reduce_on_plateau"] = False  # type: ignore[typeddict-item]  # it has one
         return chosen
 
     def _planned_updates(self) -> int:
