@@ -104,7 +104,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         """Make an adapter with its own class, which also inherits from transformers' `ExportableState`."""
         if cls._held is None and callback is not None:
             theirs = of_installed("trainer_callback", "ExportableState")
-            bases = (cls,) if theirs is None else (cls, theirs)
+            bases = (cls, theirs) if isinstance(theirs, type) else (cls,)
             content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             # HF stores states by class name and confuses callbacks whose classes share one
             cls = type(f"{cls.__name__}[{getattr(callback, 'state_key', '')}]", bases, {**content, "_held": callback})

@@ -229,7 +229,7 @@ def is_datasets_stream(dataset: object) -> bool:
 def reporting_callback(tracker: str) -> type | None:
     """Transformers' own callback of a tracker, or None without transformers or such a callback."""
     callbacks = of_installed("integrations.integration_utils", "INTEGRATION_TO_CALLBACK")
-    return callbacks.get(tracker) if callbacks else None
+    return callbacks.get(tracker) if isinstance(callbacks, dict) else None
 
 
 def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
@@ -469,14 +469,16 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
 
 def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
-    return of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
+    found = of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
+    return found if isinstance(found, type) else None
 
 
-def of_installed(module: str, name: str) -> Any:  # a class, or a table of classes
+def of_installed(module: str, name: str) -> object:
     """An object of transformers, or None if transformers is not installed or too old to have it."""
     if not is_installed("transformers"):
         return None
-    return getattr(importlib.import_module(f"transformers.{module}"), name, None)
+    found: object = getattr(importlib.import_module(f"transformers.{module}"), name, None)
+    return found
 
 
 @functools.cache

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -126,7 +125,6 @@ class HFDataModule(pl.LightningDataModule):
     @restricted_classmethod
     def load_from_checkpoint(
         cls,  # noqa: N805 - of a class method
-        checkpoint_path: str | Path | IO[Any],
         *args: Any,
         **kwargs: Any,
     ) -> Self:
@@ -135,11 +133,11 @@ class HFDataModule(pl.LightningDataModule):
         Raises:
             CheckpointError: They give no data. A checkpoint holds none.
         """
-        made: Self = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        made: Self = super().load_from_checkpoint(*args, **kwargs)
         sets = (made.train_dataset, made.eval_dataset, made.test_dataset, made.predict_dataset)
         if all(one is None for one in sets) and cls.setup is HFDataModule.setup:
             raise CheckpointError(
-                f"{checkpoint_path} holds no data, so this {cls.__name__} would be empty.\n\n"
+                f"The checkpoint holds no data, so this {cls.__name__} would be empty.\n\n"
                 f"Hint: make it as for the fit, {cls.__name__}(args, train_dataset, …), and give `ckpt_path=` to the "
                 "trainer. Or call `save_hyperparameters()` in the `__init__` of a subclass that makes its data."
             )

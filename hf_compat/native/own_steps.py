@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -53,11 +52,11 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
         module.__dict__["on_train_batch_start"] = on_train_batch_start
 
 
-def leave_own_step(attributes: dict[str, Any]) -> None:
+def leave_own_step(attributes: dict[str, object]) -> None:
     """Restore the attributes of a module, or a copy of them, in which a fit has put its form of the step."""
     attributes.pop("on_train_batch_start", None)
-    own: AuthorStep | GuardedStep | None = attributes.pop("_own_step", None)
-    if own is not None:
+    own = attributes.pop("_own_step", None)
+    if isinstance(own, (AuthorStep, GuardedStep)):
         attributes.pop("training_step", None)
         if own.before is not None:
             attributes["training_step"] = own.before
