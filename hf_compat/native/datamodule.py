@@ -173,7 +173,10 @@ class HFDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> Windows | Loader:
         """Return windows to the running fit of an HFModule, and plain batches to any other caller."""
         with self._entered() as steps:
-            loader = self._loader_of(steps)
+            # with `overfit_batches` each epoch has the same batches
+            is_sequential = getattr(self.trainer, "overfit_batches", 0)
+            with _changed(steps, "train_sampling_strategy", "sequential") if is_sequential else nullcontext():
+                loader = steps.get_train_dataloader()
             if self.trainer is None or not self._is_running:
                 return loader
             module = self.trainer.lightning_module
@@ -202,13 +205,6 @@ class HFDataModule(pl.LightningDataModule):
             args.__dict__["max_steps"] = self.trainer.max_steps if self.trainer.max_steps > 0 else NO_END
         counts = steps.set_initial_training_values(args, loader)
         return steps._make_windows(loader, counts, kind=functools.partial(kind, has_length=is_finite))
-
-    def _loader_of(self, steps: NativeSteps) -> Loader:
-        """Return the training loader. With `overfit_batches` it has the same batches in every epoch."""
-        if not getattr(self.trainer, "overfit_batches", 0):
-            return steps.get_train_dataloader()
-        with _changed(steps, "train_sampling_strategy", "sequential"):
-            return steps.get_train_dataloader()
 
     @property
     def val_dataloader(self) -> Callable[[], EvaluationLoaders]:

@@ -134,17 +134,13 @@ class LoadableModule(WindowModule):
             checkpoint = _read(source, map_location, weights_only)
             if hparams_file is not None:
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
-            if "model" in kwargs:
-                held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
-                if held.pop("_instantiator", None) is not None:
-                    for name in [
-                        name for name, value in held.items() if name != "args" and isinstance(value, (dict, list))
-                    ]:
-                        del held[name]
-                    args = held.get("args")
-                    if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
-                        held["args"] = args["init_args"]
-            held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+            held = checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            if "model" in kwargs and held.pop("_instantiator", None) is not None:  # LightningCLI's, with its objects
+                args = held.get("args")
+                held = {name: value for name, value in held.items() if not isinstance(value, (dict, list))}
+                if isinstance(args, dict):
+                    held["args"] = args.get("init_args", args)
+                checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = held
             given = _completed(cls, path, held, kwargs)
             made = _make(cls, path, checkpoint, given, strict is not False, map_location)
         assert isinstance(made, cls)
@@ -271,7 +267,6 @@ def _make(
     map_location: MapLocation,
 ) -> LoadableModule:
     stored = {name.replace(COMPILED, "") for name in checkpoint["state_dict"]}
-    checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found keys that are")  # the comparison below knows tied weights
         module = load_state(cls, checkpoint, given)

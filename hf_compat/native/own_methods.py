@@ -90,11 +90,7 @@ def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
 
 
 def refuse_late(module: pl.LightningModule, optimized: frozenset[int]) -> None:
-    """Refuse parameters that were added after the optimizer was made.
-
-    Args:
-        module: The module.
-        optimized: The ids of the parameters that the optimizer was made for.
+    """Refuse parameters that were added after the optimizer was made for those with the ids `optimized`.
 
     Raises:
         OverrideError: The message names the parameters.
