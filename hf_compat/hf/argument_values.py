@@ -337,6 +337,11 @@ def rounded(steps: ArgumentValue) -> ArgumentValue:
     return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
 
 
+def is_without_bars(disable_tqdm: ArgumentValue) -> bool:
+    """Fill in upstream's default, which follows `transformers.logging.set_verbosity_error()`."""
+    return logging.getLogger("transformers").level > logging.WARNING if disable_tqdm is None else bool(disable_tqdm)
+
+
 def tracker_names(report_to: ArgumentValue) -> list[str]:
     """List the trackers, which are names and Lightning loggers."""
     names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]

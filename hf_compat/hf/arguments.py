@@ -307,7 +307,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
         kind=values.LOG_LEVEL_REPLICA, inert=values.ALONE), choices=LOG_LEVELS)
     disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.", Row(
-        "printed logs instead of progress bars", "nothing", subject="logs", form=bool))
+        "printed logs instead of progress bars", "nothing", subject="logs", form=values.is_without_bars))
 
     report_to: None | str | list[str] = _arg("none", "Trackers to report to.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
         "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.trackers,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+import transformers
 
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.errors import ArgumentError, UnsupportedArgument
@@ -398,3 +399,18 @@ def test_a_native_module_reads_arguments_as_a_trainer_does(tmp_path):
     assert HFModule(toy.Classifier(), theirs).steps.args.learning_rate == 1e-3
     with pytest.raises(ArgumentError, match="lr_scheduler_kwargs"):
         HFModule(toy.Classifier(), make(lr_scheduler_kwargs={"power": 2}))
+
+
+@pytest.mark.parametrize("level", ["error", "warning", "info"])
+def test_bars_follow_the_verbosity_of_transformers(tmp_path, level):
+    before = transformers.logging.get_verbosity()
+    getattr(transformers.logging, f"set_verbosity_{level}")()
+    try:
+        ours, theirs = (
+            kind(str(tmp_path), use_cpu=True) for kind in (TrainingArguments, transformers.TrainingArguments)
+        )
+    finally:
+        transformers.logging.set_verbosity(before)
+    assert ours.disable_tqdm == theirs.disable_tqdm == (level == "error")
+    ours.disable_tqdm = False
+    assert ours.disable_tqdm is False
