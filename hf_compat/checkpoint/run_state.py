@@ -335,7 +335,7 @@ class ResumePoint:
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
     """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`)."""
-    same_cut = state is not None and (_has_same_ranks(state, cut) and _has_same_epochs(state, cut))
+    same_cut = state is not None and _has_same_cut(state, cut)
     if state is None or ignore_data_skip:
         point = _by_updates(updates_done, cut, ignore_data_skip)
     elif not same_cut:
@@ -381,29 +381,26 @@ def _is_finished(epoch: int, updates_done: int, counts: RunCounts) -> bool:
     return updates_done >= counts.max_updates or epoch >= counts.num_train_epochs
 
 
-def _has_same_ranks(state: RunState, cut: DataCut) -> bool:
-    now = cut.world_size, cut.samples_per_micro_batch
-    before = state.world_size, state.samples_per_micro_batch or cut.samples_per_micro_batch
-    if before != now:
+def _has_same_cut(state: RunState, cut: DataCut) -> bool:
+    """Whether the checkpoint's run cut its data into updates as this one does. A warning names what differs."""
+    ranks_now = cut.world_size, cut.samples_per_micro_batch
+    ranks_before = state.world_size, state.samples_per_micro_batch or cut.samples_per_micro_batch
+    epochs_now = cut.counts.micro_batches_per_epoch, cut.window_size
+    # the only epoch of endless data is as long as the run
+    length_before = epochs_now[0] if cut.counts.is_endless else state.data.micro_batches_per_epoch
+    epochs_before = length_before, state.data.window_size
+    if ranks_before != ranks_now:
         logger.warning(
             "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with %d: "
             "the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
-            *before,
-            *now,
+            *ranks_before,
+            *ranks_now,
         )
-    return before == now
-
-
-def _has_same_epochs(state: RunState, cut: DataCut) -> bool:
-    length_now, length_before = cut.counts.micro_batches_per_epoch, state.data.micro_batches_per_epoch
-    if cut.counts.is_endless:  # its only epoch is as long as the run
-        length_before = length_now
-    before, now = (length_before, state.data.window_size), (length_now, cut.window_size)
-    if before != now:
+    elif epochs_before != epochs_now:
         logger.warning(
             "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
             "the data goes on after as many updates, but the run is not the one that was interrupted.",
-            *before,
-            *now,
+            *epochs_before,
+            *epochs_now,
         )
-    return before == now
+    return (ranks_before, epochs_before) == (ranks_now, epochs_now)

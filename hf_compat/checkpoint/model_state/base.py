@@ -289,19 +289,14 @@ class TorchState(ModelState):
             raise CheckpointMismatch(
                 f"{folder} holds the optimizer's state of other parameters than the model's: {which}."
             )
-        moments = [{key: stored.load().clone() for key, stored in saved.by_name[name].items() if key} for name in order]
-        plain = [
-            {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in saved.plain[name].items()
-            }
-            for name in order
-        ]
+        states = []
+        for name in order:
+            state = {key: stored.load() for key, stored in saved.by_name[name].items() if key}
+            values = (saved.plain[name] | state).items()
+            states.append({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values})
         places = iter(range(len(order)))
         return {
-            "state": {
-                index: plain[index] | moments[index] for index in range(len(order)) if plain[index] | moments[index]
-            },
+            "state": {index: values for index, values in enumerate(states) if values},
             "param_groups": [
                 {**told, "params": [next(places) for _ in group]} for told, group in zip(options, groups, strict=True)
             ],

@@ -111,13 +111,9 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
     by_name: dict[str, dict[str, StoredTensor]] = {}
     plain: dict[str, dict[str, object]] = {}
     for parameter, number in zip(order, numbers, strict=True):
-        name, shape, values = (
-            names[parameter],
-            getattr(parameter, "ds_shape", parameter.shape),
-            state["state"].get(number),
-        )
+        name, shape = names[parameter], getattr(parameter, "ds_shape", parameter.shape)
         by_name[name], plain[name] = {}, {}
-        for key, one in (values or {}).items():
+        for key, one in (state["state"].get(number) or {}).items():
             if not torch.is_tensor(one) or key == "step":
                 plain[name][key] = one
             elif one.shape == shape:
