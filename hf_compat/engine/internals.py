@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hf_compat.errors import warn_once
+from hf_compat.interop.deepspeed import DeepSpeedEngine
 
 Given = dict[str, Any]  # a checkpoint's content, or a constructor's keywords
-Engine = Any  # deepspeed's `DeepSpeedEngine`, whose package has no types
 StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
 Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
 
@@ -395,7 +395,7 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
     Lightning always wraps the LightningModule. Remove it when a strategy accepts the module to wrap.
     """
 
-    def set_up_engine(self) -> Engine:
+    def set_up_engine(self) -> DeepSpeedEngine:
         """Make the optimizer, the schedule and the engine around the module's model. Return the engine."""
         optimizer, scheduler = self._init_optimizers()
         assert self.lightning_module is not None

@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -19,9 +19,9 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.interop.releases import check_quantization, trainer_of_transformers
+from hf_compat.interop.releases import check_quantization, of_transformers, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
-from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, need, shown
+from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
 
 
 def loaded(package: str) -> ModuleType | None:
@@ -269,12 +269,10 @@ def make_generation_config(source: object) -> GenerationConfig:
     Args:
         source: A config, which is copied, its options as a dict, a JSON file, a folder, or a model's name.
     """
-    need("transformers", "'hf-compat[transformers]'", "`generation_config`")
-    from transformers import GenerationConfig as Theirs
-
+    kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
     load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
     try:
-        config: GenerationConfig = load(Theirs(**source) if isinstance(source, Mapping) else source)
+        config: GenerationConfig = load(kind(**source) if isinstance(source, Mapping) else source)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"`{shown('generation_config', source)}` cannot be used: {error}\n\nHint: give a GenerationConfig, its "
@@ -359,10 +357,6 @@ def _placement(model: nn.Module) -> Mapping[str, Place]:
 Config = Mapping[str, bool]
 
 
-class _Liger(Protocol):
-    _apply_liger_kernel_to_instance: Callable[..., None]
-
-
 def check_liger(model: nn.Module | None, config: object) -> None:
     """Refuse options that Liger cannot apply, before training."""
     _package()
@@ -391,11 +385,11 @@ def apply_liger(model: nn.Module, config: object) -> None:
         )
 
 
-def _package() -> _Liger:
+def _package() -> ModuleType:
     if "liger_kernel" not in sys.modules and not is_installed("liger_kernel"):
         raise missing_package("liger_kernel", "liger-kernel", "`use_liger_kernel=True`")
     try:
-        return cast(_Liger, importlib.import_module("liger_kernel.transformers"))
+        return importlib.import_module("liger_kernel.transformers")
     except ImportError as error:
         raise MissingPackage(
             f"`use_liger_kernel=True` needs liger-kernel, which does not load here: {error}.\n\n"

@@ -207,9 +207,8 @@ def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
     """Make the steps call the methods that a module, or its class, overrides."""
     for name in HONOURED:
         method = getattr(module, name)
-        if getattr(method, "__func__", method) is getattr(OverridePoints, name):
-            vars(steps).pop(name, None)
-        else:
+        vars(steps).pop(name, None)
+        if _is_own(module, OverridePoints, name):
             made = _MADE_BY.get(name)
             vars(steps)[name] = functools.partial(_make, module, steps, method, made) if made else method
 
