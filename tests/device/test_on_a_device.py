@@ -133,7 +133,7 @@ def test_a_device_that_runs_out_halves_the_batch(tmp_path):
     class Full(toy.Classifier):
         def forward(self, x, labels=None):
             if len(x) > 2:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GB")
             return super().forward(x, labels)
 
     with pretended_device() as machine:
