@@ -288,9 +288,8 @@ class CallbackHandler(_WithoutMethods):
         Raises:
             ValueError: The instance is not in the list.
         """
-        if self._find(callback) is None and not isinstance(callback, type):
+        if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks")
-        self.pop_callback(callback)
 
     def hearing(self, event: str) -> list[object]:
         """The callbacks that have a method of their own for an event."""
