@@ -61,7 +61,8 @@ def cosine(update: int, *, num_warmup_steps: int, num_training_steps: int, num_c
     """Fall to 0 along a cosine."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
-    return max(0.0, _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles))
+    progress = _progress(update, num_warmup_steps, num_training_steps)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress)))
 
 
 def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
@@ -81,10 +82,6 @@ def _warmup(update: int, num_warmup_steps: int) -> float:
 
 def _progress(update: int, num_warmup_steps: int, num_training_steps: int) -> float:
     return float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
-
-
-def _half_cosine(progress: float, num_cycles: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
 
 
 # Schedules that need no transformers → the factor.

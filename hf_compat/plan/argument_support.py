@@ -13,8 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -232,38 +231,26 @@ def _differs(a: Setting, b: Setting) -> bool:
     return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else bool(a != b)
 
 
-class MechanicsOfTrainer(Protocol):
-    """The settings of a Lightning trainer that change gradients."""
-
-    @property
-    def gradient_clip_algorithm(self) -> Enum | None:
-        """`norm` or `value`."""
-
-    accumulate_grad_batches: int
-    gradient_clip_val: float | None
-
-
-def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> None:
-    """Refuse a trainer of the user's own that accumulates or clips beside the arguments."""
+def check_mechanics(args: TrainingArguments, trainer: Any) -> None:
+    """Refuse a `lightning.Trainer` of the user's own that accumulates or clips beside the arguments."""
+    algorithm = trainer.gradient_clip_algorithm
     if trainer.accumulate_grad_batches != 1:
-        wanted, set_to = "gradient_accumulation_steps", trainer.accumulate_grad_batches
-        shown = f"accumulate_grad_batches={set_to}"
+        name, wanted = "accumulate_grad_batches", "gradient_accumulation_steps"
     elif trainer.gradient_clip_val is not None and float(trainer.gradient_clip_val) > 0:
-        wanted, set_to = "max_grad_norm", trainer.gradient_clip_val  # type: ignore[assignment]
-        shown = f"gradient_clip_val={set_to}"
-    elif trainer.gradient_clip_algorithm is not None and trainer.gradient_clip_algorithm.value != "norm":
+        name, wanted = "gradient_clip_val", "max_grad_norm"
+    elif algorithm is not None and algorithm.value != "norm":
         raise ArgumentError(
-            f"`gradient_clip_algorithm={trainer.gradient_clip_algorithm.value!r}` of lightning.Trainer has no effect "
-            f"on an HFModule, which clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
+            f"`gradient_clip_algorithm={algorithm.value!r}` of lightning.Trainer has no effect on an HFModule, which "
+            f"clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
             "Hint: leave it out. To clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
             "`on_before_optimizer_step` of a callback."
         )
     else:
         return
     raise ArgumentError(
-        f"`{shown}` of lightning.Trainer has no effect on an HFModule, which accumulates and clips as its arguments "
-        f"say (`{wanted}={getattr(args, wanted)}`).\n\n"
-        f"Hint: leave it out, and set `TrainingArguments({wanted}={set_to})`."
+        f"`{name}={getattr(trainer, name)}` of lightning.Trainer has no effect on an HFModule, which accumulates and "
+        f"clips as its arguments say (`{wanted}={getattr(args, wanted)}`).\n\n"
+        f"Hint: leave it out, and set `TrainingArguments({wanted}={getattr(trainer, name)})`."
     )
 
 

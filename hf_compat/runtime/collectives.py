@@ -31,14 +31,6 @@ from hf_compat.runtime.console import saying_what_is_awaited
 from hf_compat.runtime.launch import has_rendezvous, main_address
 from hf_compat.runtime.nested import Nested, map_nested
 
-TASKS = Path("/proc/self/task")
-GLOO_THREAD = "pt_gloo_runloop"
-SLEEPING = "S"
-
-# A thread that waits for Python wakes as soon as this one sleeps, and is no longer seen asleep. Three looks in a row
-# also see threads that wait one behind the other.
-LOOKS = 3
-SECONDS_BETWEEN = 0.001
 GIVE_UP_SECONDS = 5.0
 
 
@@ -59,22 +51,25 @@ def destroy_at_exit() -> None:
 
 def wait_for_gloo() -> None:
     """Wait until Gloo's threads sleep, at most 5 seconds. Their memory is free then."""
-    if not TASKS.is_dir():  # only Linux shows the state of a thread
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():  # only Linux shows the state of a thread
         time.sleep(0.05)
         return
     give_up, looks = time.monotonic() + GIVE_UP_SECONDS, 0
-    while looks < LOOKS and time.monotonic() < give_up:
-        time.sleep(SECONDS_BETWEEN)
+    # A thread that waits for Python wakes as soon as this one sleeps, and is no longer seen asleep. Three looks in a
+    # row also see threads that wait one behind the other.
+    while looks < 3 and time.monotonic() < give_up:
+        time.sleep(0.001)
         # The state letter of each of Gloo's threads, as `/proc` gives it; a thread that has just ended has none
         states = []
-        for task in TASKS.iterdir():
+        for task in tasks.iterdir():
             try:
                 name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if name == GLOO_THREAD:
+            if name == "pt_gloo_runloop":
                 states.append(rest.split()[0])
-        looks = 0 if any(state != SLEEPING for state in states) else looks + 1
+        looks = 0 if any(state != "S" for state in states) else looks + 1
 
 
 Object = TypeVar("Object")
@@ -378,15 +373,15 @@ def naming_absent_ranks() -> Iterator[None]:
     if not is_distributed():
         yield
         return
-    board = _Board(next(_calls))
+    call = next(_calls)
     try:
         yield
     except BaseException as error:
         if not is_failed_exchange(error):
-            board.leave(f"{type(error).__name__}: {error}")
+            _leave(call, f"{type(error).__name__}: {error}")
             raise
-        board.leave(_FAILED_AFTER_ANOTHER)
-        reasons = board.reasons(error)
+        _leave(call, _FAILED_AFTER_ANOTHER)
+        reasons = _reasons(call, error)
         if not reasons:
             raise
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(reasons)) from error
@@ -402,7 +397,7 @@ def telling_of_failure() -> Iterator[None]:
         yield
     except BaseException as error:
         if is_distributed():
-            _Board(_CONSTRUCTOR).leave(f"{type(error).__name__}: {error}")
+            _leave(_CONSTRUCTOR, f"{type(error).__name__}: {error}")
         raise
 
 
@@ -417,52 +412,41 @@ def is_failed_exchange(error: BaseException) -> bool:
     )
 
 
-class _Board:
-    """What the ranks leave for each other during one call.
+def _key(call: int | str, rank: int) -> str:
+    """Where a rank leaves a word for the others during a call of all of them, or in its constructor."""
+    return f"hf_compat/ended/{call}/{rank}"
 
-    Args:
-        call: Which call of this process it is; or `_CONSTRUCTOR`, for what went wrong outside of all calls.
-    """
 
-    def __init__(self, call: int | str) -> None:
-        self._call = call
+def _leave(call: int | str, word: str) -> None:
+    """Tell the others, if they can be reached."""
+    _in_time(lambda store: store.set(_key(call, distributed.get_rank()), word))
 
-    def _key(self, rank: int) -> str:
-        return f"hf_compat/ended/{self._call}/{rank}"
 
-    def leave(self, word: str) -> None:
-        """Tell the others, if they can be reached."""
-        key = self._key(distributed.get_rank())
-        _in_time(lambda store: store.set(key, word))
+def _reasons(call: int, error: BaseException) -> list[str]:
+    """Give a line for each other rank that did not merely fail after another. Wait for their words."""
+    own, size = distributed.get_rank(), distributed.get_world_size()
+    words: dict[int, str | None] = {rank: None for rank in range(size) if rank != own}
 
-    def reasons(self, error: BaseException) -> list[str]:
-        """Give a line for each other rank that did not merely fail after another. Wait for their words."""
-        own, size = distributed.get_rank(), distributed.get_world_size()
-        words: dict[int, str | None] = {rank: None for rank in range(size) if rank != own}
-
-        def collect(store: Store) -> None:
-            until = time.monotonic() + PATIENCE_SECONDS
-            while None in words.values() and time.monotonic() < until:
-                self._look(store, words)
-                time.sleep(_SECONDS_BETWEEN)
-            _Board(_CONSTRUCTOR)._look(store, words)
-
-        _in_time(collect)
-        text = str(error)
-        # Gloo closes a connection itself when no answer comes: "Application timeout caused pair closure"
-        silence = (
-            "does not answer: it hangs, is stopped, or does something else than the others; `ddp_timeout` has passed"
-        )
-        if any(word in text for word in _GONE) and "imeout" not in text:
-            silence = "has gone without an error: it was killed, or left by itself"
-        told = {rank: silence if word is None else word for rank, word in dict(words).items()}
-        return [f"rank {rank}: {word}" for rank, word in told.items() if word != _FAILED_AFTER_ANOTHER]
-
-    def _look(self, store: Store, words: dict[int, str | None]) -> None:
-        """Fill in the words that are there by now."""
+    def look(store: Store, place: int | str) -> None:
         for rank in [rank for rank, word in words.items() if word is None]:
-            if store.check([self._key(rank)]):
-                words[rank] = store.get(self._key(rank)).decode(errors="replace")
+            if store.check([_key(place, rank)]):
+                words[rank] = store.get(_key(place, rank)).decode(errors="replace")
+
+    def collect(store: Store) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while None in words.values() and time.monotonic() < until:
+            look(store, call)
+            time.sleep(_SECONDS_BETWEEN)
+        look(store, _CONSTRUCTOR)
+
+    _in_time(collect)
+    text = str(error)
+    # Gloo closes a connection itself when no answer comes: "Application timeout caused pair closure"
+    silence = "does not answer: it hangs, is stopped, or does something else than the others; `ddp_timeout` has passed"
+    if any(word in text for word in _GONE) and "imeout" not in text:
+        silence = "has gone without an error: it was killed, or left by itself"
+    told = {rank: silence if word is None else word for rank, word in dict(words).items()}
+    return [f"rank {rank}: {word}" for rank, word in told.items() if word != _FAILED_AFTER_ANOTHER]
 
 
 def _in_time(ask: Callable[[Store], object]) -> None:
