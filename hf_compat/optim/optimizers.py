@@ -221,6 +221,50 @@ def _schedule_free(name: str) -> OptimizerEntry:
     )
 
 
+def _low_rank(
+    class_name: str,
+    options: Mapping[str, Option],
+    group_options: Callable[[OptimizerRequest], Keywords] = options_alone,
+    further: Keywords | None = None,
+    device: str = "",
+) -> OptimizerEntry:
+    package = "galore" if class_name.startswith("GaLore") else "apollo"
+    return OptimizerEntry(
+        f"{package}_torch.{class_name}",
+        f"{package}-torch",
+        options=options,
+        keywords=lambda request: {"params": low_rank_groups(request, group_options(request)), **(further or {})},
+        projects=True,
+        device=device,
+        # Measured with two processes: FSDP 2 fails when it saves, ZeRO in the first update.
+        refused_with={
+            "fsdp": "torch cannot save its projections from sharded parameters",
+            "deepspeed": "ZeRO flattens the matrices that it projects",
+        },
+    )
+
+
+def _lomo(name: str) -> OptimizerEntry:
+    return OptimizerEntry(
+        f"lomo_optim.{name}", "lomo-optim", keywords=lambda request: {"model": request.whole_model}, in_backward=True
+    )
+
+
+_PROJECTIONS = choice(("std", "reverse_std", "right", "left", "full"))
+GALORE_OPTIONS = {
+    "rank": Option(COUNT, 128),
+    "update_proj_gap": Option(COUNT, 200),
+    "scale": Option(FINITE, 0.25),
+    "proj_type": Option(_PROJECTIONS, "std"),
+}
+APOLLO_OPTIONS = {
+    "rank": Option(COUNT, 128),
+    "proj": Option(choice(("random", "svd")), "random"),
+    "scale_type": Option(choice(("channel", "tensor")), "channel"),
+    "update_proj_gap": Option(COUNT, 200),
+    "scale": Option(FINITE, 1.0),
+    "proj_type": Option(_PROJECTIONS, "std"),
+}
 _DTYPES = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "float", "half", "double")
 }
@@ -231,7 +275,7 @@ _OF_RMSPROP = {
     **dict.fromkeys(("momentum", "eps", "weight_decay"), _POSITIVE), "alpha": _SHARE, "centered": _SWITCH,
 }  # fmt: skip
 
-# Names → entry of the optimizers that need only the arguments.
+# Names → entry, without the layerwise forms.
 _ENTRIES = {
     # Torch's own, those of its builds for other chips, and transformers' Adafactor
     "adamw_torch": _torchs("AdamW", with_adam),
@@ -302,28 +346,33 @@ _ENTRIES = {
     "schedule_free_radam": _schedule_free("RAdamScheduleFree"),
     "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
     "schedule_free_sgd": _schedule_free("SGDScheduleFree"),
+    # They project the gradients of the target layers
+    "galore_adamw": _low_rank("GaLoreAdamW", GALORE_OPTIONS),
+    "galore_adamw_8bit": _low_rank("GaLoreAdamW8bit", GALORE_OPTIONS, device="a GPU"),
+    # The layerwise form gets these keywords, too. Upstream leaves them out, and the package refuses the learning rate.
+    "galore_adafactor": _low_rank(
+        "GaLoreAdafactor", GALORE_OPTIONS, further={"scale_parameter": False, "relative_step": False}
+    ),
+    # Only the projected parameters get the betas and the epsilon of the arguments.
+    "apollo_adamw": _low_rank("APOLLOAdamW", APOLLO_OPTIONS, lambda request: {**request.options, **request.adam}),
+    # They run the backward pass
+    "lomo": _lomo("Lomo"),
+    "adalomo": _lomo("AdaLomo"),
 }
-PLAIN_OPTIMIZERS = {OptimizerNames(name): entry for names, entry in _ENTRIES.items() for name in names.split()}
+_ONCE = {OptimizerNames(name): entry for names, entry in _ENTRIES.items() for name in names.split()}
+OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
+    **_ONCE,
+    **{
+        OptimizerNames(f"{name.value}_layerwise"): replace(entry, in_backward=True, refused_with={})
+        for name, entry in _ONCE.items()
+        if entry.projects
+    },
+}
 
 # torch's own form: `params` and the options of these.
 ParameterGroup: TypeAlias = dict[str, Any]
 
 _log = logging.getLogger(__name__)
-_PROJECTIONS = choice(("std", "reverse_std", "right", "left", "full"))
-GALORE_OPTIONS = {
-    "rank": Option(COUNT, 128),
-    "update_proj_gap": Option(COUNT, 200),
-    "scale": Option(FINITE, 0.25),
-    "proj_type": Option(_PROJECTIONS, "std"),
-}
-APOLLO_OPTIONS = {
-    "rank": Option(COUNT, 128),
-    "proj": Option(choice(("random", "svd")), "random"),
-    "scale_type": Option(choice(("channel", "tensor")), "channel"),
-    "update_proj_gap": Option(COUNT, 200),
-    "scale": Option(FINITE, 1.0),
-    "proj_type": Option(_PROJECTIONS, "std"),
-}
 
 
 def check_targets(request: OptimizerRequest) -> None:
@@ -377,65 +426,6 @@ def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = T
         {"params": [parameter for name, parameter in named if name not in chosen]},
         {"params": [parameter for name, parameter in named if name in chosen], **options},
     ]
-
-
-def _low_rank(
-    class_name: str,
-    options: Mapping[str, Option],
-    group_options: Callable[[OptimizerRequest], Keywords] = options_alone,
-    further: Keywords | None = None,
-    device: str = "",
-) -> OptimizerEntry:
-    package = "galore" if class_name.startswith("GaLore") else "apollo"
-    return OptimizerEntry(
-        f"{package}_torch.{class_name}",
-        f"{package}-torch",
-        options=options,
-        keywords=lambda request: {"params": low_rank_groups(request, group_options(request)), **(further or {})},
-        projects=True,
-        device=device,
-        # Measured with two processes: FSDP 2 fails when it saves, ZeRO in the first update.
-        refused_with={
-            "fsdp": "torch cannot save its projections from sharded parameters",
-            "deepspeed": "ZeRO flattens the matrices that it projects",
-        },
-    )
-
-
-LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.GALORE_ADAMW: _low_rank("GaLoreAdamW", GALORE_OPTIONS),
-    OptimizerNames.GALORE_ADAMW_8BIT: _low_rank("GaLoreAdamW8bit", GALORE_OPTIONS, device="a GPU"),
-    # The layerwise form gets these keywords, too. Upstream leaves them out, and the package refuses the learning rate.
-    OptimizerNames.GALORE_ADAFACTOR: _low_rank(
-        "GaLoreAdafactor", GALORE_OPTIONS, further={"scale_parameter": False, "relative_step": False}
-    ),
-    # Only the projected parameters get the betas and the epsilon of the arguments.
-    OptimizerNames.APOLLO_ADAMW: _low_rank(
-        "APOLLOAdamW", APOLLO_OPTIONS, lambda request: {**request.options, **request.adam}
-    ),
-}
-
-
-LAYERWISE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames(f"{whole.value}_layerwise"): replace(entry, in_backward=True, refused_with={})
-    for whole, entry in LOW_RANK_OPTIMIZERS.items()
-}
-LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    name: OptimizerEntry(
-        f"lomo_optim.{class_name}",
-        "lomo-optim",
-        keywords=lambda request: {"model": request.whole_model},
-        in_backward=True,
-    )
-    for name, class_name in ((OptimizerNames.LOMO, "Lomo"), (OptimizerNames.ADALOMO, "AdaLomo"))
-}
-
-OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    **PLAIN_OPTIMIZERS,
-    **LOW_RANK_OPTIMIZERS,
-    **LOMO_OPTIMIZERS,
-    **LAYERWISE_OPTIMIZERS,
-}
 
 
 def refuse_in_backward(request: OptimizerRequest) -> None:

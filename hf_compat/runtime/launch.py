@@ -30,9 +30,10 @@ Variables = Mapping[str, str]
 class Launcher:
     """A row: who sets which variables, by default torch's. Of several names for one number the first one set counts.
 
+    docs/scale.md has the same table, with links to their descriptions.
+
     Args:
         name: Of the launchers.
-        docs: Where these variables are described.
         when: Variables by which the row is known; all of them are set.
         rank: Of the process; where `starts_machines`, of the machine.
         world_size: Processes; where `starts_machines`, machines.
@@ -46,7 +47,6 @@ class Launcher:
     """
 
     name: str
-    docs: str
     when: tuple[str, ...]
     rank: tuple[str, ...] = ("RANK",)
     world_size: tuple[str, ...] = ("WORLD_SIZE",)
@@ -62,7 +62,6 @@ class Launcher:
 LAUNCHERS = (
     Launcher(
         name="torchrun, `accelerate launch`, `hf-compat run`, Ray Train",
-        docs="https://docs.pytorch.org/docs/stable/elastic/run.html",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         local_world_size=("LOCAL_WORLD_SIZE",),
         node_rank=("GROUP_RANK", "NODE_RANK"),
@@ -70,7 +69,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="deepspeed",
-        docs="https://www.deepspeed.ai/getting-started/",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
         local_world_size=("LOCAL_SIZE",),
         node_rank=("CROSS_RANK",),
@@ -78,14 +76,12 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Azure ML (PyTorch)",
-        docs="https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         node_rank=("NODE_RANK",),
         nodes=("AZUREML_NODE_COUNT",),
     ),
     Launcher(
         name="Slurm (srun)",
-        docs="https://slurm.schedmd.com/srun.html",
         when=("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"),  # `sbatch` alone sets no step: it starts one process
         rank=("SLURM_PROCID",),
         world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -98,7 +94,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Open MPI, Azure ML (MPI)",
-        docs="https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html",
         when=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
         world_size=("OMPI_COMM_WORLD_SIZE",),
@@ -110,7 +105,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Intel MPI, MPICH, Cray PALS",
-        docs="https://www.intel.com/content/www/us/en/docs/mpi-library/developer-reference-linux/",
         when=("PMI_RANK", "PMI_SIZE"),
         rank=("PMI_RANK",),
         world_size=("PMI_SIZE",),
@@ -120,7 +114,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="MVAPICH2",
-        docs="https://mvapich.cse.ohio-state.edu/userguide/",
         when=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
         rank=("MV2_COMM_WORLD_RANK",),
         world_size=("MV2_COMM_WORLD_SIZE",),
@@ -130,14 +123,12 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Kubernetes PyTorchJob",
-        docs="https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/",
         when=("RANK", "WORLD_SIZE"),  # a pod is a process, which may start others
         local_world_size=("LOCAL_WORLD_SIZE",),
         may_start_machines=True,
     ),
     Launcher(
         name="Kubeflow TrainJob",
-        docs="https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/",
         when=("PET_NODE_RANK", "PET_NNODES"),
         rank=("PET_NODE_RANK",),
         world_size=("PET_NNODES",),
@@ -147,7 +138,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="SageMaker",
-        docs="https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md",
         when=("SM_HOSTS", "SM_CURRENT_HOST"),
         rank=("SM_CURRENT_HOST",),
         world_size=("SM_HOSTS",),
@@ -157,7 +147,6 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Kubernetes indexed Job, JobSet",
-        docs="https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static/",
         when=("JOB_COMPLETION_INDEX",),  # how many there are is not said
         rank=("JOB_COMPLETION_INDEX",),
         world_size=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -136,14 +137,15 @@ def in_words(row) -> str:
     started = (
         "one a machine" if row.starts_machines else "each" + (", or one a machine" if row.may_start_machines else "")
     )
-    cells = [f"[{row.name}]({row.docs})", started, names(row.rank), names(row.world_size), names(row.local_rank),
+    cells = [row.name, started, names(row.rank), names(row.world_size), names(row.local_rank),
              names(row.local_world_size), names(row.node_rank + row.nodes), names(row.address)]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
 def test_the_table_stands_in_the_documentation():
     text = SCALE.read_text()
-    lines = text[text.index("| launcher |") :].split("\n\n")[0].splitlines()[2:]
+    table = text[text.index("| launcher |") :].split("\n\n")[0]
+    lines = re.sub(r"\[([^]]+)\]\(https://[^)]+\)", r"\1", table).splitlines()[2:]
     assert lines == [in_words(row) for row in LAUNCHERS]
 
 
