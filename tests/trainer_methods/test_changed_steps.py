@@ -18,7 +18,8 @@ from resume_runs import Run, assert_as_transformers, assert_same, without
 import hf_compat
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument, warn_once
 from hf_compat.optim.lr_schedulers import get_scheduler
-from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, check_request
+from hf_compat.optim.optimizers import check_request
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.launch import Launch
 
 WHOLE = {
