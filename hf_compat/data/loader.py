@@ -24,7 +24,6 @@ from hf_compat.data.samplers import (
     SeededRandomSampler,
     SkipFirstBatches,
     dispatched,
-    set_epoch_of,
 )
 from hf_compat.data.types import Batch, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream, knows_its_rank
@@ -252,9 +251,10 @@ class PreparedDataLoader(DataLoader[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, and of samplers and data sets that have epochs."""
         self.iteration = epoch
-        batches, single = self.batch_sampler, self.sampler
-        within = (getattr(batches, "sampler", None), getattr(single, "sampler", None))
-        set_epoch_of((batches, single, *within, self.dataset), epoch)
+        order = self.sampler if self.batch_sampler is None else self.batch_sampler
+        whole = getattr(order, "batch_sampler", None)  # of which the order is one rank's share
+        single = getattr(order if whole is None else whole, "sampler", None)
+        _set_epoch((order, whole, single, self.sampler, self.dataset), epoch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
@@ -292,12 +292,12 @@ class PreparedDataLoader(DataLoader[Batch]):
         # runs with other seeds, and later epochs, do not repeat what is drawn within the workers
         seeded = torch.Generator().manual_seed((torch.initial_seed() + self.iteration) % 2**63)
         drawn_from, self.generator = self.generator, seeded
-        set_epoch_of((self.dataset,), 0)
+        _set_epoch((self.dataset,), 0)
         try:
             return super().__iter__()
         finally:
             self.generator = drawn_from
-            set_epoch_of((self.dataset,), self.iteration)
+            _set_epoch((self.dataset,), self.iteration)
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, each after the next one has been read."""
@@ -392,6 +392,14 @@ class PreparedDataLoader(DataLoader[Batch]):
         read = getattr(self.dataset, "state_dict", None)
         alone = self.rank_slice.world_size == 1
         return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
+
+
+def _set_epoch(parts: Iterable[object], epoch: int) -> None:
+    """Set the epoch of all samplers and data sets that have one."""
+    for part in parts:
+        set_epoch = getattr(part, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:

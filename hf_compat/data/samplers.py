@@ -133,14 +133,6 @@ class RankSlice:
     dispatch_batches: bool | None = None  # rank 0 reads for all ranks. None means so for iterable data only
 
 
-def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
-    """Set the epoch of all samplers and data sets that have one."""
-    for part in parts:
-        set_epoch = getattr(part, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-
 class BatchSamplerSlice(Sampler[Indices]):
     """One rank's share of a batch sampler: every `world_size`-th batch, or a part of every batch.
 
@@ -160,10 +152,6 @@ class BatchSamplerSlice(Sampler[Indices]):
                 f"{ranks.world_size} equal parts.\n\n"
                 "Hint: make the batch size a multiple of the number of processes."
             )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the batch sampler and of its sampler."""
-        set_epoch_of((self.batch_sampler, self.sampler), epoch)
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)  # type: ignore[arg-type]  # callers know that it has a length
@@ -229,7 +217,9 @@ class IterableDatasetSlice(IterableDataset[Sample]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and that of the data set."""
         self.epoch = epoch
-        set_epoch_of((self.dataset,), epoch)
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     def __len__(self) -> int:
         rounds, rest = divmod(len(self.dataset), self.batch_size * self.world_size)

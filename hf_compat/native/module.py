@@ -22,9 +22,8 @@ from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
-from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, check_metrics
 from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
-from hf_compat.engine.kept_batches import check_metrics
 from hf_compat.engine.model_hooks import OverflowWatch, begin_noise, end_noise, watch_if_enabled
 from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED

@@ -21,9 +21,8 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.data.types import Batch, Collator
-from hf_compat.engine.evaluation import EvaluationRun
+from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
 from hf_compat.engine.internals import automatic_schedules, fetch_without_prefetch
-from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user

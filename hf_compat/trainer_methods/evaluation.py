@@ -13,9 +13,8 @@ from torch import nn
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.types import DataSource, Loader
-from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun
+from hf_compat.engine.evaluation import ComputeMetrics, EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
-from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.loops import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward

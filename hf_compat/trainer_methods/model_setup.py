@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hf_compat.data.collators import check_dataset, check_length
-from hf_compat.engine.kept_batches import check_metrics
+from hf_compat.engine.evaluation import check_metrics
 from hf_compat.engine.model_hooks import EmbeddingNoise, compiled, uncompiled
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once, warn_user

@@ -8,8 +8,8 @@ import torch
 import toy
 
 import hf_compat
-from hf_compat.engine import kept_batches
-from hf_compat.engine.kept_batches import KeptBatches, RepeatedNumbers
+from hf_compat.engine import evaluation
+from hf_compat.engine.evaluation import KeptBatches, RepeatedNumbers
 
 ROWS = {
     "as counted": [(4, 3), (4, 3), (2, 3)],
@@ -39,7 +39,7 @@ def same(left, right) -> bool:
 @pytest.fixture(params=[1, 60, 2**18], autouse=True)
 def _bytes_at_once(request, monkeypatch):
     """Set how many bytes of batches wait before they are copied: none, some, all."""
-    monkeypatch.setattr(kept_batches, "_BYTES_AT_ONCE", request.param)
+    monkeypatch.setattr(evaluation, "_BYTES_AT_ONCE", request.param)
 
 
 @pytest.mark.parametrize("shapes", ROWS.values(), ids=ROWS)
@@ -68,9 +68,9 @@ def test_what_does_not_fit_is_joined_as_before(odd, first):
 
 def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
     joined = []
-    join = kept_batches.join_batches
+    join = evaluation.join_batches
     monkeypatch.setattr(
-        kept_batches, "join_batches", lambda batches: joined.extend(b.ndim for b in batches) or join(batches)
+        evaluation, "join_batches", lambda batches: joined.extend(b.ndim for b in batches) or join(batches)
     )
     args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
     output = hf_compat.Trainer(toy.Classifier(), args).predict(toy.rows(21))
