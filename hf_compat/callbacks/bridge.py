@@ -34,15 +34,8 @@ logger = logging.getLogger(__name__)
 
 # Parameters of upstream's `_maybe_log_save_evaluate`, which it passes by position except for the last.
 LOG_SAVE_EVALUATE_PARAMETERS = (
-    "tr_loss",
-    "grad_norm",
-    "model",
-    "trial",
-    "epoch",
-    "ignore_keys_for_eval",
-    "start_time",
-    "learning_rate",
-)
+    "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate",
+)  # fmt: skip
 
 # Lightning hook → the HF event that it fires.
 PAIRS = {hook: event.name for event in EVENTS.values() for hook in event.hooks}

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 
-from hf_compat.callbacks.mlflow_runs import MLflowRuns, continuing
-from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
+from hf_compat.callbacks.trackers import MLflowRuns, TensorBoardCallback, WandbCallback, continuing
 from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
 from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs

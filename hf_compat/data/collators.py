@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NoReturn, Protocol, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import torch
@@ -240,13 +240,6 @@ def _is_whole(key: str, label: Sample) -> bool:
     return isinstance(first, (int, np.integer))
 
 
-class Padder(Protocol):
-    """A tokenizer or feature extractor with a `pad` method."""
-
-    def pad(self, features: list[Sample], *, padding: bool, return_tensors: str) -> Batch:
-        """Join samples into a batch, padded to the longest sample."""
-
-
 class PaddingCollator:
     """Pads samples with a tokenizer's (or feature extractor's) own `pad`, and renames the labels to `labels`.
 
@@ -257,7 +250,7 @@ class PaddingCollator:
         `transformers.DataCollatorWithPadding`, 5.23.
     """
 
-    def __init__(self, processing_class: Padder) -> None:
+    def __init__(self, processing_class: Any) -> None:  # of transformers, or any other class
         self.tokenizer = processing_class
 
     def __call__(self, features: list[Sample]) -> Batch:

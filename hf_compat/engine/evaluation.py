@@ -7,7 +7,6 @@ Ranks then exchange the states of metrics, and no logits.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.windows import TrainingSteps
-from hf_compat.errors import ArgumentError, DataError, OverrideError, warn_user
+from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.inspection import length_of
@@ -28,7 +27,6 @@ from hf_compat.runtime.nested import (
     Nested,
     find_batch_size,
     join_batches,
-    leaves,
     map_nested,
     nested_numpify,
     truncate_to,
@@ -184,7 +182,11 @@ class KeptBatches:
         try:
             return nested_numpify(join_batches(batches))
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-            forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
+            forms = []
+            for batch in batches:
+                shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
+                form = f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
+                forms += [form] if form not in forms else []
             raise DataError(
                 f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
                 "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or "
@@ -199,12 +201,6 @@ def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
         if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
             return False
     return True
-
-
-def _form_of(batch: Nested) -> str:
-    """Format the shapes of nested data."""
-    shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
-    return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
 
 
 class RepeatedNumbers(KeptBatches):
@@ -569,8 +565,6 @@ class EvaluationRun:
         for kept, part in zip(self.kept, results if self._keeps_predictions else results[:1], strict=False):
             if part is not None:
                 kept.add(part)
-        if self._keeps_predictions and self.batches_seen == 1:
-            warn_of_memory(results[1:], self.loader, self._to_cpu_every)
 
     def _end_batch(self, batch: EvaluationBatch, results: Results) -> None:
         """Compute the last batch's metrics or move results to the CPU, after the batch's events."""
@@ -638,29 +632,3 @@ class EvaluationRun:
         finite = np.isfinite(joined)
         kept = joined[finite] if self._skips_non_finite and finite.any() else joined
         return float(kept.mean().item())
-
-
-def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:
-    """Warn if an evaluation will keep more than half of the free memory, judging by the results of its first batch."""
-    batches, needed, on_gpu = length_of(loader), 0, False
-    for leaf in leaves(batch) if batches is not None else ():
-        if isinstance(leaf, torch.Tensor):
-            needed += leaf.nbytes * (batches or 0)
-            on_gpu |= to_cpu_every is None and leaf.is_cuda
-    if not needed:
-        return
-    free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
-    if free is not None and needed > free / 2:
-        way = "set `eval_accumulation_steps`, " if on_gpu else ""
-        warn_user(
-            f"This evaluation keeps about {needed / 2**30:.1f} GiB of predictions, and {free / 2**30:.1f} GiB of "
-            f"{'GPU memory' if on_gpu else 'memory'} are free.\n\nHint: {way}reduce them by "
-            "`preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as `compute_metrics`.",
-        )
-
-
-def _free_memory() -> int | None:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not on every system
-        return None

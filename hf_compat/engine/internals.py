@@ -9,7 +9,6 @@ outside this file.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
@@ -38,8 +37,6 @@ from torch.optim import Optimizer
 from hf_compat.errors import warn_once
 from hf_compat.interop.deepspeed import DeepSpeedEngine
 
-Given = dict[str, Any]  # a checkpoint's content, or a constructor's keywords
-StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
 Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
 
 # The Lightning release that this file is written for and tested with.
@@ -421,7 +418,7 @@ def automatic_schedules(chosen: OptimizerLRScheduler) -> tuple[list[Optimizer], 
     return optimizers, _configure_schedulers_automatic_opt(schedules, monitor) if len(optimizers) == 1 else None
 
 
-def load_state(cls: type[LightningModule], checkpoint: Given, keywords: Given) -> object:
+def load_state(cls: type[LightningModule], checkpoint: dict[str, Any], keywords: dict[str, Any]) -> object:
     """Make a module from a loaded checkpoint. The public method reads a file."""
     return _load_state(cls, checkpoint, **keywords)
 

@@ -48,7 +48,7 @@ IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
 _CALLS = logging.getLogger("lightning.pytorch.trainer.call")
 
 Hook = Callable[..., object]
-Given = ParamSpec("Given")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ class CarriedStop(Exception):
         self.error = error
 
 
-def carrying_stops(method: Callable[Given, None]) -> Callable[Given, None]:
+def carrying_stops(method: Callable[P, None]) -> Callable[P, None]:
     """Turn a `StopIteration` from a model, loss, optimizer or callback into an error.
 
     Lightning's loops would take it for the end of the data, and silently skip the update or the rest of the epoch.
@@ -151,7 +151,7 @@ def carrying_stops(method: Callable[Given, None]) -> Callable[Given, None]:
     """
 
     @functools.wraps(method)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(*args, **kwargs)
         except StopIteration as error:

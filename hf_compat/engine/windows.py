@@ -439,22 +439,13 @@ class Accelerator(Protocol):
     sync_gradients: bool
 
     @property
-    def num_processes(self) -> int:
-        """The number of ranks that train together."""
-
+    def num_processes(self) -> int: ...
     @property
-    def process_index(self) -> int:
-        """Rank of this process."""
-
+    def process_index(self) -> int: ...
     @property
-    def is_alone(self) -> bool:
-        """Whether `gather` and `pad_across_processes` return their input, as with one process and no override."""
-
-    def gather(self, tensor: Nested) -> Nested:
-        """Join the data of all ranks along the first dimension."""
-
-    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
-        """Pad to the longest of all ranks."""
+    def is_alone(self) -> bool: ...  # whether the next two return their input
+    def gather(self, tensor: Nested) -> Nested: ...
+    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested: ...
 
 
 class TrainingSteps(Protocol):
@@ -478,22 +469,13 @@ class TrainingSteps(Protocol):
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
-        """Predict one evaluation batch. Return loss, logits and labels."""
-
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]: ...  # loss, logits and labels
     def _prepare_input(self, data: Batch) -> Batch: ...
-
-    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
-        """Run forward and backward of one micro-batch. Return the detached loss."""
-
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor: ...
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], Items]:
-        """Return the micro-batches of one window and their number of items."""
-
-    def compiled(self, model: nn.Module) -> nn.Module:
-        """Compile the model that the steps call if the arguments ask for it."""
-
+    ) -> tuple[list[Batch], Items]: ...
+    def compiled(self, model: nn.Module) -> nn.Module: ...  # if the arguments ask for it
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...
     def _get_grad_norm(self, model: nn.Module, grad_norm: GradNorm = None) -> GradNorm: ...

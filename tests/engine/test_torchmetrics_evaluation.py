@@ -13,7 +13,7 @@ from toy import Classifier, TupleRegressor, pad, regression_rows, rows, sequence
 
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine import evaluation as evaluation_module
-from hf_compat.errors import ArgumentError, HfCompatWarning
+from hf_compat.errors import ArgumentError
 
 ACCURACY = functools.partial(MulticlassAccuracy, num_classes=3, average="micro")
 
@@ -60,13 +60,6 @@ def test_nothing_is_kept_but_losses(make_args, monkeypatch):
     assert kept == []  # losses go into blocks of numbers
     trainer_of(make_args, lambda p: {}).evaluate()
     assert (8, 3) in kept  # with a function, logits are kept
-
-
-def test_an_evaluation_that_would_fill_memory_is_warned_about(make_args, monkeypatch):
-    monkeypatch.setattr(evaluation_module, "_free_memory", lambda: 500)
-    with pytest.warns(HfCompatWarning, match="preprocess_logits_for_metrics"):
-        trainer_of(make_args, lambda p: {}).evaluate()
-    trainer_of(make_args, ACCURACY()).evaluate()  # nothing is kept, nothing is said
 
 
 def test_predict_gives_predictions_and_metrics(make_args):
