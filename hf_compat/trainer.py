@@ -285,8 +285,8 @@ class Trainer(
         unloadable: dict[str, str] = {}  # checkpoints that turned out to be damaged, with the reasons
         self.is_in_train = True
         try:
-            if trial is None:  # a trial never resumes from another one's checkpoint
-                wanted = self._callbacks.checkpoint_of_exception(wanted)
+            if trial is None and wanted is None and self._callbacks.lightning:  # a trial never resumes from another's
+                wanted = self._callbacks.checkpoint_of_exception()
             with naming_absent_ranks():
                 self._refuse_late_overrides()
                 compare_arguments(self.args, wanted)

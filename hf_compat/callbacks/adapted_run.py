@@ -106,14 +106,11 @@ class AdaptedRun(pl.Callback):
     Attributes:
         handler: Calls the HF callbacks of all adapters.
         updates_done: Updates that callbacks have been notified of.
-        in_update: Whether an update is running.
         grad_norm: Gradient norm of the last update, if measured.
-        learning_rate: Learning rate of the last update.
         flag_agreement: Synchronizes the flags between ranks if a callback may set one.
         flags_decide: Whether only flags trigger evaluations. Otherwise Lightning's intervals do.
         evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
         is_best: Whether the last evaluation is the best of the run so far.
-        evaluation_batches: Batches of the running evaluation so far.
     """
 
     def __init__(self, args: TrainingArguments, has_own_arguments: bool, processing_class: object = None) -> None:

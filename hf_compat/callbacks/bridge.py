@@ -7,7 +7,6 @@ and after an epoch, the bridge logs, evaluates and saves according to the flags.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -39,8 +38,6 @@ LOG_SAVE_EVALUATE_PARAMETERS = (
 
 # Lightning hook → the HF event that it fires.
 PAIRS = {hook: event.name for event in EVENTS.values() for hook in event.hooks}
-# The hooks' parameters after trainer and module.
-PARAMETERS = {hook: tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:] for hook in PAIRS}
 
 Given = Any  # a hook's batch, outputs or index
 
@@ -70,10 +67,9 @@ class HFEvents(pl.Callback):
 
     def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
         """Fire a hook's event for this segment. The first segment also prepares it."""
-        named = dict(zip(PARAMETERS[hook], given, strict=False))
         if self.segment == 0 and hook in self.bridge.preparations:
-            self.bridge.preparations[hook](self.bridge, named)
-        if hook != "on_train_batch_end" or named["batch"].is_trained:
+            self.bridge.preparations[hook](self.bridge, *given)
+        if hook != "on_train_batch_end" or given[1].is_trained:  # the window
             self.bridge.fire(PAIRS[hook], self.segment)
 
 
@@ -141,7 +137,7 @@ class HFBridge(HFEvents):
             arranged += (HFEvents(self, segment), callback)
         return [*arranged, self]
 
-    def before_epoch(self, given: Mapping[str, Given]) -> None:
+    def before_epoch(self) -> None:
         """Begin an epoch, before its first event."""
         self.epoch += 1
         start = self.run.start
@@ -154,13 +150,13 @@ class HFBridge(HFEvents):
             control.should_log = control.should_evaluate = control.should_save = False
         self.find_requested_kwargs()
 
-    def before_update(self, given: Mapping[str, Given]) -> None:
+    def before_update(self, *_: Given) -> None:
         """Note that checkpoints from now on are those of an update."""
         self.run.moment = SavedAt.UPDATE
 
-    def count_update(self, given: Mapping[str, Given]) -> None:
+    def count_update(self, outputs: Given, batch: Window, *_: Given) -> None:
         """Count an update before its event, and take over what was measured in it."""
-        run, state, batch = self.run, self.host.state, given["batch"]
+        run, state = self.run, self.host.state
         if batch.is_trained:
             state.global_step += 1
             state.epoch = self.epoch + batch.epoch_progress
@@ -168,7 +164,7 @@ class HFBridge(HFEvents):
             run.grad_norm = run.module.measured.get("grad_norm")
             run.learning_rate = run.module.measured["learning_rate"]
 
-    def after_epoch(self, given: Mapping[str, Given]) -> None:
+    def after_epoch(self) -> None:
         """Stop after an epoch without data. Otherwise its event decides whether the training goes on.
 
         Raises:
@@ -194,16 +190,14 @@ class HFBridge(HFEvents):
             # the control has this flag, too, and an HF callback of this event may clear it
             run.lightning_trainer.should_stop = False
 
-    def keep_predicted(self, given: Mapping[str, Given]) -> None:
+    def keep_predicted(self, outputs: Given, batch: Given, *_: Given) -> None:
         """Keep the loss and the inputs of an evaluation's batch for callbacks that ask for them."""
         if self._requested_kwargs:
-            batch = given["batch"]
-            self.host.callback_handler.requestable_kwargs.update(
-                loss=given["outputs"], inputs=getattr(batch, "inputs", batch)
-            )
+            inputs = getattr(batch, "inputs", batch)
+            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
 
-    # What is done before a hook's event, once a hook. Each takes the hook's arguments by name.
-    preparations: ClassVar[Mapping[str, Callable[[HFBridge, Mapping[str, Given]], None]]] = {
+    # What is done before a hook's event, once a hook
+    preparations: ClassVar[Mapping[str, Callable[..., None]]] = {
         "on_train_epoch_start": before_epoch,
         "on_train_batch_start": before_update,
         "on_train_batch_end": count_update,

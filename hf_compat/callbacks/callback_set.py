@@ -359,9 +359,9 @@ class CallbackSet:
         self.order[:] = [entry for entry in self.order if entry is not found]
         return found
 
-    def checkpoint_of_exception(self, wanted: str | bool | None) -> str | bool | None:
-        """The checkpoint to resume from, which by default an OnExceptionCheckpoint has written."""
-        for callback in self.lightning if wanted is None else ():
+    def checkpoint_of_exception(self) -> str | None:
+        """The checkpoint that an OnExceptionCheckpoint has written, from which a training resumes by default."""
+        for callback in self.lightning:
             if isinstance(callback, pl.callbacks.OnExceptionCheckpoint) and os.path.exists(callback.ckpt_path):
                 logger.warning(
                     "Training resumes from %s, which OnExceptionCheckpoint has written. To start from the beginning, "
@@ -369,7 +369,7 @@ class CallbackSet:
                     callback.ckpt_path,
                 )
                 return callback.ckpt_path
-        return wanted
+        return None
 
     def loggers(self) -> list[Logger]:
         """The loggers for Lightning callbacks, which are the user's own and one for HF's logs."""

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
-from hf_compat.callbacks.bridge import PAIRS, PARAMETERS
+from hf_compat.callbacks.bridge import PAIRS
 from hf_compat.callbacks.callback_set import (
     IN_TRANSFORMERS,
     NEVER_CALLED,
@@ -245,7 +245,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
 
 def _calling(hook: str) -> Callable[..., TrainerControl]:
     """Make the adapter's method of an event that calls one hook."""
-    names = PARAMETERS[hook]
+    names = tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:]  # after trainer and module
 
     def call(
         self: LightningCallbackAdapter, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg

@@ -407,10 +407,7 @@ class EvaluationRun:
 
     Args:
         steps: Owner of `prediction_step`.
-        model: The model to call.
-        loader: The loader of the batches.
         prefix: Prefix of every metric, added if missing.
-        loss_only: Keep the loss only.
         ignore_keys: Outputs to leave out.
         is_prediction: True for `predict`, which keeps predictions whatever the metrics are.
         compute_metrics: A function of the predictions, a torchmetrics object updated batch by batch, or None.

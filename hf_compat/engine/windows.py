@@ -102,12 +102,9 @@ class Windows:
     same data and draws the same random numbers as an uninterrupted one.
 
     Args:
-        loader: The training loader.
         steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
         window_size: Micro-batches in an update.
-        counts: The run's counts of windows and micro-batches in an epoch.
         device: The device for counts of items.
-        start: The point at which the run starts.
         restore_random_states: Sets the random states stored with a position. A checkpoint without a position passes
             None, which loads those of the checkpoint's own file, as HF does. It runs once the first window after a skip
             is read, or before an epoch that starts at its beginning.

@@ -265,7 +265,8 @@ class TrainerModule(WindowModule):
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
         handler.train_dataloader = run.loader
-        unfreeze_optimized(self.trainer)  # the parameters that a resumed callback has added to the optimizer
+        if host._callbacks.lightning:
+            unfreeze_optimized(self.trainer)  # the parameters that a resumed callback has added to the optimizer
         super().on_fit_start()
 
     def on_validation_model_train(self) -> None:
