@@ -476,8 +476,10 @@ class JITCheckpointCallback(TrainerCallback):
         `transformers.trainer_jit_checkpoint.JITCheckpointCallback`, 5.23, which saves within the update.
     """
 
-    trainer: Any = None  # the Trainer whose signals count
-    is_scripts = False  # whether a script has made the request
+    def __init__(self) -> None:
+        # not that of transformers' class, behind which ours may stand: it sets `jit_manager`
+        self.trainer: Any = None  # the Trainer whose signals count
+        self.is_scripts = False  # whether a script has made the request
 
     @property
     def jit_manager(self) -> Self:
