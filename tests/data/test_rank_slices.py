@@ -32,6 +32,18 @@ class OfAnyLength:
         return 3
 
 
+class Bucketed(OfAnyLength):
+    """A batch sampler with a batch size, whose buckets end with a short batch."""
+
+    batch_size = 2
+
+    def __iter__(self):
+        return iter([[0, 1], [2], [3, 4], [5, 6]])
+
+    def __len__(self):
+        return 4
+
+
 SETTINGS = list(itertools.product((False, True), repeat=3))
 
 
@@ -52,6 +64,20 @@ def test_batches_of_indices(world_size, drop_last, split, even):
 def test_batches_of_any_length_are_repeated_whole(rank):
     ours = BatchSamplerSlice(OfAnyLength(), RankSlice(rank=rank, world_size=2))
     assert list(ours) == list(BatchSamplerShard(OfAnyLength(), 2, rank))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_short_batch_in_the_midst_is_filled_up(split):
+    """See docs/differences.md, 'A batch sampler of your own with short batches'."""
+    ours, theirs = [], []
+    for rank in (0, 1):
+        ours.append(list(BatchSamplerSlice(Bucketed(), RankSlice(rank=rank, world_size=2, split_batches=split))))
+        theirs.append(list(BatchSamplerShard(Bucketed(), 2, rank, split_batches=split)))
+    seen_ours, seen_theirs = (
+        {index for batches in ranks for batch in batches for index in batch} for ranks in (ours, theirs)
+    )
+    assert seen_ours == set(range(7)) and 2 not in seen_theirs
+    assert [len(batches) for batches in ours] == ([4, 4] if split else [2, 2])
 
 
 def test_a_batch_that_cannot_be_cut_is_refused():
