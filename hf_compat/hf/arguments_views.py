@@ -29,7 +29,7 @@ from hf_compat.hf.process_state import ProcessState, may_be_asked, share_process
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
-from hf_compat.runtime.text import is_secret
+from hf_compat.runtime.text import Absent, is_secret
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
+# Helpers of upstream's own methods → the replacement.
+_HELPERS = {
+    "_apply_legacy_fsdp_to_config": "set `fsdp_config`",
+    "_dict_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
+    "_dict_torch_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
+    "_process_fsdp_args": "set `fsdp` and `fsdp_config`",
+    "is_torch_greater_or_equal_than_2_8": "compare `torch.__version__`",
+}
 _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
 
@@ -433,6 +441,10 @@ class ArgumentViews:
             ignore_data_skip=ignore_data_skip,
             data_seed=sampler_seed,
         )
+
+
+for _name, _way_out in _HELPERS.items():
+    setattr(ArgumentViews, _name, Absent(_name, _way_out))
 
 
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
