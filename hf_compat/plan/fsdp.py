@@ -67,13 +67,13 @@ _NUMBERED_STRATEGIES = {
     "5": "hybrid_shard_zero2",
 }
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
-_NAMES = (*_STRATEGIES, *_NUMBERED_STRATEGIES)
 
 
 def _read_sharding(value: object) -> object:
     """Read a strategy's name or number, or a truth value."""
-    if str(value).lower() in _NAMES:
-        return value
+    name = _NUMBERED_STRATEGIES.get(str(value), str(value).lower())
+    if name in _STRATEGIES:
+        return name
     try:
         return TRUTH_VALUE.read(value)
     except Unreadable as error:
@@ -180,12 +180,12 @@ def _sharding_of(options: Options) -> tuple[bool, bool]:
         )
     if version != 2:
         raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out. The default is 2.")
-    strategy = options.get("sharding_strategy") or True
-    given = options.get("reshard_after_forward", strategy)
-    sharding = _NUMBERED_STRATEGIES.get(str(given).lower(), str(given).lower())
+    sharding = options.get("reshard_after_forward", options.get("sharding_strategy") or True)
     if sharding == "no_shard":
         raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
-    return _STRATEGIES.get(sharding, _is_on(given)), sharding.startswith("hybrid")
+    if not isinstance(sharding, str):
+        return bool(sharding), False
+    return _STRATEGIES[sharding], sharding.startswith("hybrid")
 
 
 def _is_on(value: object) -> bool:
