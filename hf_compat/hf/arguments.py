@@ -78,7 +78,7 @@ def _arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any
 class AcceptOldNames(type):
     """Metaclass whose constructor accepts every old argument name, in subclasses too, and reads the values.
 
-    One error lists all wrong values of a call, before a subclass's `__post_init__` runs.
+    One error lists everything wrong with a call, before a subclass's `__post_init__` runs.
     """
 
     @property
@@ -113,7 +113,7 @@ class AcceptOldNames(type):
             written = {"accelerator_config": config} if values.holds_options(config) else {}
             given, old = translate_legacy({**given, **written}, known, takes.checks)
         if problems:
-            raise ArgumentError("\n\n".join(problems))
+            raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
         # Add the defaults of the generation that the call, the environment or the replaced release sets
         compat, defaults = read_profile(own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks)
         given.update(defaults)
@@ -154,6 +154,21 @@ def _interface_of(kind: type) -> _Interface:
         own=OWN_ARGUMENTS.keys() - {f.name for f in fields(kind)},
         checks=kind._checks(),  # type: ignore[attr-defined]  # a subclass of TrainingArguments
     )
+
+
+def _further_problems(good: Mapping[str, object]) -> list[str]:
+    """List the errors of the rules over several fields, for values that are allowed by themselves."""
+    trial = TrainingArguments.__new__(TrainingArguments)
+    try:
+        for known in fields(TrainingArguments):
+            default = known.default if known.name != "include_for_metrics" else []
+            setattr(trial, known.name, good.get(known.name, default))
+        normalise_arguments(trial)
+        fill_in(trial)
+        trial._validate_args()
+    except ArgumentError as error:
+        return [str(error)]
+    return []
 
 
 @dataclass(repr=False)
