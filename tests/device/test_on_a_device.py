@@ -13,7 +13,7 @@ from pretended import pretended_device
 from transformers.utils import is_torch_cuda_available
 
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, set_seed
-from hf_compat.errors import HfCompatWarning, UnsupportedArgument
+from hf_compat.errors import UnsupportedArgument
 
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
 
@@ -75,13 +75,6 @@ def test_with_torchmetrics_memory_does_not_grow(tmp_path):
             assert 0 <= trainer.evaluate()["eval_MulticlassAccuracy"] <= 1
             peaks.append(machine.peak_memory(0) - before)
     assert peaks[1] < 1.1 * peaks[0]
-
-
-def test_too_little_memory_for_predictions_is_said(tmp_path, monkeypatch):
-    with pretended_device():
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (100, 1000))
-        with pytest.warns(HfCompatWarning, match="of GPU memory are free.\n\nHint: set `eval_accumulation_steps`"):
-            trainer_of(tmp_path, metrics=lambda p: {}, rows=40).evaluate()
 
 
 @pytest.mark.parametrize("place", [0, "cuda:0", "cuda"])

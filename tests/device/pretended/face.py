@@ -315,7 +315,7 @@ def answers(machine: Machine, generators: Generators) -> list[tuple[Any, Answers
 
 
 def _forget_devices() -> None:
-    """Let transformers, accelerate and Lightning ask again which devices there are."""
+    """Let transformers, accelerate, Lightning and DeepSpeed ask again which devices there are."""
     for accelerator in (MPSAccelerator, CUDAAccelerator):
         if hasattr(accelerator.is_available, "cache_clear"):
             accelerator.is_available.cache_clear()
@@ -323,6 +323,8 @@ def _forget_devices() -> None:
         for question in vars(sys.modules[name]).values() if name in sys.modules else ():
             if getattr(question, "__name__", "").endswith("_available") and hasattr(question, "cache_clear"):
                 question.cache_clear()
+    if deepspeed := sys.modules.get("deepspeed.accelerator.real_accelerator"):
+        deepspeed.ds_accelerator = None
 
 
 def _run_in_mode(plain: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
