@@ -68,6 +68,8 @@ def _end_wandb() -> None:
     wandb = sys.modules.get("wandb")
     if wandb is not None and hasattr(wandb, "teardown"):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it may make one where it is called
+            if getattr(wandb, "run", None) is not None:  # an open one would go on writing what later tests print
+                wandb.finish()
             wandb.teardown()
 
 
