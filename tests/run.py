@@ -5,7 +5,7 @@ python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
 is for two cores: many tests wait for processes, timeouts or the disk. The type checker runs beside it. Files that fork
 run in processes of their own, which no other test has filled with threads: a fork inherits their locks, and may wait
-for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where twenty or fewer
+for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where five or fewer
 failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
 
 --quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-MOST_TO_REPEAT = 20  # what one test leaves behind may fail each row of another file
+MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
 NO_TEST = 5
 ON_WORKERS = ("-m", "not matrix", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")

@@ -1,18 +1,19 @@
-"""Read the YAML of `--config` for jsonargparse, and print the help of `hf-compat fit`.
+"""Check the YAML of `--config` before jsonargparse reads it, and print the help of `hf-compat fit`.
 
+A few YAML aliases can expand to billions of values, and a file can nest without end. Both are refused with their place.
 `--help` lists the sections and the most frequent arguments. `--help.args` and `--help.trainer` list everything.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import jsonargparse
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader, set_loader  # type: ignore[attr-defined]
 
@@ -23,32 +24,73 @@ from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of
+from hf_compat.runtime.text import nearest
 
-MODE = "yaml_with_places"  # jsonargparse's name for this loader
+MODE = "bounded_yaml"  # jsonargparse's name for this loader
 MOST_BYTES = 4 * 2**20
+MOST_VALUES = 50_000  # with aliases expanded
+MOST_LEVELS = 40  # of lists and mappings within each other
+MOST_ITEMS = 1_000  # of a list, as jsonargparse's checks take the square of the number of items
+_SECTIONS = ("args", "data", "trainer")  # sections with known keys
+_NUMBER = re.compile(r"[-+0-9_:.]{400,}|[-+]?0[xob][0-9a-fA-F_]{400,}")  # read in the square of their length
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Loaded = Any  # the content of a YAML text, as nested plain values
 
 
-def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
-    """Read a YAML text, by default as jsonargparse reads it. A key that stands twice in a mapping is an error."""
-    waiting, seen = [yaml.compose(text, Loader=Loader)], set()
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:  # an alias names a node again
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-            continue
+class TooLarge(yaml.YAMLError):
+    """A YAML text exceeds a limit, or has a key twice."""
+
+
+def check_bounds(text: str) -> None:
+    """Refuse a YAML text that expands to too many values, before any of it is built."""
+    level = 0
+    try:
+        for count, event in enumerate(yaml.parse(text, Loader=Loader)):  # without aliases, as nodes take memory
+            level += isinstance(event, yaml.CollectionStartEvent)
+            level -= isinstance(event, yaml.CollectionEndEvent)
+            _check_size(level, count // 2)  # at most two events a value
+        root = yaml.compose(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        # libyaml of PyYAML 6.0.4 reads ahead, and has its own limit of levels
+        if "maximum nesting depth" not in str(error.problem):
+            raise
+        raise TooLarge(f"it nests more than {MOST_LEVELS} levels") from error
+    _check_node(root, 0, itertools.count(1))
+
+
+def _check_size(level: int, count: int) -> None:
+    if level > MOST_LEVELS:
+        raise TooLarge(f"it nests more than {MOST_LEVELS} levels")
+    if count > MOST_VALUES:
+        raise TooLarge(f"it stands for more than {MOST_VALUES} values")
+
+
+def _check_node(node: yaml.Node | None, level: int, counted: Iterator[int]) -> None:
+    """Check a node and those in it, each as often as aliases repeat it. A node may contain itself."""
+    if node is None:
+        return
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.ScalarNode):
+        if not node.style and _NUMBER.match(node.value):
+            raise TooLarge(f"it has a number of {len(node.value)} digits, line {node.start_mark.line + 1}")
+    elif isinstance(node, yaml.MappingNode):
         keys: set[tuple[str, str]] = set()
-        for key, value in node.value:
-            waiting.append(value)
-            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
-            if name in keys:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value[:60]!r} twice", problem_mark=key.start_mark)
-            keys |= {name} if name else set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in keys:
+                raise TooLarge(f"it has the key {key.value[:60]!r} twice, line {key.start_mark.line + 1}")
+            keys.add((key.tag, key.value))
+        parts = [part for pair in node.value for part in pair]
+    else:
+        parts = node.value
+    _check_size(level + isinstance(node, yaml.CollectionNode), next(counted))
+    for part in parts:
+        _check_node(part, level + 1, counted)
+
+
+def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
+    """Read a YAML text within the limits, by default as jsonargparse reads it."""
+    check_bounds(text)
     try:
         return (build or get_loader("yaml"))(text)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:  # of a tag as `!!int x`
@@ -69,25 +111,24 @@ class ConfigAction(ActionConfigFile):
     ) -> None:
         is_file = os.path.lexists(values)
         name = values if is_file else f"`{option_string or '--config'}`"
-        try:
-            loaded = load_named(name, read_text(values, MOST_BYTES) if is_file else values)
-        except CheckpointError as error:
-            raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a YAML file in UTF-8.") from error
-        if is_file and not isinstance(loaded, dict):
+        loaded = load_named(name, _read(values) if is_file else values)
+        if isinstance(loaded, dict):
+            _check_keys(name, loaded, {action.dest for action in parser._actions})
+        elif is_file:
             found = "nothing" if loaded is None else f"a {type(loaded).__name__}"
             raise ArgumentError(f"{name} holds {found}, not sections.\n\nHint: begin with `model:`, `data:`, `args:`.")
-        for section in ("args", "data", "trainer") if isinstance(loaded, dict) else ():
-            if not isinstance(loaded.get(section), dict | None):
-                kind = type(loaded[section]).__name__
-                raise ArgumentError(f"{name}: `{section}` is a {kind}, not a mapping of names to values.")
-        try:
-            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
-        except (TypeError, jsonargparse.ArgumentError) as error:
-            raise ArgumentError(f"{name}: {error}") from error
+        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+
+
+def _read(path: str) -> str:
+    try:
+        return read_text(path, MOST_BYTES)
+    except CheckpointError as error:
+        raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a YAML file in UTF-8.") from error
 
 
 def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
-    """Read a YAML text. Errors name its file and the line."""
+    """Read a YAML text within the limits."""
     try:
         return load(text, build)
     except yaml.MarkedYAMLError as error:
@@ -96,6 +137,34 @@ def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = Non
         raise ArgumentError(f"{name} is not valid YAML: {error.problem or error.context}{where}.") from None
     except yaml.YAMLError as error:
         raise ArgumentError(f"{name} cannot be read: {first_line(error)}.") from None
+
+
+def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[str]) -> None:
+    """Refuse keys that no section has."""
+    for section, values in loaded.items():
+        if section not in {key.partition(".")[0] for key in known} | set(known):
+            raise _unknown(name, str(section), known)
+        lists = {section: values} if section == "callbacks" else {}
+        if section == "args" and isinstance(values, dict):
+            lists = {f"args.{key}": value for key, value in values.items()}
+        for key, value in lists.items():
+            if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
+                raise ArgumentError(f"{name}: `{key}` has {len(value)} items, more than {MOST_ITEMS}.")
+        inside = {key.partition(".")[2] for key in known if key.startswith(f"{section}.")}
+        if section not in _SECTIONS or values is None:
+            continue
+        if not isinstance(values, dict):
+            raise ArgumentError(f"{name}: `{section}` is a {type(values).__name__}, not a mapping of names to values.")
+        for key in values:
+            if key not in inside:
+                raise _unknown(name, f"{section}.{key}", known)
+
+
+def _unknown(name: str, key: str, known: Collection[str]) -> ArgumentError:
+    in_other_section = sorted(one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2])
+    near = in_other_section[0] if in_other_section else nearest(key, known)
+    hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists the keys."
+    return ArgumentError(f"{name} has `{key[:60]}`, which is not known.\n\nHint: {hint}")
 
 
 Rows = Sequence[tuple[str, str]]  # an option and its meaning

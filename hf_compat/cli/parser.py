@@ -44,7 +44,7 @@ class MissingFile(ArgumentError, FileNotFoundError):
 
 
 def read_arguments(path: str | os.PathLike[str], read: Callable[[str], object]) -> Named:
-    """Read names and values from a file of at most 4 MiB. YAML is read as `hf-compat fit --config` reads it."""
+    """Read names and values from a file of at most 4 MiB. YAML has the bounds of `hf-compat fit --config`."""
     name = os.fspath(path)
     if "\0" not in name and not os.path.lexists(name):
         raise MissingFile(f"{name!r} cannot be read: the file does not exist.")
@@ -236,7 +236,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self.parse_dict(read_arguments(json_file, lambda path: read_json(path, MOST_BYTES)), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
-        """Make the instances from a YAML file, which is read as `hf-compat fit --config` reads it."""
+        """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`."""
         content = read_arguments(yaml_file, lambda path: load_named(path, read_text(path, MOST_BYTES), yaml.safe_load))
         return self.parse_dict(content, allow_extra_keys)
 

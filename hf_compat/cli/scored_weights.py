@@ -28,6 +28,10 @@ MEANING = (
     "checkpoint: a checkpoint-N folder, a .ckpt, `best` or `last` of the output folder; "
     "fit resumes from it, the others score it (`initial`: the weights that `model` makes)"
 )
+_ELSEWHERE = {
+    "hpc": "`--resume_from_checkpoint true`, which a requeued SLURM job does not need",
+    "registry": "a path: checkpoints are HF folders",
+}
 _SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as in `resume_from_checkpoint`
 _WEIGHTS = (
     layout.SAFE_WEIGHTS_NAME, layout.WEIGHTS_NAME, layout.SAFE_WEIGHTS_INDEX_NAME, layout.WEIGHTS_INDEX_NAME,
@@ -43,6 +47,8 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
             scored.
     """
     wanted = _as_word(config.ckpt_path)
+    if wanted in _ELSEWHERE and not os.path.lexists(wanted):
+        raise ArgumentError(f"`--ckpt_path {wanted}` is a value of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
     if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
         output_dir = str(config.args.output_dir)
         there = [os.path.basename(found) for found in layout.list_checkpoints(os.path.dirname(wanted) or ".")]

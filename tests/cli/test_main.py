@@ -62,7 +62,7 @@ def test_explain_of_a_refused_argument_has_the_status_1(capsys):
         (["convert", "nowhere", "target"], "nowhere"),
         (["plot", "nowhere"], "There is no run at 'nowhere'.\n\nHint: name the output folder of a run.\n"),
         (["run", "nowhere.py"], "There is no script nowhere.py in "),
-        (["fit", "--lerning_rate", "1"], "Hint: did you mean `args.learning_rate`?"),
+        (["fit", "--lerning_rate", "1"], "Hint: did you mean `--learning_rate`?"),
         (["fit", "--zzz", "1"], "Hint: `hf-compat fit --help` lists the options."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

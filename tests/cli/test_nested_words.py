@@ -122,8 +122,8 @@ def test_functions_models_and_objects_within_them():
         ("--data.train_dataset.init_args.shufle=true", "does not take 'shufle'.*did you mean 'shuffle'"),
         ("--data.train_dataset.init_args.n=many", "`data.train_dataset.init_args.n`: 'many' is not of the type int"),
         ("--model.init_args.hidden=wide", "`model.init_args.hidden`: 'wide' is not of the type int"),
-        ("--learning_rte=3", "did you mean `args.learning_rate`"),
-        ("--data.train_datset=3", "did you mean `data.train_dataset`"),
+        ("--learning_rte=3", "did you mean `--learning_rate`"),
+        ("--data.train_datset=3", "did you mean `--data.train_dataset`"),
         ("--data.train_dataset.init_args.n", "`--data.train_dataset.init_args.n` has no value"),
     ],
 )

@@ -148,7 +148,7 @@ def test_the_best_is_the_one_that_the_run_knows(trained, capsys):
         (["--ckpt_path", "out/checkpoint-7"], "does not exist.\n\nHint: there are out/checkpoint-6, out/checkpoint-12"),
         (["--resume_from_checkpoint", "out/checkpoint-12"], "Hint: `hf-compat {} --ckpt_path out/checkpoint-12`"),
         (["--resume_from_checkpoint", "true", "--ckpt_path", "last"], "`resume_from_checkpoint='true'` is for `fit`"),
-        (["--ckpt_path", "hpc"], "does not exist"),
+        (["--ckpt_path", "hpc"], "is a value of Lightning's"),
         (["--ckpt_path", "best", "--output_dir", "other"], "other has no complete checkpoint"),
         (["--ckpt_path", "run.yaml"], "run.yaml cannot be read"),
         (["--ckpt_path", "empty"], "empty cannot be scored: trainer_state.json is missing"),
