@@ -243,7 +243,7 @@ class RunningMean(KeptBatches):
     Memory would grow as if the large ones had been kept.
 
     Args:
-        skip_non_finite: Leave out NaN and infinite numbers, unless there are no others.
+        skip_non_finite: Leave out NaN and infinite numbers, unless all are.
     """
 
     def __init__(self, skip_non_finite: bool) -> None:

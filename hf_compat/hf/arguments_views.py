@@ -84,9 +84,12 @@ class ArgumentViews:
         return choose_device(self.use_cpu, self._launch)
 
     _setup_devices: torch.device = delegated("device")  # the device, by upstream's name
-    world_size: int = delegated("_launch.world_size")  # processes that train together
-    process_index: int = delegated("_launch.process_index")  # rank of this process over all machines
-    local_process_index: int = delegated("_launch.local_process_index")  # rank of this process on its machine
+    world_size: int = delegated("_launch.world_size")
+    """The number of processes that train together."""
+    process_index: int = delegated("_launch.process_index")
+    """Rank of this process over all machines."""
+    local_process_index: int = delegated("_launch.local_process_index")
+    """Rank of this process on its machine."""
 
     @property
     def n_gpu(self) -> int:

@@ -56,7 +56,7 @@ def wait_for_gloo() -> None:
         time.sleep(0.05)
         return
     give_up, looks = time.monotonic() + GIVE_UP_SECONDS, 0
-    # A thread that waits for Python wakes as soon as this one sleeps, and is no longer seen asleep. Three looks in a
+    # A thread that waits for Python wakes as soon as this one sleeps, and then counts as awake. Three looks in a
     # row also see threads that wait one behind the other.
     while looks < 3 and time.monotonic() < give_up:
         time.sleep(0.001)

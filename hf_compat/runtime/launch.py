@@ -234,7 +234,7 @@ def _of_sagemaker(variables: Variables, name: str) -> int:
         hosts = None
     if not isinstance(hosts, list) or not hosts:
         raise ArgumentError(
-            f"The environment has `SM_HOSTS={variables['SM_HOSTS']!r}`, which is no list of hosts in JSON."
+            f"The environment has `SM_HOSTS={variables['SM_HOSTS']!r}`, which is not a JSON list of hosts."
         )
     if name == "SM_HOSTS":
         return len(hosts)

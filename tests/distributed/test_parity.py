@@ -85,8 +85,6 @@ IN_THE_MATRIX = {
     "accumulation_larger_than_epoch", "max_steps_over_epochs", "drop_last", "no_clipping", "hard_clipping", "data_seed",
     "sequential", "random_collator", "activation_checkpointing", "optim_adafactor", "inputs_and_losses_for_metrics",
     "batches_not_joined", "nested_outputs", "one_eval_set_without_a_batch", "with_a_tokenizer", "flags_at_substeps",
-    "fractional_epochs", "stream_with_leftover_windows", "stream_with_length", "metrics", "datasets_with_extra_columns",
-    "optim_schedule_free_adamw", "bert", "save_limit", "seq2seq_several_sets", "seq2seq_best",
 }  # fmt: skip
 
 

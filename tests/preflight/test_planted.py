@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 
 import planted_mistakes as planted
@@ -50,8 +49,6 @@ def lone_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(home / "scratch"))
     monkeypatch.chdir(tmp_path)
-    if "wandb" in sys.modules:  # a run of another test's
-        monkeypatch.setattr(sys.modules["wandb"], "run", None)
 
 
 def finding_of(report, mistake):

@@ -190,7 +190,7 @@ class _Compared(NamedTuple):
 class DeepSpeedState(ModelState):
     """DeepSpeed has the optimizer's state in parts from ZeRO 1 on, and the weights from ZeRO 3 on.
 
-    Before a fit there is no engine: `from_pretrained` may have made the model in parts.
+    Before a fit the engine does not exist yet, but `from_pretrained` may already have made the model in parts.
     """
 
     def __init__(self, model: nn.Module, engine: DeepSpeedEngine | None) -> None:
@@ -294,8 +294,8 @@ class DeepSpeedState(ModelState):
 class _PlainReader:
     """Reads for DeepSpeed's engine, which would unpickle whatever it finds: tensors, plain values and its own types.
 
-    The engine gets the very objects that were checked; there is no second read for which a file could be replaced. The
-    engine's own reader and writer, which is replaced, answers everything else.
+    The engine gets the objects that were checked. The file is read once, so it cannot be replaced in between. All other
+    calls go to the reader and writer that the engine had.
     """
 
     def __init__(self, replaced: object, contents: Contents) -> None:

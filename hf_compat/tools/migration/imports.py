@@ -180,7 +180,7 @@ def _rewrite_use(node: cst.Attribute, source: Source) -> None:
     chain = [node]
     while isinstance(chain[-1].value, cst.Attribute):
         chain.append(chain[-1].value)
-    # What `from` imports is no module
+    # `from … import x`: x may be a class or a function, so it is not looked for among the modules
     first = source.assignments(chain[-1].value)
     is_from = any(isinstance(import_statement(one), cst.ImportFrom) for one in first)
     for inner in reversed(chain):
