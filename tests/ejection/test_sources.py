@@ -49,6 +49,16 @@ class Holder:
         return self.size
 
 
+def add(share):
+    def inner(p):
+        return share + p
+
+    return inner
+
+
+several = [add(2), add(3), *(early(0.5) for early in [lambda k: lambda p: p * k]), lambda p, by=SIZE: p - by]
+on_one_line = [lambda p: p + 1, lambda q: q + 5]
+of_a_loop = [lambda p, k=k: p * k for k in (2.5, 3.5)]
 file = open(__file__)
 
 
@@ -90,6 +100,14 @@ def test_a_lambda_a_closure_and_an_instance(script):
     module, write = script
     for value in (module.short, module.make(), module.held):
         assert made(write, write.of(value))(4) == value(4)
+
+
+@pytest.mark.parametrize("name", ["several", "on_one_line", "of_a_loop"])
+def test_functions_of_one_source_keep_their_own_values(script, name):
+    module, write = script
+    functions = getattr(module, name)
+    expressions = [write.of(function) for function in functions]
+    assert [made(write, expression)(4) for expression in expressions] == [function(4) for function in functions]
 
 
 def test_things_of_one_name_in_two_modules_stay_two(script, tmp_path):

@@ -10,6 +10,7 @@ import planted_mistakes as planted
 import pytest
 import torch
 import toy
+import transformers
 from planted_mistakes import PLANTED, Planted, made
 
 from hf_compat import PreflightReport
@@ -90,6 +91,13 @@ def test_a_fine_run_has_no_finding(tmp_path):
     assert report.ok and report.findings == () and report.unchecked == ()
     assert {"training data", "update", "save", "load", "evaluation", "disk space"} <= set(report.checked)
     assert "nothing found" in str(report) and json.loads(report.to_json())["ok"] is True
+
+
+def test_the_plan_of_a_model_with_a_configuration_is_checked(tmp_path):
+    trainer = made(Planted("", (), ""), tmp_path)
+    trainer.model.config = transformers.PreTrainedConfig()
+    report = trainer.preflight()
+    assert "devices" in report.checked, report
 
 
 def test_independent_mistakes_are_found_in_one_run(tmp_path):

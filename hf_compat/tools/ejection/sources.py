@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import graphlib
 import inspect
 import itertools
@@ -130,9 +131,15 @@ class UserCode:
         if len(found) != 1:
             raise CannotBeWritten(f"line {line} of {module.file} has {len(found)} lambdas like it")
         name = f"function_of_line_{line}"
-        text = f"def {name}({ast.unparse(found[0].args)}):\n    return {ast.unparse(found[0].body)}"
+        taken, defaults = copy.deepcopy(found[0]), value.__defaults__ or ()
+        for place, (node, default) in enumerate(zip(taken.args.defaults, defaults, strict=True)):
+            if not _is_literal(node):  # `k=k` in a loop: each lambda has another value
+                of_argument = names[len(names) - len(defaults) + place]
+                taken.args.defaults[place] = ast.parse(self.express(of_argument, default), mode="eval").body
+        text = f"def {name}({ast.unparse(taken.args)}):\n    return {ast.unparse(taken.body)}"
         used = {part.id for part in ast.walk(found[0]) if isinstance(part, ast.Name)} - set(names)
-        return self._add_piece(module, name, line, text, used, _closure_of(value))
+        held = (found[0].col_offset, *map(id, defaults))
+        return self._add_piece(module, name, line, text, used, _closure_of(value), held=held)
 
     def import_(self, wanted: Import) -> str:
         """Import something, and give its name, which differs from its own if that is taken."""
@@ -192,9 +199,15 @@ class UserCode:
         needed: set[str],
         cells: Mapping[str, object],
         marks: Mapping[str, str] | None = None,
+        held: tuple[int, ...] = (),
     ) -> str:
-        """Take over a text under a name with all that it needs, and give its name in the project."""
-        known_as = self._claim(name, (module.name, line), module.name)
+        """Take over a text under a name with all that it needs, and give its name in the project.
+
+        `held` tells texts of one line apart. So do the values that functions of one source hold.
+        """
+        if marks is None:
+            held += tuple(id(cells[other]) for other in sorted(needed & cells.keys()))
+        known_as = self._claim(name, (module.name, line, *held), module.name)
         if known_as in self.pieces:
             return known_as
         piece = self.pieces[known_as] = Piece(module.name, line)
@@ -202,7 +215,7 @@ class UserCode:
         namespace = vars(sys.modules[module.name])
         for other in sorted(needed - {name}):
             if other in cells:
-                renamed[other] = self._add_value(module, other, cells[other], line - 0.5)
+                renamed[other] = self._add_value(module, other, cells[other], line - 0.5, (id(cells[other]),))
             elif other in module.defined and other in namespace:
                 renamed[other] = self._add_global(module, other, namespace[other], text)
             elif other not in _BUILTINS and other in namespace:
@@ -242,14 +255,16 @@ class UserCode:
             return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
         return self._add_value(module, name, value, statement.lineno)
 
-    def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
+    def _add_value(
+        self, module: ModuleSource, name: str, value: object, line: float, held: tuple[int, ...] = ()
+    ) -> str:
         try:
             expression = self.express(name, value)
         except CannotBeWritten as error:
             raise CannotBeWritten(f"{name!r} in {module.file} is needed, and {error}") from error
         if expression in self._owners:  # a function or class that is taken over already
             return expression
-        return self._add_piece(module, name, line, f"{name} = {expression}", set(), {})
+        return self._add_piece(module, name, line, f"{name} = {expression}", set(), {}, held=held)
 
     def _add_import_from(self, origin: str, name: str, known_as: str, value: object) -> str:
         """Import a name as the script does. Names of HF's trainer come from elsewhere."""

@@ -122,7 +122,7 @@ def check_devices(session: Session) -> None:
     trainer, args = session.trainer, session.trainer.args
     with session.checking(DEVICES):
         try:
-            plan = translate(args, session.counts, getattr(trainer.model, "config", None))
+            plan = translate(args, session.counts, trainer.model)
         except HfCompatError as error:
             session.raised(error, DEVICES, "The run cannot be planned")
             return
