@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 from itertools import islice
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch, Sample
@@ -28,24 +28,11 @@ CHECK, METRIC = "evaluation", "metric name"
 _ALWAYS = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
-class SomeSamples:
-    """A few samples from all over a data set. Its other attributes are the data set's."""
-
-    def __init__(self, dataset: Sized, count: int) -> None:
-        self.dataset = dataset
-        self._stride = max(len(dataset) // max(count, 1), 1)
-        self._count = min(count, len(dataset))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Sample:
-        if not -self._count <= index < self._count:
-            raise IndexError(index)
-        return self.dataset[index % self._count * self._stride]  # type: ignore[index]  # it is map-style
+class SomeSamples(Subset[Sample]):
+    """Some samples of a data set. Its other attributes are the data set's."""
 
     def __getattr__(self, name: str) -> object:
-        if name in ("dataset", "__getitems__"):
+        if name == "dataset":  # while it is copied or unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -80,16 +67,19 @@ class FirstBatch:
 
 
 def few_of(dataset: object, count: int) -> object:
-    """Take a few samples of a data set, as the same kind of data set if it can select."""
+    """Take a few samples from all over a data set, as the same kind of data set if it can select."""
     if isinstance(dataset, dict):
         return {name: few_of(part, count) for name, part in dataset.items()}
-    select, names = getattr(dataset, "select", None), getattr(dataset, "column_names", None)
-    if callable(select) and isinstance(names, list) and isinstance(dataset, Sized):
-        stride = max(len(dataset) // max(count, 1), 1)
-        return select([place * stride for place in range(min(count, len(dataset)))])
     if isinstance(dataset, IterableDataset):
         return FirstSamples(dataset, count)
-    return SomeSamples(dataset, count) if isinstance(dataset, Sized) and has_length(dataset) else dataset
+    if not isinstance(dataset, Sized) or not has_length(dataset):
+        return dataset
+    stride = max(len(dataset) // max(count, 1), 1)
+    places = [place * stride for place in range(min(count, len(dataset)))]
+    select, names = getattr(dataset, "select", None), getattr(dataset, "column_names", None)
+    if callable(select) and isinstance(names, list):
+        return select(places)
+    return SomeSamples(dataset, places)  # type: ignore[arg-type]  # it is map-style
 
 
 def check_evaluation(session: Session) -> None:

@@ -16,6 +16,7 @@ from hf_compat.tools.terminal import ShownAsPrinted
 
 _WIDTH = 108
 _OWN = str(Path(__file__).resolve().parents[2])
+_PACKAGED, _OF_PYTHON = {"site-packages", "dist-packages"}, (os.path.dirname(os.__file__), "<")
 _LONGEST = 600
 
 # Words of errors of torch and transformers, and the way out. The first that fits counts.
@@ -151,8 +152,9 @@ def finding_of(
         return Finding(severity=severity, check=check, problem=said, way_out=way_out or hint)
     frames = traceback.extract_tb(error.__traceback__)
     # The innermost line of the user's own code, or else of any package but this one
-    own = [frame for frame in frames if not _is_packaged(frame.filename)]
-    places = own or [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    others = [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    not_packaged = [frame for frame in others if not _PACKAGED & {*os.path.normpath(frame.filename).split(os.sep)}]
+    places = [frame for frame in not_packaged if not frame.filename.startswith(_OF_PYTHON)] or others
     place = ""
     if places:
         file, here = places[-1].filename, os.getcwd()
@@ -167,13 +169,6 @@ def finding_of(
         problem=f"{doing}: {type(error).__name__}: {text}{place}",
         way_out=way_out or known or "correct the code at that place; the run would stop there",
     )
-
-
-def _is_packaged(file: str) -> bool:
-    """Whether a file belongs to an installed package, to Python itself or to this package."""
-    parts = os.path.normpath(file).split(os.sep)
-    of_python = file.startswith(os.path.dirname(os.__file__)) or file.startswith("<")
-    return "site-packages" in parts or "dist-packages" in parts or file.startswith(_OWN) or of_python
 
 
 def line_of(error: BaseException) -> str:

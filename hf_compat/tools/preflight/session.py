@@ -34,6 +34,7 @@ _QUIET: Mapping[str, object] = {
     "debug": [],
     "enable_jit_checkpoint": False,
     "eval_on_start": False,
+    "eval_strategy": IntervalStrategy.NO,  # evaluations are a check of their own
     "load_best_model_at_end": False,
     "push_to_hub": False,
     "restore_callback_states_from_checkpoint": False,
@@ -137,12 +138,10 @@ class Session:
         for rank, of_rank in enumerate(of_ranks):
             for finding in dict.fromkeys(of_rank):
                 found.setdefault(finding, []).append(rank)
-        findings = [
-            one
-            if len(ranks) == len(of_ranks)
-            else replace(one, problem=f"rank {', '.join(map(str, ranks))}: {one.problem}")
-            for one, ranks in found.items()
-        ]
+        findings: list[Finding] = []
+        for one, ranks in found.items():
+            of_some = "" if len(ranks) == len(of_ranks) else f"rank {', '.join(map(str, ranks))}: "
+            findings.append(replace(one, problem=f"{of_some}{one.problem}"))
         return PreflightReport(
             findings=tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity))),
             unchecked=tuple(self.unchecked),
@@ -160,11 +159,6 @@ def without_workers(args: TrainingArguments) -> None:
         dataloader_prefetch_factor=None,
         dataloader_multiprocessing_context=None,
     )
-
-
-def without_evaluation(args: TrainingArguments) -> None:
-    """Let a copy of arguments evaluate nothing, because evaluations are a check of their own."""
-    vars(args)["eval_strategy"] = IntervalStrategy.NO
 
 
 def existing_parent(folder: str) -> str:

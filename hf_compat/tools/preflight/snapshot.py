@@ -119,7 +119,7 @@ class Snapshot:
         for name in _slots_of(type(thing)):
             if hasattr(thing, name):
                 found.append(getattr(thing, name))
-                self._restores.append(functools.partial(_set_slot, thing, name, found[-1]))
+                self._restores.append(functools.partial(object.__setattr__, thing, name, found[-1]))
         return found
 
 
@@ -141,11 +141,6 @@ def _slots_of(kind: type) -> Iterator[str]:
             is_member = isinstance(vars(base).get(name), types.MemberDescriptorType)
             if is_member and name not in ("__dict__", "__weakref__"):
                 yield name
-
-
-def _set_slot(thing: object, name: str, kept: object) -> None:
-    if getattr(thing, name, None) is not kept:
-        object.__setattr__(thing, name, kept)
 
 
 def _of_container(thing: dict[object, object] | list[object] | set[object] | collections.deque[object]) -> Restore:

@@ -15,7 +15,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.tools.preflight.data_checks import removed_column
 from hf_compat.tools.preflight.report import line_of
-from hf_compat.tools.preflight.session import Session, without_evaluation, without_workers
+from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.trainer import Trainer
 
 UPDATE, SAVE, LOAD = "update", "save", "load"
@@ -67,7 +67,6 @@ def check_update(session: Session) -> None:
         session.leave_out(UPDATE, reason or "another process cannot make it")
     elif not _fails_on_one_rank(session):
         with session.on_a_copy(probe) as place:
-            without_evaluation(session.trainer.args)
             if session.has_error("workers"):  # a finding already, which need not stop this check
                 without_workers(session.trainer.args)
             try:
@@ -255,7 +254,6 @@ def check_resumption(session: Session) -> None:
         return
     probe = Probe(saves=False)
     with session.on_a_copy(probe, name="resumed"):
-        without_evaluation(session.trainer.args)
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
             Trainer.train(session.trainer, wanted if isinstance(wanted, str) else _newest(session))
