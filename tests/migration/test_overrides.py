@@ -48,9 +48,8 @@ def method(source, head="class T(Trainer):"):
         ),
         (
             "def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval): ...",
-            "def _maybe_log_save_evaluate(\n"
-            "    self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None\n"
-            "): ...",
+            "def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, "
+            "start_time, learning_rate=None): ...",
         ),
     ],
 )

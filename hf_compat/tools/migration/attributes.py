@@ -10,7 +10,7 @@ import libcst as cst
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.calls import local_class
-from hf_compat.tools.migration.elements import Edit, constant, edit_call, fitted_call
+from hf_compat.tools.migration.elements import Edit, constant, edit_call
 from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.names import is_beside_older
 from hf_compat.tools.migration.old_arguments import (
@@ -165,9 +165,8 @@ def _guard_read(node: cst.Attribute, source: Source, things: Things) -> None:
     given = {one.value for one in values if one is not None}
     default = bool(given.pop()) if len(given) == 1 else False
 
-    def change(updated: cst.Attribute) -> cst.Call:
-        read = f'getattr({source.code(updated.value)}, "overwrite_output_dir", {default})'
-        return fitted_call(source, node, cst.ensure_type(cst.parse_expression(read), cst.Call))
+    def change(updated: cst.Attribute) -> cst.BaseExpression:
+        return cst.parse_expression(f'getattr({source.code(updated.value)}, "overwrite_output_dir", {default})')
 
     source.change(node, change)
 

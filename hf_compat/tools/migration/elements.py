@@ -1,4 +1,4 @@
-"""Edit the arguments of a call and the entries of a dict. Layout and comments stay, and long lines are broken."""
+"""Edit the arguments of a call and the entries of a dict. Layout and comments stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hf_compat.tools.migration.source import Source
 
 Listed = TypeVar("Listed", cst.Arg, cst.Param)
 Whitespace: TypeAlias = cst.BaseParenthesizableWhitespace
-_DEEPER = "    "
 COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
@@ -62,7 +61,7 @@ def edit_call(
         before, args = _without(node.whitespace_before_args, args, dropped)
         for name, value in added:
             args = appended(args, cst.Arg(keyword=cst.Name(name), value=value, equal=EQUAL))
-        return fitted_call(source, call, node.with_changes(args=args, whitespace_before_args=before))
+        return node.with_changes(args=args, whitespace_before_args=before)
 
     source.change(call, change)
 
@@ -130,39 +129,3 @@ def appended(elements: Sequence[Listed], new: Listed) -> list[Listed]:
         kept = {end: getattr(last, end)}
         last, new = last.with_changes(comma=between, **{end: cst.SimpleWhitespace("")}), new.with_changes(**kept)
     return cast("list[Listed]", [*others, last, new])
-
-
-def fitted_call(source: Source, before: cst.BaseExpression, after: cst.Call) -> cst.Call:
-    """Break a call if its line would be too long."""
-    if not after.args or not source.outgrows(before, after):
-        return after
-    pad = source.indent_within_block(before)
-    alone = ", ".join(source.code(one.with_changes(comma=cst.MaybeSentinel.DEFAULT)).strip() for one in after.args)
-    args = _broken(list(after.args), pad, one_a_line=not source.fits(before, f"{_DEEPER}{alone}"))
-    return after.with_changes(args=args, whitespace_before_args=_line(pad + _DEEPER))
-
-
-def fitted_function(source: Source, before: cst.FunctionDef, after: cst.FunctionDef) -> cst.FunctionDef:
-    """Put the parameters of a function on lines of their own if its line would be too long."""
-    params = after.params
-    others = (*params.kwonly_params, *params.posonly_params, *([params.star_kwarg] if params.star_kwarg else []))
-    if others or not params.params or not source.outgrows(before.params, params):
-        return after
-    pad = source.indent_within_block(before)
-    one_a_line = not source.fits(before, f"{_DEEPER}{source.code(params)}")
-    broken = params.with_changes(params=_broken(list(params.params), pad, one_a_line=one_a_line))
-    return after.with_changes(params=broken, whitespace_before_params=_line(pad + _DEEPER))
-
-
-def _line(indent: str) -> cst.ParenthesizedWhitespace:
-    return cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace(indent))
-
-
-def _broken(elements: list[Listed], pad: str, *, one_a_line: bool) -> list[Listed]:
-    """End a line after each argument or parameter, or only after the last."""
-    if one_a_line:
-        within: cst.Comma = cst.Comma(whitespace_after=_line(pad + _DEEPER))
-        last = elements[-1].with_changes(comma=cst.Comma(whitespace_after=_line(pad)))
-        return cast("list[Listed]", [*(one.with_changes(comma=within) for one in elements[:-1]), last])
-    end = "whitespace_after_arg" if isinstance(elements[-1], cst.Arg) else "whitespace_after_param"
-    return cast("list[Listed]", [*elements[:-1], elements[-1].with_changes(**{end: _line(pad)})])

@@ -10,7 +10,7 @@ import libcst as cst
 from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
 from hf_compat.tools.migration.calls import is_super_call
-from hf_compat.tools.migration.elements import COMMA, EQUAL, Edit, appended, edit_call, fitted_call, fitted_function
+from hf_compat.tools.migration.elements import COMMA, EQUAL, Edit, appended, edit_call
 from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, binding_node, dotted, keyword, methods_of, walk
@@ -170,7 +170,7 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
         else f"may call it with {', '.join(names)}, too"
     )
     source.mend_for_5(method, what, f"transformers 5 {calls_it}", Effect.FAILS if always else Effect.LOOK)
-    source.change(method, lambda node: _with_parameters(node, method, missing, source))
+    source.change(method, lambda node: _with_parameters(node, missing))
     for call in _super_calls(method) if method.name.value not in ("compute_loss", "training_step") else ():
         if any(one.star for one in call.args):
             continue
@@ -191,11 +191,9 @@ def _names_in(method: cst.FunctionDef) -> Iterator[str]:
         nodes.extend([node.value] if isinstance(node, (cst.Arg, cst.Attribute)) else node.children)
 
 
-def _with_parameters(
-    node: cst.FunctionDef, before: cst.FunctionDef, missing: Sequence[tuple[int, str]], source: Source
-) -> cst.FunctionDef:
+def _with_parameters(node: cst.FunctionDef, missing: Sequence[tuple[int, str]]) -> cst.FunctionDef:
     params = list(node.params.params)
-    first = 0 if is_static(before) else 1
+    first = 0 if is_static(node) else 1
     for place, written in missing:
         name, _, default = written.partition("=")
         at = place + first
@@ -208,7 +206,7 @@ def _with_parameters(
             params = appended(params, new)
         else:
             params.insert(at, new.with_changes(comma=params[at - 1].comma if at else COMMA))
-    return fitted_function(source, before, node.with_changes(params=node.params.with_changes(params=params)))
+    return node.with_changes(params=node.params.with_changes(params=params))
 
 
 def _super_calls(method: cst.FunctionDef) -> Iterator[cst.Call]:
@@ -224,7 +222,7 @@ def _pass_on(call: cst.Call, missing: Sequence[tuple[int, str]], source: Source)
                 args = appended(args, new)
             else:
                 args.insert(place, new.with_changes(comma=COMMA))
-        return fitted_call(source, call, node.with_changes(args=args))
+        return node.with_changes(args=args)
 
     source.change(call, change)
 

@@ -25,10 +25,6 @@ Node = TypeVar("Node", bound=cst.CSTNode)
 # The replacement of a node: one node, none, or several.
 Outcome: TypeAlias = cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNode]
 
-# Formatters break a line here unless the source has longer ones, and never allow more than the second.
-_LIMIT = 88
-_LONGEST = 120
-
 
 class Source:
     """A source that rules read, and that they ask to change.
@@ -45,8 +41,6 @@ class Source:
         self._scopes = cast("Mapping[cst.CSTNode, Scope | None]", wrapper.resolve(ScopeProvider))
         self._parents = cast("Mapping[cst.CSTNode, cst.CSTNode]", wrapper.resolve(ParentNodeProvider))
         self._positions = cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
-        self._lines = text.splitlines() or [""]
-        self._limit = min(max(_LIMIT, *map(len, self._lines)), _LONGEST)
         self.nodes = tuple(walk(self.module))
         self._changes: dict[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]] = {}
         self._findings: set[Finding] = set()
@@ -75,25 +69,6 @@ class Source:
     def line(self, node: cst.CSTNode) -> int:
         found = self._positions.get(node)
         return 1 if found is None else found.start.line
-
-    def outgrows(self, before: cst.CSTNode, after: cst.CSTNode) -> bool:
-        """Whether a node on one line would make that line too long."""
-        found = self._positions.get(before)
-        if found is None or found.start.line != found.end.line:
-            return False
-        grown = len(self.code(after)) - len(self.code(before))
-        return grown > 0 and len(self._lines[found.start.line - 1]) + grown > self._limit
-
-    def fits(self, node: cst.CSTNode, text: str) -> bool:
-        line = self._lines[self.line(node) - 1]
-        return len(line) - len(line.lstrip()) + len(text) <= self._limit
-
-    def indent_within_block(self, node: cst.CSTNode) -> str:
-        """The indentation of a node's line beyond that of its block."""
-        line = self._lines[self.line(node) - 1]
-        blocks = [one for one in self.above(node) if isinstance(one, cst.IndentedBlock)]
-        of_blocks = sum(len(one.indent or self.module.default_indent) for one in blocks)
-        return " " * max(len(line) - len(line.lstrip()) - of_blocks, 0)
 
     def code(self, node: cst.CSTNode) -> str:
         return self.module.code_for_node(node)
