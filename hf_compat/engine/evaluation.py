@@ -474,7 +474,7 @@ class EvaluationRun:
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch, keep its results and return its loss."""
         if self._pending is not None:
-            self._end_batch(*self._pending)
+            self._end_batch(*self._pending, is_last=False)
         samples = find_batch_size(batch.inputs)
         self.observed_samples += samples or 0
         predicted = self.steps.prediction_step(self.model, batch.inputs, self.loss_only, ignore_keys=self.ignore_keys)
@@ -563,16 +563,19 @@ class EvaluationRun:
             if part is not None:
                 kept.add(part)
 
-    def _end_batch(self, batch: EvaluationBatch, results: Results) -> None:
-        """Compute the last batch's metrics or move results to the CPU, after the batch's events."""
+    def _end_batch(self, batch: EvaluationBatch, results: Results, is_last: bool) -> None:
+        """Compute a batch's metrics or move results to the CPU, after the batch's events.
+
+        `is_last` is exact, `batch.is_last` follows the length of a loader, which may be wrong or missing.
+        """
         self._pending = None
         losses, predictions, labels, _ = results
         compute = self.compute_metrics if self._by_batch and self.torch_metrics is None else None
         if compute is not None and predictions is not None and labels is not None:
             prediction = self._prediction(losses, predictions, labels, batch.inputs)
-            computed = compute(prediction, compute_result=batch.is_last)
+            computed = compute(prediction, compute_result=is_last)
             # `compute_metrics` may return nothing before the last batch
-            self.metrics_so_far = returned_metrics(computed, "compute_metrics") if batch.is_last or computed else {}
+            self.metrics_so_far = returned_metrics(computed, "compute_metrics") if is_last or computed else {}
         every = self._to_cpu_every
         if every is not None and self._keeps_predictions and self.batches_seen % every == 0:
             for kept in self.kept:
@@ -591,7 +594,7 @@ class EvaluationRun:
     def finish(self) -> EvalLoopOutput:
         """Join the kept results and compute the metrics."""
         if self._pending is not None:
-            self._end_batch(*self._pending)
+            self._end_batch(*self._pending, is_last=True)
         if isinstance(self.loader, PreparedDataLoader):  # Lightning does not read past the last batch
             self.loader.passes.end(self.loader)
         join, (of_losses, of_predictions, of_labels, of_inputs) = self._joins, self.kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import toy
 import transformers
+from torch.utils.data import DataLoader
 
 import hf_compat
 
@@ -65,3 +66,26 @@ def test_a_loader_of_the_user_is_read_to_its_end_whatever_its_length_says(tmp_pa
         losses.append(trainer.evaluate()["eval_loss"])
         assert loader.ends == 1
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("stated", [None, 2, 9])
+def test_the_last_batch_of_a_loader_of_the_user_computes_the_result(tmp_path, stated):
+    class Loader(DataLoader):
+        def __len__(self):
+            if stated is None:
+                raise TypeError("unknown")
+            return stated
+
+    class Own(hf_compat.Trainer):
+        def get_eval_dataloader(self, eval_dataset=None):
+            return Loader(toy.Table(toy.rows(10)), batch_size=4)
+
+    asked = []
+
+    def count(prediction, compute_result):
+        asked.append(compute_result)
+        return {"batches": len(asked)} if compute_result else None
+
+    args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, batch_eval_metrics=True, disable_tqdm=True)
+    metrics = Own(toy.Classifier(), args, compute_metrics=count).evaluate()
+    assert asked == [False, False, True] and metrics["eval_batches"] == 3
