@@ -10,7 +10,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,15 +33,15 @@ class _Module:
 
 
 class InstalledNames:
-    """The names of one package's modules."""
+    """The names of one package's modules. Each file is read once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._modules: dict[str, _Module | None] = {}
-        self._files: dict[str, Path | None] = {}
-        self._exports: dict[Path, frozenset[str] | None] = {}
         self._found: dict[tuple[str, str], bool] = {}
-        self._homes: dict[str, tuple[str, ...]] = {}
+        self._file = functools.cache(self._find_file)
+        self._read = functools.cache(self._read_module)
+        self._exports = functools.cache(_exports_of)
+        self.homes = functools.cache(self._find_homes)
 
     @functools.cached_property
     def version(self) -> str:
@@ -65,20 +64,18 @@ class InstalledNames:
     def is_module(self, path: str) -> bool:
         return self._file(path) is not None
 
-    def homes(self, name: str) -> Sequence[str]:
+    def _find_homes(self, name: str) -> tuple[str, ...]:
         """Return the modules from which a name can be imported: the top level, or else those that define it."""
-        if name not in self._homes:
-            top = self._root.name
-            self._homes[name] = (top,) if self._has_name(top, name) else tuple(self._defining(name))
-        return self._homes[name]
-
-    def _defining(self, name: str) -> Iterator[str]:
+        if self._has_name(self._root.name, name):
+            return (self._root.name,)
         defined = re.compile(rf"^(?:class|def|async def) {name}\b|^{name} *(?::[^=\n]+)?=[^=]", re.MULTILINE)
+        homes = []
         for path in sorted(self._root.rglob("*.py")):
             inner = path.relative_to(self._root)
             if inner.parts[0] not in _NO_HOMES and not inner.name.startswith("dummy_") and defined.search(_text(path)):
                 parts = inner.with_suffix("").parts
-                yield ".".join((self._root.name, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+                homes.append(".".join((self._root.name, *(parts[:-1] if parts[-1] == "__init__" else parts))))
+        return tuple(homes)
 
     def _has_name(self, module: str, name: str) -> bool:
         if (module, name) not in self._found:
@@ -103,14 +100,9 @@ class InstalledNames:
     def _exports_name(self, module: str, name: str) -> bool:
         """Return whether a star import of a module binds a name."""
         file = self._file(module)
-        if file is None:
-            return False
-        if file not in self._exports:
-            lists = _EXPORTED.findall(_text(file))
-            self._exports[file] = frozenset(word for one in lists for word in _WORD.findall(one)) if lists else None
-        exported = self._exports[file]
-        if exported is not None:
-            return name in exported
+        exported = None if file is None else self._exports(file)
+        if file is None or exported is not None:
+            return exported is not None and name in exported
         # A package without a list gives the modules in it, too, once they are imported
         is_there = self._has_name(module, name) or self._file(f"{module}.{name}") is not None
         return not name.startswith("_") and is_there
@@ -124,13 +116,8 @@ class InstalledNames:
         kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
         return ".".join([*kept, *([path] if path else [])])
 
-    def _file(self, module: str) -> Path | None:
+    def _find_file(self, module: str) -> Path | None:
         """Return a module's file; for one that has another name today, that one's."""
-        if module not in self._files:
-            self._files[module] = self._file_today(module)
-        return self._files[module]
-
-    def _file_today(self, module: str) -> Path | None:
         found = self._file_of(module)
         outer, _, last = module.rpartition(".")
         if found is not None or not outer:
@@ -149,11 +136,14 @@ class InstalledNames:
         paths = (place / "__init__.py", place.with_name(f"{place.name}.py"))[: 2 if parts else 1]
         return next((path for path in paths if path.is_file()), None)
 
-    def _read(self, module: str) -> _Module | None:
-        if module not in self._modules:
-            file = self._file_of(module) if module == self._root.name else self._file(module)
-            self._modules[module] = None if file is None else _module_of(_text(file))
-        return self._modules[module]
+    def _read_module(self, module: str) -> _Module | None:
+        file = self._file_of(module) if module == self._root.name else self._file(module)
+        return None if file is None else _module_of(_text(file))
+
+
+def _exports_of(file: Path) -> frozenset[str] | None:
+    lists = _EXPORTED.findall(_text(file))
+    return frozenset(word for one in lists for word in _WORD.findall(one)) if lists else None
 
 
 @functools.lru_cache(maxsize=4)
