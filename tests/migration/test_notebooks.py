@@ -1,4 +1,4 @@
-"""Notebooks: code cells are rewritten together, everything else stays byte for byte."""
+"""Notebooks: code cells are rewritten together, everything else stays as it is."""
 
 # ruff: noqa: E501 - sources within tests
 from __future__ import annotations
@@ -63,6 +63,24 @@ def test_a_notebook(form, tmp_path, capsys):
     unlike = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[0] in "+-"]
     assert form.get("indent", 1) is None or form.get("as_text") or len(unlike) == 2 + 2 + 3
     assert main(["migrate", str(file)]) == 0 and file.read_text(encoding="utf-8") == after
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("indent", "separators"), [(1, None), (2, None), ("\t", None), (None, (", ", ": ")), (None, (",", ":"))]
+)
+def test_the_layout_of_a_file_stays_byte_for_byte(indent, separators, newline, tmp_path):
+    def written(source):
+        output = {"output_type": "stream", "name": "stdout", "text": ["é no_cuda\n", "0.1\t1e-05"]}
+        cell = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [output], "source": [source]}
+        whole = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        text = json.dumps(whole, indent=indent, separators=separators, ensure_ascii=False) + "\n"
+        return text.replace("\n", newline).encode()
+
+    file = tmp_path / "x.ipynb"
+    file.write_bytes(written("from transformers import Trainer"))
+    assert main(["migrate", "--write", str(file)]) == 0
+    assert file.read_bytes() == written("from hf_compat import Trainer")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": 3}', '{"cells": [{"cell_type": "code"}]}', "not json"])
