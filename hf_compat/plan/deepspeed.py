@@ -148,7 +148,7 @@ def deepspeed_config(
     Mirrors:
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
-    config = options_of("deepspeed", args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    config = _config_of(args, variables)
     if "bfloat16" in config:
         config.setdefault("bf16", config.pop("bfloat16"))
     check_keys(config)
@@ -157,48 +157,38 @@ def deepspeed_config(
     if stage is not None:
         read = read_options("deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": stage})
         config["zero_optimization"]["stage"] = read["stage"]
-    table = _Table(config)
-    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    table.match("train_micro_batch_size_per_gpu", "per_device_train_batch_size", args.per_device_train_batch_size)
-    table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
-    table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
-    table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
     if "gradient_clipping" not in config and args.max_grad_norm and _is_set(args, "max_grad_norm"):
         _warn(
             f"`max_grad_norm={args.max_grad_norm}` has no effect: DeepSpeed clips, and its configuration has no "
             '`gradient_clipping`.\n\nHint: add "gradient_clipping": "auto" to it.'
         )
-    table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
-    table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
-    section = table.config.get("optimizer")
-    if section is not None:
-        if str(section.get("type", "")).lower() not in _ADAMS:
-            raise ArgumentError(
-                f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
-                "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
-            )
-        rest = set(section.get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
-        if rest:
-            _warn(
-                f"The DeepSpeed configuration's optimizer sets {', '.join(sorted(rest))}, which has no effect: torch's "
-                "optimizer is used."
-            )
-        table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
-        table.match("optimizer.params.betas", "adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2])
-        table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
-        table.match("optimizer.params.weight_decay", "weight_decay", args.weight_decay)
-    _match_scheduler(table, args)
-    for name in ("warmup_num_steps", "total_num_steps"):  # `schedule_section` resolves these once training begins
-        table.fill(f"scheduler.params.{name}", 0)
-    # Fill in the sizes that follow the model's hidden size, if its configuration has one
+    _check_optimizer(config.get("optimizer"))
+    _check_scheduler(config.get("scheduler"), args)
+    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    rows: Rows = {
+        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", args.per_device_train_batch_size),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps", args.gradient_accumulation_steps),
+        "train_batch_size": ("(batch size × accumulation × processes)", per_update),
+        "gradient_clipping": ("max_grad_norm", args.max_grad_norm),
+        "bf16.enabled": ("bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval)),
+        "fp16.enabled": ("fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval)),
+        "optimizer.params.lr": ("learning_rate", args.learning_rate),
+        "optimizer.params.betas": ("adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2]),
+        "optimizer.params.eps": ("adam_epsilon", args.adam_epsilon),
+        "optimizer.params.weight_decay": ("weight_decay", args.weight_decay),
+        **_rates(args),
+        # `schedule_section` resolves these once training begins
+        **dict.fromkeys(("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"), (None, 0)),
+    }
+    # The sizes that follow the model's hidden size, if its configuration has one
     sizes = getattr(model_config, "hidden_sizes", None)
     text = getattr(model_config, "text_config", None)
     hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))
     if hidden is not None:
-        table.fill("zero_optimization.reduce_bucket_size", hidden * hidden)
-        table.fill("zero_optimization.stage3_prefetch_bucket_size", int(0.9 * hidden * hidden))
-        table.fill("zero_optimization.stage3_param_persistence_threshold", 10 * hidden)
-    table.check()
+        rows["zero_optimization.reduce_bucket_size"] = None, hidden * hidden
+        rows["zero_optimization.stage3_prefetch_bucket_size"] = None, int(0.9 * hidden * hidden)
+        rows["zero_optimization.stage3_param_persistence_threshold"] = None, 10 * hidden
+    _resolve(config, rows)
     # Drop the sections that the arguments replace, and set the keys that DeepSpeed then needs
     config.pop("optimizer", None)
     config.pop("scheduler", None)
@@ -217,62 +207,42 @@ def zero_stage(config: Mapping[str, Setting]) -> int:
     return int((config.get("zero_optimization") or {}).get("stage", 0))
 
 
-class _Table:
-    """A configuration beside the arguments."""
+# A setting's path, such as `optimizer.params.lr` → the argument that it has to agree with, or None, and its value.
+Rows = dict[str, tuple[str | None, Setting]]
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.disagreements: list[tuple[str, Setting, str, Setting]] = []
 
-    def _find(self, path: str) -> tuple[Config | None, str]:
-        """Return the section that holds a setting (None if it is not set) and the setting's key in it."""
-        *parents, key = path.split(".")
-        section: object = self.config
-        for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
-        return (section, key) if isinstance(section, dict) and key in section else (None, key)
+def _resolve(config: Config, rows: Rows) -> None:
+    """Replace `auto` by the values of the rows.
 
-    def match(self, path: str, argument: str, value: Setting) -> None:
-        """Replace `auto` by the argument's value, and record a value that differs from it."""
-        section, key = self._find(path)
-        if section is None:
-            return
-        if section[key] == "auto":
+    Raises:
+        ArgumentError: Settings disagree with their arguments, or an `auto` has no row. All are listed.
+    """
+    held = {path: (section, key) for path, section, key in _settings_of(config)}
+    differing = [("DeepSpeed configuration", "arguments", "used")]
+    for path, (argument, value) in rows.items():
+        section, key = held.get(path, ({}, ""))
+        if section.get(key) == "auto":
             section[key] = value
-        elif section[key] != value:
-            self.disagreements.append((path, section[key], argument, value))
-
-    def fill(self, path: str, value: Setting) -> None:
-        """Replace `auto` by a value, and keep any other value."""
-        section, key = self._find(path)
-        if section is not None and section[key] == "auto":
-            section[key] = value
-
-    def check(self) -> None:
-        """Raise an error that lists disagreements and every remaining `auto`."""
-        left, lines = list(_autos_of(self.config)), []
-        if self.disagreements:
-            rows = [("DeepSpeed configuration", "arguments", "used")]
-            rows += [
-                (f"{path} = {has!r}", f"{name} = {value!r}", "neither") for path, has, name, value in self.disagreements
-            ]
-            widths = [max(len(row[column]) for row in rows) for column in range(3)]
-            lines += ["The DeepSpeed configuration and the arguments disagree:", ""]
-            lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-            lines += ["", 'Hint: write "auto" into the configuration, or give both the same value.']
-        if left:
-            lines += [f'"auto" cannot be resolved for {", ".join(left)}.', "", "Hint: write values there."]
-        if lines:
-            raise ArgumentError("\n".join(lines))
+        elif path in held and argument is not None and section[key] != value:
+            differing.append((f"{path} = {section[key]!r}", f"{argument} = {value!r}", "neither"))
+    left, lines = [path for path, (section, key) in held.items() if section[key] == "auto"], []
+    if differing[1:]:
+        widths = [max(map(len, column)) for column in zip(*differing, strict=True)]
+        lines += ["The DeepSpeed configuration and the arguments disagree:", ""]
+        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in differing]
+        lines += ["", 'Hint: write "auto" into the configuration, or give both the same value.']
+    if left:
+        lines += [f'"auto" cannot be resolved for {", ".join(left)}.', "", "Hint: write values there."]
+    if lines:
+        raise ArgumentError("\n".join(lines))
 
 
-def _autos_of(section: Config, path: str = "") -> Iterator[str]:
-    """Yield the paths of the settings that are `auto`."""
+def _settings_of(section: Config, path: str = "") -> Iterator[tuple[str, Config, str]]:
+    """Yield the path of every setting, with its section and its key there."""
     for key, value in section.items():
+        yield f"{path}{key}", section, key
         if isinstance(value, dict):
-            yield from _autos_of(value, f"{path}{key}.")
-        elif value == "auto":
-            yield f"{path}{key}"
+            yield from _settings_of(value, f"{path}{key}.")
 
 
 def options_of(name: str, given: Mapping[str, Any] | str | None) -> Config:
@@ -285,8 +255,10 @@ def options_of(name: str, given: Mapping[str, Any] | str | None) -> Config:
         raise ArgumentError(f"`{name}={given!r}`: {error}") from error
 
 
-def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
-    """Return the configuration that `accelerate launch` would have set up from its flags."""
+def _config_of(args: TrainingArguments, variables: Mapping[str, str]) -> Config:
+    """Return the arguments' configuration, or the one that `accelerate launch` would have set up from its flags."""
+    if args.deepspeed:
+        return options_of("deepspeed", args.deepspeed)
     file = variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
         return options_of("deepspeed", file)
@@ -322,8 +294,25 @@ def _number_of(variables: Mapping[str, str], name: str, kind: ValueType) -> Sett
     return text if text == "auto" else read_as(name, kind, text)
 
 
-def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
-    section = table.config.get("scheduler")
+def _check_optimizer(section: Config | None) -> None:
+    """Refuse an optimizer that torch's AdamW does not replace, and warn about its further options."""
+    if section is None:
+        return
+    if str(section.get("type", "")).lower() not in _ADAMS:
+        raise ArgumentError(
+            f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
+            "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
+        )
+    rest = set(section.get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
+    if rest:
+        _warn(
+            f"The DeepSpeed configuration's optimizer sets {', '.join(sorted(rest))}, which has no effect: torch's "
+            "optimizer is used."
+        )
+
+
+def _check_scheduler(section: Config | None, args: TrainingArguments) -> None:
+    """Refuse an unknown schedule, and warn about the arguments that the section replaces."""
     if section is None:
         return
     if section.get("type") not in _SCHEDULES:
@@ -337,12 +326,13 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
             f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
             f"DeepSpeed configuration's section `scheduler` selects {section['type']}."
         )
-    _match_rates(table, args)
 
 
-def _match_rates(table: _Table, args: TrainingArguments) -> None:
-    table.fill("scheduler.params.warmup_min_lr", 0)
-    table.match("scheduler.params.warmup_max_lr", "learning_rate", args.learning_rate)
+def _rates(args: TrainingArguments) -> Rows:
+    return {
+        "scheduler.params.warmup_min_lr": (None, 0),
+        "scheduler.params.warmup_max_lr": ("learning_rate", args.learning_rate),
+    }
 
 
 def _is_set(args: TrainingArguments, name: str) -> bool:
@@ -359,15 +349,10 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
     Mirrors:
         `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`, 5.23.
     """
-    if not uses_deepspeed(args, variables):
-        return None
-    config = options_of("deepspeed", args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
-    if config.get("scheduler") is None:
-        return None
-    table = _Table({"scheduler": config["scheduler"]})
-    _match_rates(table, args)
-    table.match("scheduler.params.total_num_steps", "(updates of the training)", updates)
-    table.match("scheduler.params.warmup_num_steps", "warmup_steps", args.get_warmup_steps(updates))
-    table.check()
-    section: Config = table.config["scheduler"]
+    section = _config_of(args, variables).get("scheduler") if uses_deepspeed(args, variables) else None
+    if section is not None:
+        rows = _rates(args)
+        rows["scheduler.params.total_num_steps"] = "(updates of the training)", updates
+        rows["scheduler.params.warmup_num_steps"] = "warmup_steps", args.get_warmup_steps(updates)
+        _resolve({"scheduler": section}, rows)
     return section
