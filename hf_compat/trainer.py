@@ -28,7 +28,7 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_globals
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
-from hf_compat.plan.translate import CurrentPlan, parallel_sizes
+from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import brief, follow_level, log_line
 from hf_compat.runtime.inspection import delegated, is_replaced
@@ -202,6 +202,7 @@ class Trainer(
         self._plan = CurrentPlan()
         if uses_deepspeed(args, launcher_variables()):  # its configuration depends on the model, which is not set yet
             check_supported(args)
+            compilation_of(args)
             parallel_sizes(args, launcher_variables())
         else:
             self._plan.of(args)

@@ -22,7 +22,7 @@ from hf_compat.hf.enums import DebugOption
 from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import unwrap_peft
-from hf_compat.plan.argument_support import Compilation
+from hf_compat.plan.translate import Compilation
 from hf_compat.runtime.text import need
 
 _STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream, because callbacks change it

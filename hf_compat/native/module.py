@@ -79,6 +79,7 @@ from hf_compat.plan.argument_support import (
     check_optimization,
     check_supported,
 )
+from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.collectives import leave_at_exit
 from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
@@ -170,6 +171,7 @@ class HFModule(OverridePoints, LoadableModule):
         own = NativeSteps(model, args) if steps is None else steps
         own.compute_loss_func = compute_loss_func
         check_supported(own.args)
+        compilation_of(own.args)  # it refuses backends and modes that torch does not know
         if own.args.use_liger_kernel:
             check_liger(model, own.args.liger_kernel_config)
         if type(self).configure_optimizers is HFModule.configure_optimizers:

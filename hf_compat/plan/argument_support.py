@@ -12,7 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import torch
@@ -32,8 +32,7 @@ from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
-from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.text import did_you_mean, parse_switch, shown
+from hf_compat.runtime.text import shown
 
 # Defaults that normalisation gives another form.
 _NORMAL_FORMS = {
@@ -75,7 +74,6 @@ def check_supported(args: TrainingArguments) -> None:
         warn_inert(shown("liger_kernel_config", args.liger_kernel_config), "`use_liger_kernel` is off")
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
-    compilation_of(args)  # it refuses backends and modes that torch does not know
 
 
 def _is_set(row: Row, value: object, default: object) -> bool:
@@ -84,61 +82,6 @@ def _is_set(row: Row, value: object, default: object) -> bool:
     if default is None:  # the object of a parallelism_config may answer `!=` with anything
         return value is not None
     return bool(value != default)
-
-
-_VARIABLE = "ACCELERATE_DYNAMO_"
-# Accelerate's word for no compilation.
-OFF = "no"
-_DEFAULT_MODE = "default"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compilation:
-    """How a model is compiled. Mirrors `accelerate.utils.TorchDynamoPlugin`, 1.15."""
-
-    backend: str  # a backend of torch or one that is registered with it
-    mode: str = _DEFAULT_MODE  # the backend's mode
-    fullgraph: bool = False  # refuse a model that splits into several graphs
-    dynamic: bool | None = None  # Trace sizes as symbols. None lets torch decide.
-    by_blocks: bool = False  # compile repeated blocks one by one, which starts sooner
-
-    def keywords(self) -> dict[str, str | bool]:
-        """The keywords of `torch.compile` that differ from its defaults."""
-        default = Compilation(backend=self.backend)
-        changed = [name for name in ("mode", "fullgraph", "dynamic") if getattr(self, name) != getattr(default, name)]
-        return {"backend": self.backend, **{name: getattr(self, name) for name in changed}}
-
-
-def compilation_of(args: TrainingArguments) -> Compilation | None:
-    """Read how the model is compiled. None if it is not."""
-    variables = launcher_variables()
-    by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
-    backend = (by_arguments or variables.get(_VARIABLE + "BACKEND") or OFF).lower()
-    if backend in (OFF, "none"):
-        return None
-    name = "torch_compile_backend" if by_arguments else _VARIABLE + "BACKEND"
-    known = sorted(torch.compiler.list_backends(exclude_tags=()))
-    if backend not in known:
-        hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
-        raise ArgumentError(f"`{shown(name, backend)}` is not a backend of torch.compile.\n\nHint: {hint}")
-    mode = args.torch_compile_mode or variables.get(_VARIABLE + "MODE") or _DEFAULT_MODE
-    if backend == "inductor":
-        name = "torch_compile_mode" if args.torch_compile_mode else _VARIABLE + "MODE"
-        from torch._inductor import list_mode_options  # slow: only where something is compiled
-
-        known = sorted(list_mode_options())
-        if mode not in known:
-            raise ArgumentError(
-                f"`{shown(name, mode)}` is not a mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
-            )
-    dynamic = _VARIABLE + "USE_DYNAMIC"
-    return Compilation(
-        backend=backend,
-        mode=mode,
-        fullgraph=parse_switch(variables, _VARIABLE + "USE_FULLGRAPH"),
-        dynamic=parse_switch(variables, dynamic) if dynamic in variables else None,
-        by_blocks=parse_switch(variables, _VARIABLE + "USE_REGIONAL_COMPILATION"),
-    )
 
 
 Setting = Any  # a value of Lightning's Trainer or of an argument

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, UnsupportedArgument, warn_inert, warn_user
@@ -27,7 +28,7 @@ from hf_compat.plan.argument_support import PRECISIONS, check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
-from hf_compat.runtime.text import parse_switch
+from hf_compat.runtime.text import did_you_mean, parse_switch, shown
 
 StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
 
@@ -182,6 +183,7 @@ def translate(
     """
     args = as_our_arguments(args)
     check_supported(args)
+    compilation_of(args)  # it refuses backends and modes that torch does not know
     strategy, options = _strategy(args, model)
     # On the CPU Accelerate has neither autocast nor a scaler for float16
     is_full = args.mixed_precision == "fp16" and args.device.type == "cpu"
@@ -337,6 +339,58 @@ def exchanges_every_micro_batch(args: TrainingArguments) -> bool:
 def _updates_of(interval: float, max_updates: int) -> int:
     """Convert an interval to updates. A value below 1 is a share of all updates, rounded up."""
     return int(interval) if interval >= 1 else max(math.ceil(interval * max_updates), 1)
+
+
+_DYNAMO = "ACCELERATE_DYNAMO_"  # of variables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilation:
+    """How a model is compiled. Mirrors `accelerate.utils.TorchDynamoPlugin`, 1.15."""
+
+    backend: str  # a backend of torch or one that is registered with it
+    mode: str = "default"  # the backend's mode
+    fullgraph: bool = False  # refuse a model that splits into several graphs
+    dynamic: bool | None = None  # Trace sizes as symbols. None lets torch decide.
+    by_blocks: bool = False  # compile repeated blocks one by one, which starts sooner
+
+    def keywords(self) -> dict[str, str | bool]:
+        """The keywords of `torch.compile` that differ from its defaults."""
+        default = Compilation(backend=self.backend)
+        changed = [name for name in ("mode", "fullgraph", "dynamic") if getattr(self, name) != getattr(default, name)]
+        return {"backend": self.backend, **{name: getattr(self, name) for name in changed}}
+
+
+def compilation_of(args: TrainingArguments) -> Compilation | None:
+    """Read how the model is compiled. None if it is not."""
+    variables = launcher_variables()
+    by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
+    backend = (by_arguments or variables.get(_DYNAMO + "BACKEND") or "no").lower()
+    if backend in ("no", "none"):
+        return None
+    name = "torch_compile_backend" if by_arguments else _DYNAMO + "BACKEND"
+    known = sorted(torch.compiler.list_backends(exclude_tags=()))
+    if backend not in known:
+        hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
+        raise ArgumentError(f"`{shown(name, backend)}` is not a backend of torch.compile.\n\nHint: {hint}")
+    mode = args.torch_compile_mode or variables.get(_DYNAMO + "MODE") or "default"
+    if backend == "inductor":
+        name = "torch_compile_mode" if args.torch_compile_mode else _DYNAMO + "MODE"
+        from torch._inductor import list_mode_options  # slow: only where something is compiled
+
+        known = sorted(list_mode_options())
+        if mode not in known:
+            raise ArgumentError(
+                f"`{shown(name, mode)}` is not a mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
+            )
+    dynamic = _DYNAMO + "USE_DYNAMIC"
+    return Compilation(
+        backend=backend,
+        mode=mode,
+        fullgraph=parse_switch(variables, _DYNAMO + "USE_FULLGRAPH"),
+        dynamic=parse_switch(variables, dynamic) if dynamic in variables else None,
+        by_blocks=parse_switch(variables, _DYNAMO + "USE_REGIONAL_COMPILATION"),
+    )
 
 
 # Sizes of Accelerate's configuration → why a size above 1 is refused.

@@ -29,7 +29,8 @@ from hf_compat.interop.transformers_models import (
     takes_loss_keywords,
 )
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.argument_support import check_optimizer, check_schedule, compilation_of
+from hf_compat.plan.argument_support import check_optimizer, check_schedule
+from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import (

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import hf_compat
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError
-from hf_compat.plan.argument_support import Compilation, compilation_of
+from hf_compat.plan.translate import Compilation, compilation_of
 
 EAGER = {"torch_compile_backend": "eager"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")

@@ -18,8 +18,7 @@ from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.plan.argument_support import compilation_of
-from hf_compat.plan.translate import RunCounts
+from hf_compat.plan.translate import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
 from hf_compat.tools.isolation.plan import real_path
