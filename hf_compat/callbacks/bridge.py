@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -20,13 +19,12 @@ from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import GradNorm, Window
 from hf_compat.errors import DataError
-from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
+from hf_compat.hf.callbacks import EVENTS, CallbackHandler
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
-from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import RunHost, TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -53,46 +51,7 @@ def fires_at_hooks(kind: Kind) -> Kind:
 
 
 @fires_at_hooks
-class HFEvents(pl.Callback):
-    """One segment of the HF callbacks, between two Lightning callbacks.
-
-    Args:
-        bridge: Fires the events.
-        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
-    """
-
-    def __init__(self, bridge: HFBridge, segment: int) -> None:
-        self.bridge = bridge
-        self.segment = segment
-
-    def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
-        """Fire a hook's event for this segment. The first segment also prepares it."""
-        if self.segment == 0 and hook in self.bridge.preparations:
-            self.bridge.preparations[hook](self.bridge, *given)
-        if hook != "on_train_batch_end" or given[1].is_trained:  # the window
-            self.bridge.fire(PAIRS[hook], self.segment)
-
-
-def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
-    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
-
-    Args:
-        order: Callbacks of both kinds in the order in which they were added.
-        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
-    """
-    segments: list[set[int]] = [set()]
-    segment_of: dict[int, int] = {}
-    for entry in order:
-        if isinstance(entry, pl.Callback):
-            segments.append(set())
-        else:
-            segment_of[id(entry)] = len(segments) - 1
-    for callback in hf_callbacks:
-        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
-    return segments
-
-
-class HFBridge(HFEvents):
+class HFBridge(pl.Callback):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
@@ -101,44 +60,57 @@ class HFBridge(HFEvents):
     """
 
     def __init__(self, host: RunHost, run: TrainingRun) -> None:
-        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
         self.host = host
         self.run = run
         self.epoch = run.start.epoch - 1
         # With several ranks, one rank's error is raised on all at the next save or at the end
         self._writer = host._saver.background if host.args.world_size == 1 else None
         self._last_saved = -1
-        self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
         self._outputs_hook: RemovableHandle | None = None
-        self._order: list[pl.Callback | Callback] | None = None
 
-    def fire(self, event: str, segment: int | None = None) -> None:
-        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
-        host, handler = self.host, self.host.callback_handler
-        call, outer = getattr(handler, event), handler.active_ids
-        if segment is not None and self._order is not None:
-            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
-            if segment:  # the handler's own method clears flags, which must happen only once
-                call = functools.partial(handler.call_event, event)
-        try:
-            host.control = call(host.args, host.state, host.control)
-        finally:
-            handler.active_ids = outer
+    def fire(self, event: str) -> None:
+        """Fire an event. A callback may replace the control."""
+        host = self.host
+        host.control = getattr(host.callback_handler, event)(host.args, host.state, host.control)
 
-    def lightning_callback_list(
-        self, lightning_callbacks: list[pl.Callback], order: list[pl.Callback | Callback]
-    ) -> list[pl.Callback]:
-        """List the user's Lightning callbacks with HF's events between them, and this bridge last."""
-        self._order = order if lightning_callbacks else None
-        self.segment = len(lightning_callbacks)
-        arranged: list[pl.Callback] = []
-        for segment, callback in enumerate(lightning_callbacks):
-            arranged += (HFEvents(self, segment), callback)
-        return [*arranged, self]
+    def fire_at_hook(self, hook: str, *given: Given) -> None:
+        """Fire a hook's event."""
+        self.fire(PAIRS[hook])
 
-    def before_epoch(self) -> None:
-        """Begin an epoch, before its first event."""
+    def keep_requested_kwargs(self, keeps: bool = True) -> None:
+        """Keep only the losses, inputs or outputs that callbacks ask for, because this costs memory. False keeps none.
+
+        A hook on the model keeps the outputs.
+        """
+        handler = self.host.callback_handler
+
+        def keep(module: object, args: object, outputs: ModelOutput) -> None:
+            handler.requestable_kwargs["outputs"] = nested_detach(outputs)
+
+        self._requested_kwargs = handler.requested_kwargs() - {"trainer"} if keeps else set()
+        wanted = "outputs" in self._requested_kwargs
+        if wanted and self._outputs_hook is None:
+            self._outputs_hook = self.host.model_wrapped.register_forward_hook(keep)
+        elif not wanted and self._outputs_hook is not None:
+            self._outputs_hook.remove()
+            self._outputs_hook = None
+        if not wanted:
+            handler.requestable_kwargs.update(outputs=None)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        host, run = self.host, self.run
+        self.keep_requested_kwargs()
+        self.fire("on_train_begin")
+        host._refuse_late_overrides()  # a callback may have replaced a method
+        if host.args.eval_on_start:
+            host._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
+        if run.start.is_finished or run.stops_at_start:
+            trainer.should_stop = True
+        elif host.state.global_step >= max(host.state.max_steps, 1):  # resumed at its epoch's last update
+            host.control.should_training_stop = True
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.epoch += 1
         start = self.run.start
         is_first = self.epoch == start.epoch
@@ -148,104 +120,14 @@ class HFBridge(HFEvents):
             # `on_step_begin` of this epoch clears them.
             control = self.host.control
             control.should_log = control.should_evaluate = control.should_save = False
-        self.find_requested_kwargs()
+        self.keep_requested_kwargs()
+        self.fire("on_epoch_begin")
 
-    def before_update(self, *_: Given) -> None:
-        """Note that checkpoints from now on are those of an update."""
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
+    ) -> None:
         self.run.moment = SavedAt.UPDATE
-
-    def count_update(self, outputs: Given, batch: Window, *_: Given) -> None:
-        """Count an update before its event, and take over what was measured in it."""
-        run, state = self.run, self.host.state
-        if batch.is_trained:
-            state.global_step += 1
-            state.epoch = self.epoch + batch.epoch_progress
-            assert run.module is not None  # a fit is running
-            run.grad_norm = run.module.measured.get("grad_norm")
-            run.learning_rate = run.module.measured["learning_rate"]
-
-    def after_epoch(self) -> None:
-        """Stop after an epoch without data. Otherwise its event decides whether the training goes on.
-
-        Raises:
-            DataError: A stream had no sample at all, so nothing was trained.
-        """
-        run, state = self.run, self.host.state
-        if run.windows is not None and not run.windows.saw_data:
-            dataset = getattr(run.loader, "dataset", None)
-            if state.global_step == 0 and isinstance(dataset, IterableDataset):
-                raise DataError(
-                    f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
-                    "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
-                    "gives no more."
-                )
-            logger.warning(
-                "The training data had no samples in epoch %d. Training stops at update %d of %d.",
-                self.epoch,
-                state.global_step,
-                state.max_steps,
-            )
-            self.host.control.should_training_stop = True
-        if run.lightning_trainer is not None:
-            # the control has this flag, too, and an HF callback of this event may clear it
-            run.lightning_trainer.should_stop = False
-
-    def keep_predicted(self, outputs: Given, batch: Given, *_: Given) -> None:
-        """Keep the loss and the inputs of an evaluation's batch for callbacks that ask for them."""
-        if self._requested_kwargs:
-            inputs = getattr(batch, "inputs", batch)
-            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
-
-    # What is done before a hook's event, once a hook
-    preparations: ClassVar[Mapping[str, Callable[..., None]]] = {
-        "on_train_epoch_start": before_epoch,
-        "on_train_batch_start": before_update,
-        "on_train_batch_end": count_update,
-        "on_train_epoch_end": after_epoch,
-        "on_validation_batch_end": keep_predicted,
-    }
-
-    def find_requested_kwargs(self) -> None:
-        """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
-        self._requested_kwargs = self.host.callback_handler.requested_kwargs() - {"trainer"}
-        self.watch_outputs("outputs" in self._requested_kwargs)
-
-    def watch_outputs(self, wanted: bool) -> None:
-        """Start or stop keeping the model's outputs for callbacks that ask for `outputs`."""
-        handler = self.host.callback_handler
-
-        def keep(module: object, args: object, outputs: ModelOutput) -> None:
-            handler.requestable_kwargs["outputs"] = nested_detach(outputs)
-
-        if wanted and self._outputs_hook is None:
-            self._outputs_hook = self.host.model_wrapped.register_forward_hook(keep)
-        elif not wanted and self._outputs_hook is not None:
-            self._outputs_hook.remove()
-            self._outputs_hook = None
-        if not wanted:
-            handler.requestable_kwargs.update(outputs=None)
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restore the states of Lightning callbacks once all are set up, before a fit starts."""
-        if stage == "fit":
-            self.host._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Postpone a stop to the start of the training."""
-        if trainer.should_stop:  # a callback's time limit is over, and Lightning would skip the start of the run
-            self._stops_at_start, trainer.should_stop = True, False
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        host, run = self.host, self.run
-        self.find_requested_kwargs()
-        self.fire_at_hook("on_train_start", trainer, pl_module)
-        host._refuse_late_overrides()  # a callback may have replaced a method
-        if host.args.eval_on_start:
-            host._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
-        if run.start.is_finished or self._stops_at_start:
-            trainer.should_stop = True
-        elif host.state.global_step >= max(host.state.max_steps, 1):  # resumed at its epoch's last update
-            host.control.should_training_stop = True
+        self.fire("on_step_begin")
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
@@ -255,6 +137,13 @@ class HFBridge(HFEvents):
             host.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
         host.current_flos += float(host.floating_point_ops(inputs))
         host._track_num_input_tokens(inputs)
+
+    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None:
+        """Count an update, before Lightning's callbacks hear of its end."""
+        state = self.host.state
+        state.global_step += 1
+        state.epoch = self.epoch + window.epoch_progress
+        self.run.grad_norm, self.run.learning_rate = grad_norm, learning_rate
 
     def agree_to_stop(self) -> bool:
         """Whether a flag asks to leave the window."""
@@ -266,14 +155,14 @@ class HFBridge(HFEvents):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Given, batch: Window, batch_idx: int
     ) -> None:
-        """Fire `on_step_end` (`count_update` runs before it), then log, evaluate and save as the flags say."""
+        """End an update, then log, evaluate and save according to the flags."""
         control = self.host.control
         if self._writer is not None and self._writer.under_way is not None:
             self._writer.check()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
-        self.fire_at_hook("on_train_batch_end", trainer, pl_module, outputs, batch)
         if batch.is_trained:
+            self.fire("on_step_end")
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flag_agreement.sources.in_updates)
             if self.host.stop_signals.are_watched and self.host.stop_signals.agree():
@@ -288,18 +177,38 @@ class HFBridge(HFEvents):
             windows.leave_epoch(is_over=control.should_epoch_stop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an epoch, then log, evaluate and save according to the flags."""
-        host, run = self.host, self.run
-        self.fire_at_hook("on_train_epoch_end", trainer, pl_module)
-        if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
+        """End an epoch, then log, evaluate and save according to the flags. Training stops after one without data."""
+        host, run, windows = self.host, self.run, self.run.windows
+        if windows is not None and not windows.saw_data:
+            self._refuse_empty_stream()
+            logger.warning(
+                "The training data had no samples in epoch %d. Training stops at update %d of %d.",
+                self.epoch,
+                host.state.global_step,
+                host.state.max_steps,
+            )
+            host.control.should_training_stop = True
+        # the control has this flag, too, and an HF callback of this event may clear it
+        is_of_lightning = trainer.should_stop and not host.control.should_training_stop
+        trainer.should_stop = False
+        self.fire("on_epoch_end")
+        if trainer.should_stop or is_of_lightning:  # set by a Lightning callback for the end of this epoch
             host.control.should_training_stop = True
         run.moment = SavedAt.EPOCH_END
-        if run.windows is not None:
-            run.windows.finish_epoch()
         if isinstance(pl_module, WindowModule):
-            pl_module.step_schedule_of_epochs()
+            pl_module.end_epoch()
         self._act_on_flags(trainer, run.flag_agreement.sources.in_epochs)
         trainer.should_stop = host.control.should_training_stop
+
+    def _refuse_empty_stream(self) -> None:
+        """Refuse a stream without any sample, as nothing was trained."""
+        dataset = getattr(self.run.loader, "dataset", None)
+        if self.host.state.global_step == 0 and isinstance(dataset, IterableDataset):
+            raise DataError(
+                f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
+                "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
+                "gives no more."
+            )
 
     def _obey_signals(self) -> None:
         """Write a checkpoint and stop, as a signal has asked to."""
@@ -352,10 +261,10 @@ class HFBridge(HFEvents):
         dataloader_idx: int = 0,
     ) -> None:
         """Fire `on_prediction_step` after a predicted batch."""
-        if self._order is None and not self._requested_kwargs:  # a shortcut, as this runs for every batch
-            self.fire("on_prediction_step")
-        else:
-            self.fire_at_hook("on_validation_batch_end", trainer, pl_module, outputs, batch)
+        if self._requested_kwargs:
+            inputs = getattr(batch, "inputs", batch)
+            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
+        self.fire("on_prediction_step")
 
     on_test_batch_end = on_validation_batch_end
 

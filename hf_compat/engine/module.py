@@ -113,7 +113,6 @@ class WindowModule(HooksOfPlainBatches):
         self._resume: dict[str, Any] | None = None
         self._lightning_resumes = False
         self._calls_before_zero_grad = True
-        self._schedule_epoch = -1
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in BOOKKEEPING_FIELDS:
@@ -274,7 +273,6 @@ class WindowModule(HooksOfPlainBatches):
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
             self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)
-        self._schedule_epoch = -1
 
     def _called_model(self) -> nn.Module:
         """Return the model that forward passes call, wrapped by the strategy."""
@@ -380,6 +378,7 @@ class WindowModule(HooksOfPlainBatches):
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
         forget_gradients(model)
+        self.observer.update_made(window, rate, grad_norm)
 
     def _take_over_replaced(self) -> None:
         """Switch to an optimizer or schedule that a callback has assigned to the steps."""
@@ -429,18 +428,15 @@ class WindowModule(HooksOfPlainBatches):
         configs = self.trainer.lr_scheduler_configs
         return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
 
-    def on_train_epoch_end(self) -> None:
-        """Finish the epoch's data. Step a per-epoch schedule, which weight-averaging callbacks install."""
+    def end_epoch(self) -> None:
+        """Finish the epoch's data. Step a per-epoch schedule, which weight-averaging callbacks install.
+
+        A checkpoint at the epoch's end stores the next epoch's rate.
+        """
         windows = self.trainer.train_dataloader
         if isinstance(windows, Windows):
             windows.finish_epoch()
-        self.step_schedule_of_epochs()
-
-    def step_schedule_of_epochs(self) -> None:
-        """Step a per-epoch schedule, once an epoch. A checkpoint at its end stores the next epoch's rate."""
-        if self._schedule_epoch != self.trainer.current_epoch:
-            self._schedule_epoch = self.trainer.current_epoch
-            self._step_schedules("epoch")
+        self._step_schedules("epoch")
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""

@@ -485,6 +485,9 @@ class UpdateObserver(Protocol):
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Note that a micro-batch's backward pass is done."""
 
+    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None:
+        """Note that an update is made, with its learning rate and gradient norm."""
+
     def fire(self, event: str) -> None:
         """Fire HF's `on_substep_end` or `on_optimizer_step`."""
 
@@ -496,6 +499,7 @@ class SilentObserver:
     """An observer that does nothing, for an `HFModule` in a trainer without `HFBridge`."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
+    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None: ...
     def fire(self, event: str) -> None: ...
     def agree_to_stop(self) -> bool:
         return False

@@ -560,7 +560,7 @@ class HFModule(OverridePoints, LoadableModule):
         windows = self.trainer.train_dataloader
         if self.trainer.is_last_batch and isinstance(windows, Windows):
             windows.leave_epoch(is_over=True)  # even if it has more data (`limit_train_batches`)
-        super().on_train_epoch_end()
+        self.end_epoch()
         for config in self.trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and not self.automatic_optimization:
                 step_plateau(self.trainer, config)

@@ -272,13 +272,13 @@ class Evaluator:
             kept = _OutsideFit(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
         if host._run.module is None:
             host.lightning_trainer = kept.trainer
-        kept.bridge.find_requested_kwargs()
+        kept.bridge.keep_requested_kwargs()
         config = plan.strategy_options.get("config")  # DeepSpeed's
         try:
             with naming_absent_ranks(), host._model_state.running(config) if config else contextlib.nullcontext():
                 yield kept
         finally:
-            kept.bridge.watch_outputs(False)
+            kept.bridge.keep_requested_kwargs(False)
         self._kept = kept  # only after success, as an error may leave it in any state
 
 

@@ -157,7 +157,7 @@ class TrainingMethods(TrainerBase):
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         own = self._callbacks
-        callbacks = bridge.lightning_callback_list(own.lightning, own.order)
+        callbacks = [*own.lightning, bridge]
         loggers = own.loggers() if own.lightning else []  # only Lightning callbacks log to them
         options = {name: value for name, value in self._lightning_options.items() if value is not None}
         options.pop("max_time", None)  # the limit of fits, by a callback
@@ -212,7 +212,7 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
             is_compiled = held is not None and uncompiled(held) is host.model
             host.model_wrapped = held if held is not None and is_compiled else host.model
             host.accelerator.leave_fit()
-            bridge.watch_outputs(False)
+            bridge.keep_requested_kwargs(False)
     finally:
         if timer is not None:
             host.pop_callback(timer)
@@ -247,15 +247,17 @@ class TrainerModule(WindowModule):
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
-        """Enable HF folders as checkpoints, and make this rank leave the group cleanly at exit."""
+        """Enable HF folders as checkpoints, and restore Lightning's callbacks once all are set up."""
         if self.trainer.world_size > 1:
             leave_at_exit()
         if stage == "fit":  # an evaluation reads and writes no checkpoint
             super().setup(stage)
+            self.steps._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
 
     def on_fit_start(self) -> None:
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
         host, run, strategy = self.steps, self.steps._run, self.trainer.strategy
+        run.stops_at_start, self.trainer.should_stop = self.trainer.should_stop, False  # else no start of the run
         limit_waiting(host.args.ddp_timeout)
         host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
         host._fit_model_state = model_state_of(strategy, host.model)

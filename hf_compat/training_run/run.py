@@ -200,6 +200,7 @@ class TrainingRun:
     learning_rate: float | None = field(default=None, init=False)  # of the last update, before the schedule stepped
     lightning_trainer: WindowTrainer | None = field(default=None, init=False)  # during the fit
     module: WindowModule | None = field(default=None, init=False)  # during the fit
+    stops_at_start: bool = field(default=False, init=False)  # a callback's time limit was over before the fit
     evaluated: set[str] = field(default_factory=set, init=False)  # sets whose persistent workers have started
     turn: int | None = field(default=None, init=False)  # number of this call of `train` in its output folder
 
