@@ -51,7 +51,7 @@ from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, Up
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
-from hf_compat.runtime.inspection import forget_gradients, is_replaced, placing
+from hf_compat.runtime.inspection import is_replaced, placing
 from hf_compat.runtime.nested import Nested, find_batch_size
 
 logger = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ class WindowModule(HooksOfPlainBatches):
             self._step_schedules("step")
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
-        forget_gradients(model)
+        model.zero_grad()
         self.observer.update_made(window, rate, grad_norm)
 
     def _take_over_replaced(self) -> None:

@@ -25,7 +25,7 @@ from hf_compat.optim.optimizers import ClassAndKeywords, keep_embeddings_in_32_b
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, parameters_of, takes_place
+from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache, launcher_variables, variable
 from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
 from hf_compat.trainer_methods.base import StepsBase
@@ -513,12 +513,12 @@ class OptimizationMethods(StepsBase):
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip gradients to `max_grad_norm`, and return their norm before clipping."""
-        return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
         """Measure the gradients' norm, unless clipping has done so."""
         if grad_norm is None:
-            return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
+            return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
         return grad_norm
 
     def get_num_trainable_parameters(self) -> int:

@@ -66,7 +66,6 @@ EXCEPTIONS = {
     ("hub/client.py", "done"): "Python's method of a Future",
     ("hub/pushes.py", "done"): "the same",
     ("optim/optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
-    ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",
 }
 
 
