@@ -9,6 +9,8 @@ from __future__ import annotations
 import copyreg
 import importlib
 import inspect
+import operator
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -115,32 +117,15 @@ def _reduced(value: object) -> tuple[object, ...]:
     function, arguments, *rest = found
     cls = type(value)
     if function is cls:
-        return (called, (_name_of(cls), *arguments), *rest)
+        function, arguments = operator.call, (cls, *arguments)
     if arguments and arguments[0] is cls:  # `copyreg.__newobj__`, and `getattr` for members of an enum
         return (with_class, (function, _name_of(cls), *arguments[1:]), *rest)
     return (function, arguments, *rest)
 
 
-def called(name: str, *arguments: object) -> object:
-    """Call transformers' own class. Pickles name this function."""
-    return _original(name)(*arguments)
-
-
 def with_class(function: Callable[..., object], name: str, *arguments: object) -> object:
     """Call a function with transformers' own class. Pickles name this function."""
-    return function(_original(name), *arguments)
-
-
-def _original(name: str) -> type:
-    found: object = _originals.get(name)
-    if found is None:
-        module, _, path = name.partition(":")
-        found = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    if not isinstance(found, type):
-        raise TypeError(f"{name} is not a class")
-    return found
+    return function(_originals.get(name) or pkgutil.resolve_name(name), *arguments)
 
 
 # The modules that define replaced names. All are imported before anything is replaced, so that transformers' own
