@@ -215,10 +215,6 @@ class CPUAgreement:
     def __init__(self, timeout_seconds: float) -> None:
         self._group = _cpu_group(distributed.group.WORLD, timeout_seconds) if is_distributed() else None
 
-    def highest(self, number: int) -> int:
-        """The highest number that a process has given."""
-        return self.highest_each([number])[0]
-
     def highest_each(self, numbers: Sequence[int]) -> list[int]:
         """The highest number that a process has given, place by place."""
         if self._group is None:

@@ -95,7 +95,7 @@ class StopSignals:
         """
         if self._agreement is None:
             return self.received is not None
-        agreed = self._agreement.highest(self.received or 0)
+        [agreed] = self._agreement.highest_each([self.received or 0])
         if agreed:
             self.received = agreed
         return bool(agreed)

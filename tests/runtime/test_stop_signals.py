@@ -15,9 +15,9 @@ class Exchange:
     def __init__(self, meanwhile=lambda: None, others=0):
         self.meanwhile, self.others = meanwhile, others
 
-    def highest(self, number):
+    def highest_each(self, numbers):
         self.meanwhile()
-        return max(number, self.others)
+        return [max(number, self.others) for number in numbers]
 
 
 def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one():
