@@ -1,7 +1,7 @@
 """TensorBoard and Weights & Biases as HF callbacks, with HF's keys, and the continuing of MLflow's runs.
 
 `trackers.json` names the tracker run of an output folder, so that a resumed training continues it. A damaged file costs
-a warning and a new tracker run. Its paths are ignored if they lead outside the output folder.
+a warning, and new runs of all trackers. Its paths are ignored if they lead outside the output folder.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 }
 
 
+def _is_record(values: object) -> bool:
+    """Whether the fields of a tracker's record are valid. A later release may write further ones."""
+    return isinstance(values, dict) and all(fits(values[name]) for name, fits in _FIELDS.items() if name in values)
+
+
 class RunMemory:
     """The run of a tracker that an output folder belongs to."""
 
@@ -71,7 +76,7 @@ class RunMemory:
         self._warned: set[str] = set()
 
     def read(self) -> RunRecord:
-        """Read the run's record, without invalid fields. A warning names these."""
+        """Read the run's record."""
         return cast(RunRecord, self._records()[self.tracker])
 
     def logdir(self) -> str | None:
@@ -115,24 +120,15 @@ class RunMemory:
             )
 
     def _records(self) -> dict[str, dict[str, object]]:
-        """Read the records of all trackers, with the valid and unknown fields of this tracker's."""
-        known: object = {}
-        if os.path.lexists(self.path):
-            try:
-                known = read_json(self.path, _FILE_BYTES)
-            except CheckpointError as error:
-                self._warn_once(f"{first_line(error)} Trackers start new runs.")
-        if not isinstance(known, dict):
-            self._warn_once(f"{self.path} holds no records of trackers, so they start new runs.")
+        """Read the records of all trackers. If any of them is damaged, there are none."""
+        try:
+            known = read_json(self.path, _FILE_BYTES) if os.path.lexists(self.path) else {}
+            if not isinstance(known, dict) or not all(map(_is_record, known.values())):
+                raise CheckpointError(f"{self.path} holds no valid records of trackers.")
+        except CheckpointError as error:
+            self._warn_once(f"{first_line(error)} Trackers start new runs.")
             known = {}
-        values = known.get(self.tracker, {})
-        if not isinstance(values, dict):
-            self._warn_once(f"`{self.tracker}` in {self.path} holds no fields, so the tracker starts a new run.")
-            values = {}
-        wrong = [name for name, fits in _FIELDS.items() if name in values and not fits(values[name])]
-        for name in wrong:
-            self._warn_once(f"`{name}` of `{self.tracker}` in {self.path} is not valid and is left out.")
-        return {**known, self.tracker: {name: value for name, value in values.items() if name not in wrong}}
+        return {self.tracker: {}, **known}
 
     def _warn_once(self, message: str) -> None:
         """Warn once, as a run writes its record at every log."""
