@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from hf_compat.hf.value_types import (
     ValueType,
     list_of,
     or_none,
+    read_choice,
     read_options,
     whole_number,
 )
 from hf_compat.plan.deepspeed import options_of
-from hf_compat.runtime.text import bool_or_none, parse_switch
+from hf_compat.runtime.text import parse_switch
 
 Options = dict[str, Any]  # JSON values of `fsdp_config`
 
@@ -50,7 +51,6 @@ _INERT = {
     "cpu_ram_efficient_loading": "every process loads the model whole before it is sharded",
     **dict.fromkeys(("xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"), "it is for TPUs"),
 }
-_STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
 _STRATEGIES = {
     "full_shard": True,
     "shard_grad_op": False,
@@ -80,6 +80,12 @@ def _read_sharding(value: object) -> object:
         raise Unreadable(f"choose true, false, or one of {', '.join(_STRATEGIES)}.") from error
 
 
+def _word_of(choices: Iterable[str]) -> ValueType:
+    """The type of a word, also in lower case."""
+    known = list(choices)
+    return ValueType("known", lambda value: read_choice(value.upper() if isinstance(value, str) else value, known))
+
+
 _SWITCH = or_none(TRUTH_VALUE)
 _KNOWN: dict[str, ValueType] = {
     **dict.fromkeys(sorted({*_VARIABLES, *_INERT}), ANYTHING),
@@ -87,8 +93,8 @@ _KNOWN: dict[str, ValueType] = {
     **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), ValueType("known", _read_sharding)),
     **dict.fromkeys(("cpu_offload", "activation_checkpointing", "xla"), _SWITCH),
     "min_num_params": or_none(whole_number(Range(low=0, high=LARGEST_COUNT))),
-    "auto_wrap_policy": TEXT,
-    "state_dict_type": TEXT,
+    "auto_wrap_policy": _word_of(_POLICIES),
+    "state_dict_type": _word_of(("FULL_STATE_DICT", "SHARDED_STATE_DICT")),
     "transformer_layer_cls_to_wrap": or_none(list_of(TEXT), TEXT),
 }
 
@@ -137,24 +143,17 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
                 f"Hint: the words are {', '.join(_STRATEGIES)}, offload and auto_wrap. `fsdp=True` works, too."
             )
     reshard, hybrid = _sharding_of(options)
-    policy = str(options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
-    if policy not in _POLICIES:
-        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
-    state_dict_type = str(options.get("state_dict_type", "FULL_STATE_DICT")).upper()
-    if state_dict_type not in _STATE_DICTS:
-        way_out = f"choose {' or '.join(_STATE_DICTS)}."
-        raise ArgumentError(f"`fsdp_config` has state_dict_type={state_dict_type!r}.\n\nHint: {way_out}")
-    wrap = _POLICIES[policy]
+    wrap = _POLICIES[options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")]
     classes = options.get("transformer_layer_cls_to_wrap") or ()
     return FsdpPlan(
         reshard_after_forward=reshard,
         hybrid=hybrid,
-        cpu_offload=_is_on(options.get("cpu_offload")),
+        cpu_offload=bool(options.get("cpu_offload")),
         wrap=wrap,
         wrap_classes=tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes),
         min_num_params=int(options.get("min_num_params") or 0) if wrap == "size" else 0,
-        activation_checkpointing=_is_on(options.get("activation_checkpointing")),
-        state_dict_type=state_dict_type,
+        activation_checkpointing=bool(options.get("activation_checkpointing")),
+        state_dict_type=options.get("state_dict_type", "FULL_STATE_DICT"),
     )
 
 
@@ -186,8 +185,3 @@ def _sharding_of(options: Options) -> tuple[bool, bool]:
     if not isinstance(sharding, str):
         return bool(sharding), False
     return _STRATEGIES[sharding], sharding.startswith("hybrid")
-
-
-def _is_on(value: object) -> bool:
-    """Whether an option is a true flag or its text."""
-    return bool(bool_or_none(str(value)))

@@ -83,7 +83,7 @@ def test_a_json_file_gives_what_its_dict_gives(args_of, tmp_path):
         ({"fsdp": True, "world": 1}, "launcher has started one"),
         ({"fsdp": True, "fsdp_config": {"version": 1}}, "`version` out. FSDP 2 has replaced FSDP 1"),
         ({"fsdp": True, "fsdp_config": {"version": 3}}, "version=3"),
-        ({"fsdp": True, "fsdp_config": {"auto_wrap_policy": "some"}}, "auto_wrap_policy='SOME'"),
+        ({"fsdp": True, "fsdp_config": {"auto_wrap_policy": "some"}}, "auto_wrap_policy='some'"),
         ({"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, "LOCAL_STATE_DICT"),
     ],
 )
