@@ -389,10 +389,6 @@ class Row:
     native: str | None = None
     data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
     inert: str | None = None  # Why a value other than the default has no effect. `ALONE` applies to one process only.
-    refuse: str | None = None  # why a value other than the default is refused
-    hint: str = ""  # the way out for a refused value
-    # Whether a value is refused. None refuses all values but the default.
-    refuses: Callable[[object], bool] | None = None
 
 
 # One row per field, in field order, as `hf/arguments.py` declares them.

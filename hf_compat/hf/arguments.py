@@ -176,12 +176,12 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     """How to train, evaluate and save.
 
     Every argument name of `transformers` 3.0 to 5.23 is accepted. The current names are the fields below, and
-    `hf/legacy.py` translates or explains the older ones. Unsupported fields raise when they are set.
+    `hf/legacy.py` translates or explains the older ones.
 
     Raises:
         UnknownArgument: No release has had the name (a `TypeError`).
         ArgumentError: A value, or a combination of values, cannot work (a `ValueError`).
-        UnsupportedArgument: A field with a value other than its default is not supported yet.
+        UnsupportedArgument: A value is not supported.
 
     Mirrors:
         `transformers.TrainingArguments`, 5.23. Names, defaults and properties are the same.
@@ -480,11 +480,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         subject="several devices", kind=values.FILE_OR_NONE, native=""))
 
     debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.", Row(
-        "forward hooks that show what led to the first NaN or infinity, and stop there", "refused",
-        says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options,
-        refuse="tpu_metrics_debug prints counters of a TPU's compiler, and TPUs are not supported",
-        hint="leave tpu_metrics_debug out",
-        refuses=lambda held: isinstance(held, list) and DebugOption.TPU_METRICS_DEBUG in held))
+        "forward hooks that show what led to the first NaN or infinity, and stop there (tpu_metrics_debug is refused)",
+        "refused", says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options))
     skip_memory_metrics: bool = _arg(True, "Do not measure memory.", Row(
         "memory of each stage (`train_mem_cpu_alloc_delta` …) in its metrics; by transformers and psutil", "nothing",
         native="a DeviceStatsMonitor"))

@@ -26,10 +26,10 @@ from hf_compat.errors import (
     warn_inert,
     warn_user,
 )
-from hf_compat.hf.argument_values import ALONE, ROWS, Row
+from hf_compat.hf.argument_values import ALONE, ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
-from hf_compat.hf.enums import OptimizerNames
+from hf_compat.hf.enums import DebugOption, OptimizerNames
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
 from hf_compat.runtime.text import shown
@@ -57,31 +57,20 @@ def default_of(field: Field[Any]) -> object:
 def check_supported(args: TrainingArguments) -> None:
     """Refuse unsupported or contradictory values, and warn about values without effect."""
     check_again(args)
-    refused: list[str] = []
     for field in fields(args):
-        row, value = ROWS.get(field.name), getattr(args, field.name)
-        if row is None or not _is_set(row, value, default_of(field)):
-            continue
-        told = shown(field.name, value)
-        if row.refuse is not None:
-            refused.append(f"`{told}`: {row.refuse}.\n\nHint: {row.hint}.")
-        elif row.inert is not None and (row.inert != ALONE or args.world_size == 1):
-            warn_inert(told, row.inert)
+        why, value = ROWS[field.name].inert if field.name in ROWS else None, getattr(args, field.name)
+        if why is not None and value != default_of(field) and (why != ALONE or args.world_size == 1):
+            warn_inert(shown(field.name, value), why)
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
         why = "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`"
         warn_inert("fp16=True", why)
     if args.liger_kernel_config and not args.use_liger_kernel:
         warn_inert(shown("liger_kernel_config", args.liger_kernel_config), "`use_liger_kernel` is off")
-    if refused:
-        raise UnsupportedArgument("\n\n".join(refused))
-
-
-def _is_set(row: Row, value: object, default: object) -> bool:
-    if row.refuses is not None:
-        return row.refuses(value)
-    if default is None:  # the object of a parallelism_config may answer `!=` with anything
-        return value is not None
-    return bool(value != default)
+    if DebugOption.TPU_METRICS_DEBUG in args.debug:
+        raise UnsupportedArgument(
+            f"`{shown('debug', args.debug)}`: tpu_metrics_debug prints counters of a TPU's compiler, and TPUs are not "
+            "supported.\n\nHint: leave tpu_metrics_debug out."
+        )
 
 
 Setting = Any  # a value of Lightning's Trainer or of an argument

@@ -12,9 +12,7 @@ from hf_compat.optim.lr_schedulers import FACTORS, OF_TRANSFORMERS
 from hf_compat.optim.optimizers import OPTIMIZERS
 
 NAMES = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
-TRANSLATED, INERT, REFUSED, LATER = (
-    "translated", "inert with a warning", "refused with the reason", "not supported yet",
-)  # fmt: skip
+TRANSLATED, INERT, LATER = "translated", "inert with a warning", "not supported yet"
 # Made by `get_scheduler` itself (tests/parity has a case of each): they follow a metric, or never change.
 MADE_APART = {SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY, SchedulerType.CONSTANT}
 
@@ -23,12 +21,7 @@ def of_name(name: str) -> str:
     """Say what becomes of a name of any release; one that nothing is known of raises KeyError."""
     if name in OLD_NAMES:
         return INERT if OLD_NAMES[name].inert else TRANSLATED
-    row = ROWS[name]
-    if row.refuse is not None and "not supported yet" in row.refuse:
-        return LATER
-    if row.refuse is not None and row.refuses is None:
-        return REFUSED
-    return INERT if row.inert not in (None, ALONE) else TRANSLATED
+    return INERT if ROWS[name].inert not in (None, ALONE) else TRANSLATED
 
 
 def counts() -> dict[str, Counter[str]]:
@@ -44,7 +37,7 @@ def counts() -> dict[str, Counter[str]]:
 def lines() -> list[str]:
     """Return a line a kind: how many there are, and what becomes of them."""
     return [
-        f"{sum(count.values())} {kind}: " + ", ".join(f"{count[w]} {w}" for w in (TRANSLATED, INERT, REFUSED, LATER))
+        f"{sum(count.values())} {kind}: " + ", ".join(f"{count[w]} {w}" for w in (TRANSLATED, INERT, LATER))
         for kind, count in counts().items()
     ]
 

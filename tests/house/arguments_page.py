@@ -24,8 +24,7 @@ and `hf_compat/hf/legacy.py`.
 - **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
   `"false"`) or scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument, and the
   choices if it has some.
-- **supported**: with `not yet`, a value other than the default raises `UnsupportedArgument`. With `no effect`, such a
-  value is a warning.
+- **supported**: with `no effect`, a value other than the default is a warning.
 """
 
 
@@ -45,14 +44,11 @@ def arguments_page() -> str:
 def _row_of_field(field: Field[Any]) -> str:
     row = ROWS[field.name]
     inert = None if row.inert == ALONE else row.inert
-    where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
     kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[field.name].kind
     values = ("anything" if kind is None else kind.expected).replace("known", "words of a closed set")
     status = "no effect" if row.inert not in (None, ALONE) else "yes"
-    if row.refuse is not None:
-        status = "some values not yet" if row.refuses is not None else "not yet"
     # `checkpoint-<updates>` would be an HTML tag
-    becomes = (inert or where or "").replace("<", "&lt;")
+    becomes = (inert or row.to).replace("<", "&lt;")
     return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {status} | {becomes} |"
 
 

@@ -8,7 +8,6 @@ import torch
 
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
-from hf_compat.hf.argument_values import ROWS, Row
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
 
@@ -94,15 +93,6 @@ def test_several_processes_train_with_ddp_and_its_options(args_of):
     plan = translate(args_of(world=2, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=10))
     assert (plan.strategy, plan.world_size) == ("ddp", 2)
     assert plan.strategy_options == {"find_unused_parameters": True, "bucket_cap_mb": 10}
-
-
-def test_refused_arguments_are_listed_together(monkeypatch):
-    for name in ("seed", "data_seed"):  # every argument does its work by now
-        monkeypatch.setitem(ROWS, name, Row("nothing", "nothing", refuse="it is refused"))
-    with pytest.raises(UnsupportedArgument) as raised:
-        plan_of(seed=5, data_seed=6)
-    for name in ("seed", "data_seed"):
-        assert f"`{name}=" in str(raised.value)
 
 
 def test_arguments_for_several_processes_are_warned_of_in_one():
