@@ -46,7 +46,8 @@ class Kind:
     types: type | tuple[type, ...]  # its types. A truth value is a number only if `bool` is among them.
     within: tuple[float, float] | None = None  # the least number, or length of a list, and the first that is too large
     items: Kind | None = None  # what each item of a list has to be
-    fits: Callable[[Any], bool] | None = None  # what else has to hold
+    needed: Mapping[str, Kind] | None = None  # what a mapping has to hold
+    fits: Callable[[Any], object] | None = None  # what else has to hold
 
     def holds(self, value: Any) -> bool:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
@@ -58,7 +59,10 @@ class Kind:
             return False
         if items is not None and self.items is not None and not all(map(self.items.holds, items)):
             return False
-        return value is None or self.fits is None or self.fits(value)
+        needed = self.needed or {}
+        if value is not None and not all(name in value and kind.holds(value[name]) for name, kind in needed.items()):
+            return False
+        return value is None or self.fits is None or bool(self.fits(value))
 
     def or_none(self) -> Kind:
         """The kind of values that may also be missing."""
@@ -79,13 +83,6 @@ def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: 
     return None
 
 
-def _are_averages(value: Mapping[str, object]) -> bool:
-    sums, weights = value.get("sums"), value.get("weights")
-    if len(value) != 2 or not isinstance(sums, Mapping) or not isinstance(weights, Mapping):
-        return False
-    return sums.keys() == weights.keys() and all(map(NUMBER.holds, (*sums.values(), *weights.values())))
-
-
 def _are_states(value: Mapping[str, object]) -> bool:
     """Whether a value has exported states by class name: one for each class, or a list of several."""
     for one in value.values():
@@ -103,6 +100,7 @@ SEED = Kind("a seed", int, (0, 2**64))
 FLAG = Kind("true or false", bool)
 TEXT = Kind("text", str)
 MAPPING = Kind("a mapping", dict)
+_NUMBERS = Kind("numbers", Mapping, fits=lambda numbers: all(map(NUMBER.holds, numbers.values())))
 _COUNT_OR_NONE_YET = Kind("a whole number", int, (-1, 2**63))
 # Capturable optimizers have rates in tensors.
 _RATE = Kind(
@@ -144,7 +142,12 @@ _SCHEDULE = {
 _LOSSES = {
     **dict.fromkeys(("tr_loss", "total_loss"), NUMBER),
     **dict.fromkeys(("last_logged", "first_update", "nonfinite_steps"), _COUNT_OR_NONE_YET),
-    "scalars": Kind("sums and weights", Mapping, fits=_are_averages),
+    "scalars": Kind(
+        "sums and weights",
+        Mapping,
+        needed=dict.fromkeys(("sums", "weights"), _NUMBERS),
+        fits=lambda averages: len(averages) == 2 and averages["sums"].keys() == averages["weights"].keys(),
+    ),
 }
 _STATE = {
     **dict.fromkeys(("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"), COUNT),

@@ -34,7 +34,16 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import check_regular, first_line, naming, reading
-from hf_compat.checkpoint.forms import COUNT, optimizer_problem, read_trainer_state, refuse, schedule_problem
+from hf_compat.checkpoint.forms import (
+    COUNT,
+    MAPPING,
+    Kind,
+    optimizer_problem,
+    read_trainer_state,
+    refuse,
+    schedule_problem,
+    wrong_field,
+)
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
 from hf_compat.checkpoint.manifest import seal
@@ -74,23 +83,41 @@ LightningCheckpoint = dict[str, Any]  # Lightning's own keys, and those of callb
 
 OWN_KEY = "hf_compat"
 
+# Lightning's own fields, and those of the states of its loops, by the ends of their names
+_COUNTS = Kind("counts", dict, fits=lambda counts: all(map(COUNT.holds, counts.values())))
+_PROGRESS = Kind("counts in all, and since the last start", dict, needed={"total": _COUNTS, "current": _COUNTS})
+_FIELDS = {
+    "state_dict": Kind("weights by name", dict, fits=lambda held: all(torch.is_tensor(one) for one in held.values())),
+    **dict.fromkeys(("optimizer_states", "lr_schedulers"), Kind("a list", list)),
+    **dict.fromkeys(("epoch", "global_step"), Kind("a whole number", int, (-1, 2**63))),
+    "pytorch-lightning_version": Kind("a version", str, fits=re.compile(r"\d[\w.+!-]{0,59}").fullmatch),
+    "callbacks": MAPPING,
+    "loops": Kind("states of loops", dict, fits=lambda loops: all(map(MAPPING.holds, loops.values()))),
+}
+_OF_LOOPS = {
+    **dict.fromkeys(("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress"), _PROGRESS),
+    "optim_progress": Kind(
+        "the progress of an optimizer",
+        dict,
+        needed={"optimizer": Kind("its steps", dict, needed=dict.fromkeys(("step", "zero_grad"), _PROGRESS))},
+    ),
+    "state_dict": MAPPING,
+}
+
 
 def check_lightning(path: str, checkpoint: object) -> None:
     """Refuse content that is not a checkpoint, which Lightning would take for one."""
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} cannot be read: it holds {brief(checkpoint, 60)}, not a checkpoint.")
-    weights = checkpoint.get("state_dict")
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path} cannot be read: its `state_dict` holds something else than weights by name.")
-    for name, problem in (("optimizer_states", optimizer_problem), ("lr_schedulers", schedule_problem)):
-        states = checkpoint.get(name, [])
-        if not isinstance(states, list):
-            raise CheckpointError(f"{path} cannot be read: `{name}` is {brief(states, 60)}, not a list.")
-        for index, state in enumerate(states):
-            refuse(f"{path}: `{name}[{index}]`", problem(state))
-    wrong = _wrong_field(checkpoint)
+    wrong = wrong_field({**dict.fromkeys(("state_dict", "epoch", "global_step")), **checkpoint}, _FIELDS)
+    for loop, state in checkpoint.get("loops", {}).items() if wrong is None else ():
+        kinds = {name: _OF_LOOPS[kind] for name in state if (kind := str(name).rpartition(".")[2]) in _OF_LOOPS}
+        wrong = wrong or wrong_field(state, kinds, f"loops.{loop}.")
     if wrong is not None:
-        raise CheckpointError(f"{path} cannot be read: `{wrong}` is not what Lightning writes.")
+        raise CheckpointError(f"{path} cannot be read: {wrong}.")
+    for name, problem in (("optimizer_states", optimizer_problem), ("lr_schedulers", schedule_problem)):
+        for index, state in enumerate(checkpoint.get(name, ())):
+            refuse(f"{path}: `{name}[{index}]`", problem(state))
     missing = [name for name in ("optimizer_states", "lr_schedulers") if name not in checkpoint]
     if len(missing) == 1:
         raise CheckpointError(f"{path} cannot be read: `{missing[0]}` is missing.")
@@ -101,54 +128,6 @@ def check_lightning(path: str, checkpoint: object) -> None:
         if not isinstance(own, dict) or not COUNT.holds(own.get("updates", 0)):
             raise CheckpointError(f"It is {brief(own, 60)}, without a number of updates.")
         DataPosition.read(own.get("windows"))
-
-
-def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
-    """Name the first of Lightning's own fields whose type is not the one that Lightning writes."""
-    for name in ("epoch", "global_step"):
-        if not isinstance(checkpoint.get(name), int) or not -1 <= checkpoint[name] < 2**63:
-            return name
-    version = checkpoint.get("pytorch-lightning_version", lightning.__version__)
-    if not isinstance(version, str) or not re.fullmatch(r"\d[\w.+!-]{0,59}", version):
-        return "pytorch-lightning_version"
-    if not isinstance(checkpoint.get("callbacks", {}), dict):
-        return "callbacks"
-    return _wrong_loop("loops", checkpoint.get("loops", {}))
-
-
-# each counts in all, and since the last start
-_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress")
-
-
-def _wrong_loop(where: str, state: object) -> str | None:
-    """Check the states of loops, which are mappings, with whole numbers in their progress."""
-    if not isinstance(state, dict):
-        return where
-    for name, value in state.items():
-        inner = f"{where}.{name}"
-        kind = str(name).rpartition(".")[2]
-        if (kind in _PROGRESS and not _counts(value)) or (kind == "optim_progress" and not _counts_steps(value)):
-            return inner
-        if where == "loops" or str(name).endswith("progress") or name in ("total", "current"):
-            wrong = _wrong_loop(inner, value)
-        elif str(name).endswith("state_dict"):
-            wrong = None if isinstance(value, dict) else inner
-        else:
-            is_progress = where.endswith((".total", ".current"))
-            wrong = inner if is_progress and not (isinstance(value, int) and 0 <= value < 2**63) else None
-        if wrong is not None:
-            return wrong
-    return None
-
-
-def _counts(progress: object) -> bool:
-    return isinstance(progress, dict) and {"total", "current"} <= progress.keys()
-
-
-def _counts_steps(progress: object) -> bool:
-    """Whether the progress of automatic optimization has its two counters."""
-    optimizer = progress.get("optimizer") if isinstance(progress, dict) else None
-    return isinstance(optimizer, dict) and _counts(optimizer.get("step")) and _counts(optimizer.get("zero_grad"))
 
 
 def checked_paths(source: object, target: object) -> tuple[str, str]:
