@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol, cast
 
 from torch import nn
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.forms import misfitting_weights, missing_adapter_weights, stored_names
-from hf_compat.checkpoint.reading import Contents, read_weights_file, weight_files
+from hf_compat.checkpoint.forms import check_weights, weight_names
+from hf_compat.checkpoint.reading import COMPILED, Contents, plain_names, read_weights_file, weight_files
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -51,11 +51,26 @@ def load_adapters(model: nn.Module, folder: str) -> list[str]:
 
 
 def check_adapters(model: nn.Module, folder: str) -> list[str]:
-    """List the weights of a model's adapters that a checkpoint lacks."""
-    found = _places(model, folder)
-    for subfolder in found.values():
-        _check_adapter(folder, subfolder)
-    return [name for places in found.items() for name in missing_adapter_weights(folder, model, *places)]
+    """List the weights of a model's adapters that a checkpoint lacks. PEFT leaves them as they are and says nothing.
+
+    Raises:
+        CheckpointError: PEFT, which does not know manifests, should not read an adapter.
+        CheckpointMismatch: An adapter does not fit the model.
+    """
+    contents = Contents(folder)
+    missing = []
+    for adapter, subfolder in _places(model, folder).items():
+        before = f"{subfolder}/" if subfolder else ""
+        names = [before + name for name in layout.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
+        read_json(contents.need(before + layout.ADAPTER_CONFIG_NAME))
+        stored: set[str] = set()
+        for name in names or [before + layout.ADAPTER_SAFE_WEIGHTS_NAME]:
+            weights = plain_names(read_weights_file(contents.need(name)))  # PEFT's own errors do not name the file
+            check_weights(folder, weights, model, name, adapter)
+            stored |= weights.keys()
+        own = [name.replace(COMPILED, "") for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
+        missing += [plain for name in own if (plain := name.replace(f".{adapter}.", ".", 1)) not in stored]
+    return missing
 
 
 def holds_adapters(folder: str) -> bool:
@@ -72,18 +87,9 @@ def holds_whole_model(folder: str, model: nn.Module) -> bool:
         return False
     adapters = [f".{name}." for name in cast(_PeftModel, model).peft_config]
     own = {name for name in model.state_dict() if any(adapter in name for adapter in adapters)}
-    return bool(own) and own <= stored_names(folder)
-
-
-def misfitting_adapters(folder: str, model: nn.Module) -> Iterator[str]:
-    """Yield what is wrong with a folder's adapters for a model."""
-    try:
-        found = _places(model, folder)
-    except CheckpointError as error:
-        yield str(error).partition("\n")[0].removesuffix(".")
-        return
-    for adapter, subfolder in found.items():
-        yield from misfitting_weights(folder, model, adapter, subfolder)
+    contents = Contents(folder)
+    files = [name for name in weight_files(contents) if name.endswith(".safetensors")]
+    return bool(own) and own <= {name for file in files for name in weight_names(contents.need(file))}
 
 
 def _places(model: nn.Module, folder: str) -> dict[str, str]:
@@ -106,13 +112,3 @@ def _places(model: nn.Module, folder: str) -> dict[str, str]:
 def _subfolders_with_adapters(contents: Contents) -> list[str]:
     inside = sorted(path.name for path in contents.folder.iterdir() if path.is_dir())
     return [name for name in inside if weight_files(contents, name)]
-
-
-def _check_adapter(folder: str, subfolder: str) -> None:
-    """Refuse an adapter that PEFT should not read. PEFT does not know manifests."""
-    contents = Contents(folder)
-    before = f"{subfolder}/" if subfolder else ""
-    found = [before + name for name in layout.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
-    read_json(contents.need(before + layout.ADAPTER_CONFIG_NAME))
-    for name in found or [before + layout.ADAPTER_SAFE_WEIGHTS_NAME]:
-        read_weights_file(contents.need(name))  # small, and PEFT's own errors do not name the file

@@ -14,7 +14,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -23,9 +23,9 @@ import safetensors
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json, reading
-from hf_compat.checkpoint.reading import COMPILED, Contents, weight_files
-from hf_compat.errors import CheckpointError
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json, reading
+from hf_compat.checkpoint.reading import COMPILED, Weights
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.text import brief
 
@@ -51,18 +51,19 @@ class Kind:
 
     def holds(self, value: Any) -> bool:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
-        if not isinstance(value, types) or (type(value) is bool and bool not in types):
-            return False
+        if value is None or not isinstance(value, types) or (type(value) is bool and bool not in types):
+            return value is None and NoneType in types
         items = value if isinstance(value, (list, tuple)) else None
         size = len(items) if items is not None else value if isinstance(value, (int, float)) else None
         if size is not None and self.within is not None and not self.within[0] <= size < self.within[1]:
             return False
         if items is not None and self.items is not None and not all(map(self.items.holds, items)):
             return False
-        needed = self.needed or {}
-        if value is not None and not all(name in value and kind.holds(value[name]) for name, kind in needed.items()):
-            return False
-        return value is None or self.fits is None or bool(self.fits(value))
+        held = value if isinstance(value, Mapping) else {}
+        for name, kind in (self.needed or {}).items():
+            if name not in held or not kind.holds(held[name]):
+                return False
+        return self.fits is None or bool(self.fits(value))
 
     def or_none(self) -> Kind:
         """The kind of values that may also be missing."""
@@ -326,12 +327,29 @@ def check_schedule_took_over(path: str, schedule: object) -> None:
             refuse(path, f"`{name}` is {brief(rates, 60)}, and the optimizer has {made_for} groups")
 
 
-def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Refuse weights that a model cannot take."""
-    stored = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in weights.items()}
-    wrong = _misfits(stored, weights_that_torch_loads(model).items())
+def check_weights(
+    where: str, weights: Weights, model: nn.Module, file: str = "its `state_dict`", adapter: str | None = None
+) -> None:
+    """Refuse weights of a file that a model, or an adapter of it, cannot take. Missing ones are warned of elsewhere.
+
+    Raises:
+        CheckpointMismatch: They are of another model.
+    """
+    own = weights_that_torch_loads(model)
+    wrong = [] if weights or not own else ["it holds no weights"]
+    for name, tensor in own.items():
+        held = weights.get(name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
+        if held.shape != tensor.shape:
+            wrong.append(f"`{name}` has the shape {list(held.shape)}, in the model {list(tensor.shape)}")
+        elif held.is_floating_point() != tensor.is_floating_point():
+            less = "" if held.is_floating_point() else "no "
+            wrong.append(f"`{name}` holds {less}floating-point numbers, unlike the model's")
     if wrong:
-        raise CheckpointError(f"{where} does not fit the model: {'; '.join(wrong)}.")
+        raise CheckpointMismatch(
+            f"{where} holds another model, and {file} does not fit the model: {'; '.join(wrong[:3])}.\n\n"
+            "Hint: make the model as it was when this was saved, name a checkpoint of this model, or choose another "
+            "`output_dir`."
+        )
 
 
 def weights_that_torch_loads(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -359,77 +377,11 @@ def _is_overridden(method: Callable[..., object]) -> bool:
     return (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "lightning", "hf_compat")
 
 
-def _misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Describe up to three weights whose shape, or kind of number (are they floats), is not the model's."""
-    found = []
-    for name, tensor in own:
-        shape, is_float = stored.get(name, (tensor.shape, tensor.is_floating_point()))
-        if list(shape) != list(tensor.shape):
-            found.append(f"`{name}` has the shape {list(shape)}, in the model {list(tensor.shape)}")
-        elif is_float != tensor.is_floating_point():
-            found.append(f"`{name}` holds {'' if is_float else 'no '}floating-point numbers, unlike the model's")
-    return found[:3]
-
-
-def weight_shapes(path: str) -> dict[str, tuple[list[int], bool]]:
-    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers.
-
-    The names are those of an uncompiled model.
-    """
-    check_regular(path)
-    shapes = {}
+def weight_names(path: str) -> set[str]:
+    """Read the names of the weights in a safetensors file, under which an uncompiled model has them."""
     # it compares the header with the file's size
-    with reading(path), safetensors.safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - no mapping
-            one = file.get_slice(name)
-            is_float = one.get_dtype().startswith(("F", "BF"))
-            shapes[name.replace(COMPILED, "")] = list(one.get_shape()), is_float
-    return shapes
-
-
-def misfitting_weights(
-    folder: str, model: nn.Module, adapter: str | None = None, subfolder: str | None = None
-) -> Iterator[str]:
-    """Yield what is wrong with a folder's safetensors, or an adapter's in a subfolder, for a model.
-
-    Missing weights are warned of elsewhere.
-    """
-    compared = [
-        (name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
-        for name, tensor in weights_that_torch_loads(model).items()
-    ]
-    try:
-        for name, shapes in _stored(folder, subfolder):
-            if not shapes and compared:
-                yield f"{name} holds no weights"
-            for wrong in _misfits(shapes, compared):
-                yield f"{name} does not fit the model: {wrong}"
-    except CheckpointError as error:
-        yield first_line(error).removesuffix(".")
-
-
-def stored_names(folder: str, subfolder: str | None = None) -> set[str]:
-    """Name the weights in a folder's safetensors, or those of an adapter in a subfolder."""
-    return {key for _, shapes in _stored(folder, subfolder) for key in shapes}
-
-
-def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfolder: str) -> list[str]:
-    """List an adapter's weights that a folder does not hold. PEFT leaves them as they are and says nothing."""
-    stored = stored_names(folder, subfolder)
-    own = [
-        name.replace(COMPILED, "").replace(f".{adapter}.", ".", 1)
-        for name in model.state_dict()
-        if f".{adapter}." in name and ".lora_" in name
-    ]
-    return [name for name in own if name not in stored] if stored else []
-
-
-def _stored(folder: str, adapter: str | None) -> Iterator[tuple[str, dict[str, tuple[list[int], bool]]]]:
-    """Yield the safetensors files of a folder's weights, each with the entries of its header."""
-    contents = Contents(folder)
-    for name in weight_files(contents, adapter):
-        if name.endswith(".safetensors"):
-            yield name, weight_shapes(contents.need(name))
+    with reading(path), pinned(path) as opened, safetensors.safe_open(opened, framework="pt") as file:
+        return {name.replace(COMPILED, "") for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str, float] | None = None) -> TrainerState:

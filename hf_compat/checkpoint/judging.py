@@ -29,7 +29,7 @@ from hf_compat.checkpoint.forms import (
     read_trainer_state,
     refuse,
     schedule_problem,
-    weight_shapes,
+    weight_names,
 )
 from hf_compat.checkpoint.reading import Allowed, Contents, read_manifest, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
@@ -60,7 +60,7 @@ FILES: dict[re.Pattern[str], Reader] = {
         r"scheduler\.pt": _torch_file(schedule_problem),
         r"rng_state(_\d+)?\.pth": _torch_file(random_states_problem, legacy_globals),
         r"scaler\.pt|(pytorch|adapter)_model[^/]*\.bin": _torch_file(),
-        r"(adapter_)?model[^/]*\.safetensors": lambda contents, name: weight_shapes(contents.need(name)),
+        r"(adapter_)?model[^/]*\.safetensors": lambda contents, name: weight_names(contents.need(name)),
         r"(model\.safetensors|pytorch_model\.bin)\.index\.json": lambda contents, name: [
             contents.need(shard) for shard in shard_names(contents.need(name))
         ],

@@ -148,7 +148,6 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
             # a folder without a manifest needs weights only, as `save_model` writes them
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
             wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
-            wrong = wrong or list(trainer._resumer.misfits(path))
             if wrong:
                 raise CheckpointError(
                     f"The weights in {path} cannot be scored: {'; '.join(wrong)}.\n\n"

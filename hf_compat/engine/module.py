@@ -189,7 +189,7 @@ class WindowModule(HooksOfPlainBatches):
         if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
             where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
-            check_weights(where, weights, self)
+            check_weights(where, weights or own, self)  # PEFT reads adapters itself
             if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
                 # Warn of missing weights. A tied weight may be stored once, under any of its names
                 tied: dict[int, set[str]] = {}

@@ -20,10 +20,9 @@ import lightning.pytorch as pl
 from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import first_line, naming
-from hf_compat.checkpoint.forms import misfitting_weights, read_trainer_state
+from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
@@ -32,7 +31,6 @@ from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.state import INTERVALS, TrainerState
-from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import is_replaced
@@ -139,8 +137,6 @@ class Resumer:
             wrong = manifest.problems(path) if failed is None else [f"it cannot be loaded ({failed})"]
             if wrong:
                 passed_over.append(f"\n  {os.path.basename(path)}: {'; '.join(wrong)}")
-            else:
-                self.refuse_misfits(path)
             return wrong
 
         manifest.recover(folder)
@@ -162,34 +158,13 @@ class Resumer:
             place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
             folder = os.path.join(place, "checkpoint")
             to_hf(read_lightning(wanted), folder)
-            self.refuse_misfits(folder)
             return folder
         if holds_model_alone(Path(wanted)):
-            self.refuse_misfits(wanted)
             logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
             self.weights_alone = wanted
             return None
         reading.enter_context(as_named(wanted, warns=self._host.is_world_process_zero()))
-        self.refuse_misfits(wanted)
         return wanted
-
-    def refuse_misfits(self, folder: str) -> None:
-        """Refuse a complete checkpoint whose weights do not fit the model, with a `CheckpointMismatch`."""
-        wrong = list(self.misfits(folder))
-        if wrong:
-            raise CheckpointMismatch(
-                f"{folder} holds another model: {'; '.join(wrong)}.\n\n"
-                "Hint: make the model as it was when this was saved, name a checkpoint of this model, or choose "
-                "another `output_dir`."
-            )
-
-    def misfits(self, checkpoint: str) -> Iterator[str]:
-        """Yield the weights of a checkpoint that do not fit the model."""
-        host = self._host
-        model = host.accelerator.unwrap_model(host.model) if host.model is not None else None
-        if model is not None:
-            is_adapter = is_peft_model(model) and not holds_whole_model(checkpoint, model)
-            yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
 
     def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:
         """Restore the stages of a moment. Without a checkpoint, do nothing."""

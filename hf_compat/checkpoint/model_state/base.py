@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
-from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
+from hf_compat.checkpoint.forms import check_optimizer_took_over, check_weights, optimizer_problem, refuse
 from hf_compat.checkpoint.reading import (
     Contents,
     LoadResult,
@@ -39,6 +39,7 @@ from hf_compat.checkpoint.reading import (
     names_of,
     read_torch_file,
     read_weights,
+    weight_files,
 )
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files, zero_states
@@ -234,7 +235,9 @@ class ModelState(abc.ABC):
             read_dcp(open_dcp(Contents(folder), MODEL_FOLDER), state, in_one_process=not is_distributed())
             loaded: LoadResult = set_model_state_dict(self.model, state["model"])
             return loaded
-        result = self.set_weights(as_held(self.model, read_weights(folder)))
+        weights = as_held(self.model, read_weights(folder))
+        check_weights(folder, weights, self.model, ", ".join(weight_files(Contents(folder))[:3]))
+        result = self.set_weights(weights)
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
         if callable(tie_weights):
             tie_weights()

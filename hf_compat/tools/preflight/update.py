@@ -278,5 +278,4 @@ def _newest(session: Session) -> str:
             f"No valid checkpoint found in output directory ({folder}).\n\n"
             "Hint: train without `resume_from_checkpoint`, or name a folder."
         )
-    session.trainer._resumer.refuse_misfits(newest)
     return newest
