@@ -29,7 +29,7 @@ from hf_compat.runtime.nested import (
     join_batches,
     map_nested,
     nested_numpify,
-    truncate_to,
+    slice_nested,
 )
 
 Metrics = dict[str, Any]  # mostly numbers, by name, as the user's function returns them
@@ -535,7 +535,7 @@ class EvaluationRun:
             return None
         gathered = data if self._is_alone else self.gather(data)
         is_filled = self.drops_fillers and batch.is_last and batch.remainder > 0
-        return truncate_to(gathered, batch.remainder) if is_filled else gathered
+        return slice_nested(gathered, 0, batch.remainder) if is_filled else gathered
 
     def _update(
         self,
@@ -553,7 +553,7 @@ class EvaluationRun:
             mine = batch.remainder - accelerator.process_index * samples
             if mine <= 0:
                 return
-            logits, labels = truncate_to(logits, mine), truncate_to(labels, mine)
+            logits, labels = slice_nested(logits, 0, mine), slice_nested(labels, 0, mine)
         metrics.update(logits, labels)
 
     def _keep(self, *results: Nested | None) -> None:

@@ -167,11 +167,6 @@ def move_to_device(data: Nested, device: torch.device | None, non_blocking: bool
     return map_nested(methodcaller("to", device, **options), data)
 
 
-def truncate_to(data: Nested, limit: int) -> Nested:
-    """Cut nested tensors to a length in their first dimension. Scalars and other leaves are kept."""
-    return slice_nested(data, 0, limit)
-
-
 def slice_nested(data: Nested, start: int, stop: int) -> Nested:
     """Slice nested tensors in their first dimension. Scalars and other leaves are kept."""
     return map_nested(lambda tensor: tensor[start:stop] if tensor.ndim else tensor, data)

@@ -45,7 +45,7 @@ from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.nested import Nested, leaves, truncate_to
+from hf_compat.runtime.nested import Nested, leaves, slice_nested
 from hf_compat.runtime.seeding import legacy_globals
 from hf_compat.runtime.text import need
 
@@ -315,7 +315,7 @@ class AcceleratorFacade(ProcessMembers):
             return gathered
         if as_objects:
             return gathered[: state.remainder] if isinstance(gathered, Sequence) else gathered
-        return truncate_to(gathered, state.remainder)
+        return slice_nested(gathered, 0, state.remainder)
 
     def _half_precision(self) -> torch.dtype | None:
         """Precision of autocast. None in full precision, and for float16 on the CPU."""
