@@ -241,8 +241,7 @@ class CallbackHandler(_WithoutMethods):
         named: set[str] = set()
         for event in EVENTS:
             for callback in self.hearing(event):
-                accepted = accepted_parameters(getattr(callback, event))
-                named |= set() if accepted is None else accepted.names & set(REQUESTABLE_KWARGS)
+                named |= accepted_parameters(getattr(callback, event)).names & set(REQUESTABLE_KWARGS)
         return named
 
     @property
@@ -326,12 +325,10 @@ class CallbackHandler(_WithoutMethods):
                     "eval_dataloader": self.eval_dataloader,
                     **kwargs,
                 }
-            accepted, given = accepted_parameters(method), visible
-            if accepted is not None:
-                known = {**visible, **self.requestable_kwargs}
-                given = visible.copy() if accepted.takes_any_keyword else {}
-                for name in accepted.names & known.keys():
-                    given[name] = known[name]
+            accepted, known = accepted_parameters(method), {**visible, **self.requestable_kwargs}
+            given = visible.copy() if accepted.takes_any_keyword else {}
+            for name in accepted.names & known.keys():
+                given[name] = known[name]
             answer = method(args, state, control, **given)
             if answer is not None and answer is not control:
                 control = _apply_answer(answer, control, callback, event)

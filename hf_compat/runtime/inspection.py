@@ -72,7 +72,7 @@ def number_of_arguments(func: Callable[..., object]) -> int:
 
 
 class AcceptedParameters(NamedTuple):
-    """The parameters of a callable."""
+    """The parameters of a callable. A builtin without a signature takes any place and no keyword."""
 
     places: tuple[str, ...]  # names of positional parameters, in order
     takes_any_place: bool  # whether it has `*args`
@@ -81,11 +81,11 @@ class AcceptedParameters(NamedTuple):
     required: frozenset[str]  # names without a default
 
 
-def _parameters_of(function: Callable[..., object], skips_self: bool = False) -> AcceptedParameters | None:
+def _parameters_of(function: Callable[..., object], skips_self: bool = False) -> AcceptedParameters:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return None
+        return AcceptedParameters((), True, frozenset(), False, frozenset())
     places, names, required, kinds = [], [], [], set()
     for p in parameters[int(skips_self) :]:
         kinds.add(p.kind)
@@ -102,8 +102,8 @@ def _parameters_of(function: Callable[..., object], skips_self: bool = False) ->
 _kept_parameters_of = functools.lru_cache(maxsize=1024)(_parameters_of)
 
 
-def accepted_parameters(method: Callable[..., object]) -> AcceptedParameters | None:
-    """The parameters of a bound method, without `self`, or of another callable. None for builtins without a signature.
+def accepted_parameters(method: Callable[..., object]) -> AcceptedParameters:
+    """The parameters of a bound method, without `self`, or of another callable.
 
     A method's function is inspected once. Other callables may hold a trainer, so they are not cached.
     """
@@ -111,24 +111,17 @@ def accepted_parameters(method: Callable[..., object]) -> AcceptedParameters | N
     return _parameters_of(method) if function is None else _kept_parameters_of(function, skips_self=True)
 
 
-def needs_parameter(method: Callable[..., object], name: str) -> bool:
-    """Whether a callable has a parameter of this name without a default."""
-    accepted = accepted_parameters(method)
-    return accepted is not None and name in accepted.required
-
-
 def accepts_keyword(method: Callable[..., object], name: str) -> bool:
     """Whether a callable can be called with a keyword."""
     accepted = accepted_parameters(method)
-    return accepted is not None and (accepted.takes_any_keyword or name in accepted.names)
+    return accepted.takes_any_keyword or name in accepted.names
 
 
 def takes_place(method: Callable[..., object], name: str, index: int) -> bool:
     """Whether a callable takes a value at a place, counted from 0, or under a name."""
     accepted = accepted_parameters(method)
-    if accepted is None or accepted.takes_any_place or accepted.takes_any_keyword:
-        return True
-    return len(accepted.places) > index or name in accepted.names
+    takes_any = accepted.takes_any_place or accepted.takes_any_keyword
+    return takes_any or len(accepted.places) > index or name in accepted.names
 
 
 def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answer]:
@@ -138,9 +131,9 @@ def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answe
     them as `**kwargs`.
     """
     accepted = accepted_parameters(method)
-    if accepted is not None and (accepted.takes_any_keyword or accepted.names.issuperset(names)):
+    if accepted.takes_any_keyword or accepted.names.issuperset(names):
         return method
-    known = frozenset[str]() if accepted is None else accepted.names
+    known = accepted.names
     return lambda *args, **optional: method(*args, **{n: value for n, value in optional.items() if n in known})
 
 
@@ -148,9 +141,7 @@ def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answe
 Way = tuple[int, tuple[tuple[int, str], ...]]
 
 
-def _way_of(accepted: AcceptedParameters | None, names: tuple[str, ...], last_by_keyword: int) -> Way:
-    if accepted is None:
-        return len(names), ()
+def _way_of(accepted: AcceptedParameters, names: tuple[str, ...], last_by_keyword: int) -> Way:
     by_name = len(names) - last_by_keyword
     # a wrapper of the same signature looks for the last ones among its keywords
     has_last = accepted.takes_any_keyword or accepted.names.issuperset(names[by_name:])

@@ -24,7 +24,7 @@ from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import has_length, is_replaced, length_of, needs_parameter, placing
+from hf_compat.runtime.inspection import accepted_parameters, has_length, is_replaced, length_of, placing
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -307,7 +307,7 @@ class DataloaderMethods(StepsBase):
         """Call `set_initial_training_values`. An override from any release may return a plain tuple."""
         method = self.set_initial_training_values
         # before 5.0 the method also took the samples of an update
-        is_old = needs_parameter(method, "total_train_batch_size")
+        is_old = "total_train_batch_size" in accepted_parameters(method).required
         return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:

@@ -17,7 +17,7 @@ from hf_compat.hf.metrics import loggable, metrics_format, plain_metrics, speed_
 from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import is_distributed
-from hf_compat.runtime.inspection import needs_parameter, placing
+from hf_compat.runtime.inspection import accepted_parameters, placing
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
@@ -68,7 +68,7 @@ class LogMethods(TrainerBase):
                 save_if_best(self, self._determine_best_metric(metrics=metrics, trial=trial))
             elif action == "save":
                 # before 4.47 the method also took metrics, which today's overrides may have as an optional parameter
-                old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
+                old = {"metrics": None} if "metrics" in accepted_parameters(self._save_checkpoint).required else {}
                 self._saver.is_by_flag = True
                 try:
                     self._save_checkpoint(model, trial, **old)

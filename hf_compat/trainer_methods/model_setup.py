@@ -74,8 +74,7 @@ class ModelMethods(StepsBase):
         accepts = getattr(model, "accepts_loss_kwargs", None)
         accepts = takes_loss_keywords(model) if accepts is None else accepts
         if accepts is None:
-            accepted = accepted_parameters(model.forward)
-            accepts = accepted is not None and accepted.takes_any_keyword
+            accepts = accepted_parameters(model.forward).takes_any_keyword
         self.model_accepts_loss_kwargs = accepts
         labels = self.args.label_names
         self.label_names = find_labels(type(model)) if labels is None else labels
