@@ -59,6 +59,7 @@ def read_arguments(path: str | os.PathLike[str], read: Callable[[str], object]) 
 
 Value = Any  # the value of a field, of the type in its hint
 Instances = tuple[Any, ...]  # of the user's dataclasses
+_OMITTED = object()  # marks an option that the command line omits
 # Training arguments that were lists up to 4.40, and so took several words.
 _SEVERAL_WORDS = ("report_to",)
 
@@ -130,6 +131,10 @@ class HfArgumentParser(argparse.ArgumentParser):
             for field in dataclasses.fields(kind):
                 if field.init:
                     _add_field(group, field, hints[field.name], checks.get(field.name))
+        ours = [kind for kind in self.dataclass_types if issubclass(kind, TrainingArguments)]
+        names = {field.name for kind in ours for field in dataclasses.fields(kind)}
+        # the actions of training arguments, with their defaults before `set_defaults`
+        self._of_training = [(a, a.default) for a in self._actions if a.dest in names and not a.required]
         for kind in self.dataclass_types:  # last, because the script's own options take precedence
             for name in _other_names(kind):
                 if not any(f"--{name}" in action.option_strings for action in self._actions):
@@ -176,24 +181,13 @@ class HfArgumentParser(argparse.ArgumentParser):
             named, words = finder.parse_known_args(words)
             files += map(Path, named.files)
         line = [word for file in files if file.exists() for word in file.read_text(encoding="utf-8").split()] + words
-        namespace, remaining = self.parse_known_args(line)
-        # remove training arguments that the command line omits, as an old name may set them
-        fields = {
-            field.name
-            for kind in self.dataclass_types
-            if issubclass(kind, TrainingArguments)
-            for field in dataclasses.fields(kind)
-            if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        }
-        said = {word.partition("=")[0] for word in line}
-        given_names = {action.dest for action in self._actions if said.intersection(action.option_strings)}
-        for action in self._actions:
-            name, default = action.dest, action.default
-            if name in fields - given_names and hasattr(namespace, name):
-                # argparse reads a text default by its type, so "no" becomes False
-                read = self._get_value(action, default) if isinstance(default, str) else default
-                if getattr(namespace, name) in (default, read):
-                    delattr(namespace, name)
+        # training arguments that the command line omits stay out, as an old name may set them
+        changed = {action.dest for action, default in self._of_training if action.default is not default}
+        omitted = {action.dest: _OMITTED for action, _ in self._of_training if action.dest not in changed}
+        namespace, remaining = self.parse_known_args(line, argparse.Namespace(**omitted))
+        for name in omitted:
+            if getattr(namespace, name) is _OMITTED:
+                delattr(namespace, name)
         outputs: list[Value] = []
         for kind in self.dataclass_types:
             given = {name: getattr(namespace, name) for name in self._names_of(kind) if hasattr(namespace, name)}

@@ -177,3 +177,14 @@ def test_a_field_with_the_name_of_a_new_argument_is_one_clear_error():
     with pytest.raises(hf_compat.errors.ArgumentError) as raised:
         HfArgumentParser((own, TrainingArguments))
     assert "have a field `use_cache`" in str(raised.value) and "rename your own field" in str(raised.value)
+
+
+def test_set_defaults_counts_for_training_arguments():
+    parser = HfArgumentParser(TrainingArguments)
+    parser.set_defaults(learning_rate=1.0, eval_strategy="epoch", dataloader_pin_memory=False)
+    words = ["--output_dir", "out", "--use_cpu", "--evaluation_strategy", "epoch", "--warmup_r", "0.1"]
+    (args,) = parser.parse_args_into_dataclasses(words)
+    assert (args.learning_rate, args.eval_strategy, args.dataloader_pin_memory) == (1.0, "epoch", False)
+    assert (args.warmup_steps, args.average_tokens_across_devices) == (0.1, True)
+    (args,) = parser.parse_args_into_dataclasses([*words[:3], "--learning_rate", "0.5", "--eval_strategy", "no"])
+    assert (args.learning_rate, args.eval_strategy) == (0.5, "no")
