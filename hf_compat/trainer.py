@@ -59,11 +59,6 @@ if TYPE_CHECKING:
 
 
 class Trainer(
-    # also of native mode
-    StepMethods,
-    ModelMethods,
-    DataloaderMethods,
-    OptimizationMethods,
     # of a Trainer alone
     ModelSetupMethods,
     TrainingMethods,
@@ -73,6 +68,11 @@ class Trainer(
     SearchMethods,
     HubMethods,
     UpstreamHooks,
+    # also of native mode
+    StepMethods,
+    ModelMethods,
+    DataloaderMethods,
+    OptimizationMethods,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 

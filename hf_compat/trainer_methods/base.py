@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
@@ -25,7 +23,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.translate import CurrentPlan, LightningPlan, RunCounts
+from hf_compat.plan.translate import CurrentPlan, LightningPlan
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -41,52 +39,12 @@ AnyCallback = Any
 if TYPE_CHECKING:
     from hf_compat.callbacks.bridge import HFBridge
     from hf_compat.engine.window_trainer import WindowTrainer
+    from hf_compat.trainer_methods.dataloaders import DataloaderMethods
     from hf_compat.trainer_methods.evaluation import Evaluator
     from hf_compat.trainer_methods.lightning_options import CheckedOptions
+    from hf_compat.trainer_methods.model_setup import ModelMethods
+    from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
     from hf_compat.trainer_methods.upstream_hooks import UnmeasuredMemory
-
-    class Declared(RunHost, Protocol):
-        """Methods that the groups call of each other, besides those of `RunHost`."""
-
-        def get_train_dataloader(self) -> Loader: ...
-        def get_eval_dataloader(self, eval_dataset: Dataset = None) -> Loader: ...
-        def get_test_dataloader(self, test_dataset: Dataset) -> Loader: ...
-        def num_examples(self, dataloader: Loader) -> int: ...
-        def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts: ...
-        def _check_evaluation_data(self) -> None: ...
-        def _make_windows(
-            self,
-            loader: Loader,
-            counts: RunCounts,
-            start: ResumePoint | None = None,
-            *,
-            restore_random_states: Callable[[PlainState | None], None] | None = None,
-        ) -> Windows: ...
-        def evaluation_loop(
-            self,
-            dataloader: Loader,
-            description: str,
-            prediction_loss_only: bool | None = None,
-            ignore_keys: list[str] | None = None,
-            metric_key_prefix: str = "eval",
-        ) -> EvalLoopOutput: ...
-        def get_num_trainable_parameters(self) -> int: ...
-        def _call_wrap_model(self, training: bool) -> None: ...
-        def _make_module(self, plan: LightningPlan) -> WindowModule: ...
-        def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer: ...
-        def _make_accelerator(self) -> None: ...
-        def _enable_activation_checkpointing(self) -> None: ...
-        def _remove_neftune_noise(self) -> None: ...
-        def _check_optimization(self) -> None: ...
-        def _update_auto_batch_size(self, batch_size: int) -> None: ...
-        def _load_best_model(self) -> None: ...
-        def _get_output_dir(self, trial: Trial) -> str: ...
-        def _finish_current_push(self) -> None: ...
-        def _hp_search_setup(self, trial: Trial) -> None: ...
-        def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None: ...
-
-else:
-    Declared = object
 
 
 class StepsBase:
@@ -168,7 +126,37 @@ class StepsBase:
         self._created_lr_scheduler = False
 
 
-class TrainerBase(StepsBase, Declared):
+if TYPE_CHECKING:
+
+    class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, RunHost):
+        """Methods that the groups call of each other, besides those of native mode and of `RunHost`."""
+
+        def evaluation_loop(
+            self,
+            dataloader: Loader,
+            description: str,
+            prediction_loss_only: bool | None = None,
+            ignore_keys: list[str] | None = None,
+            metric_key_prefix: str = "eval",
+        ) -> EvalLoopOutput: ...
+        def _call_wrap_model(self, training: bool) -> None: ...
+        def _make_module(self, plan: LightningPlan) -> WindowModule: ...
+        def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer: ...
+        def _make_accelerator(self) -> None: ...
+        def _remove_neftune_noise(self) -> None: ...
+        def _check_optimization(self) -> None: ...
+        def _update_auto_batch_size(self, batch_size: int) -> None: ...
+        def _load_best_model(self) -> None: ...
+        def _get_output_dir(self, trial: Trial) -> str: ...
+        def _finish_current_push(self) -> None: ...
+        def _hp_search_setup(self, trial: Trial) -> None: ...
+        def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None: ...
+
+else:
+    Declared = StepsBase
+
+
+class TrainerBase(Declared):
     """Attributes of a Trainer alone, besides those of `RunHost`."""
 
     # for a hyperparameter search
