@@ -375,41 +375,33 @@ ParameterGroup: TypeAlias = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-def check_targets(request: OptimizerRequest) -> None:
-    """Refuse `optim_target_modules` if it is missing, not a regular expression, or matches nothing in the model."""
-    targets = _targets(request)
-    for pattern in [targets] if isinstance(targets, str) else targets:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ArgumentError(
-                f"`{shown('optim_target_modules', targets)}`: {pattern!r} is not a regular expression: {error}.\n\n"
-                "Hint: name modules, give a regular expression that matches whole names, or 'all-linear'."
-            ) from error
-    if request.model is not None:
-        low_rank_groups(request, {}, warn=False)
-
-
-def _targets(request: OptimizerRequest) -> str | list[str]:
-    if request.args.optim_target_modules is None:
+def target_expressions(request: OptimizerRequest) -> list[re.Pattern[str]]:
+    """Read `optim_target_modules`. Refuse it if it is missing or not a regular expression."""
+    targets = request.args.optim_target_modules
+    if targets is None:
         raise ArgumentError(
             f"`optim={request.name!r}` needs `optim_target_modules`.\n\n"
             "Hint: name the linear layers to project, as a list or a regular expression, or set 'all-linear'."
         )
-    return request.args.optim_target_modules
+    try:
+        return list(map(re.compile, [targets] if isinstance(targets, str) else targets))
+    except re.error as error:
+        raise ArgumentError(
+            f"`{shown('optim_target_modules', targets)}`: {error.pattern!r} is not a regular expression: {error}.\n\n"
+            "Hint: name modules, give a regular expression that matches whole names, or 'all-linear'."
+        ) from error
 
 
 def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = True) -> list[ParameterGroup]:
     """Divide the model's parameters into the weights of the target layers, which get the options, and the others."""
-    targets, model = _targets(request), request.whole_model
-    is_all_linear = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
+    expressions, model = target_expressions(request), request.whole_model
+    targets = request.args.optim_target_modules
+    is_text = isinstance(targets, str)
+    is_all_linear = is_text and expressions[0].pattern.replace("_", "-") == "all-linear"
     chosen = set()
     for name, module in model.named_modules():
-        if isinstance(targets, str):
-            by_name, by_expression = targets == name, re.fullmatch(targets, name) is not None
-        else:
-            by_name = any(target in name for target in targets)
-            by_expression = any(re.fullmatch(target, name) for target in targets)
+        by_name = any(name == one.pattern if is_text else one.pattern in name for one in expressions)
+        by_expression = any(one.fullmatch(name) for one in expressions)
         if isinstance(module, nn.Linear) and (by_name or by_expression or is_all_linear):
             chosen.add(f"{name}.weight")
         elif by_name and warn and not isinstance(module, nn.Linear):
@@ -433,10 +425,11 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
     args, name = request.args, request.name
     why = f"`optim={name!r}` updates each parameter in the backward pass"
     whole = name.removesuffix("_layerwise")
-    if whole != name and args.world_size > 1:
+    if args.world_size > 1:
+        instead = f"use `optim={whole!r}`" if whole != name else "choose another optimizer"
         raise UnsupportedArgument(
-            f"Layer-wise {name} does not support DDP: each parameter is stepped before gradients are exchanged "
-            f"between the {args.world_size} processes.\n\nHint: train in one process, or use `optim={whole!r}`."
+            f"{why}, which does not support DDP: gradients are exchanged between the {args.world_size} processes after "
+            f"it.\n\nHint: train in one process, or {instead}."
         )
     if whole != name and args.gradient_accumulation_steps != 1:
         raise ArgumentError(
@@ -446,11 +439,6 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
         )
     if args.mixed_precision == "fp16":
         raise UnsupportedArgument(f"{why}, where gradients are still scaled for `fp16=True`.\n\nHint: `bf16=True`.")
-    if args.world_size > 1:
-        raise UnsupportedArgument(
-            f"{why}, before gradients are exchanged: it cannot train in {args.world_size} processes.\n\n"
-            "Hint: train in one process, or choose another optimizer."
-        )
 
 
 def check_in_backward(request: OptimizerRequest, kind: OptimizerClass) -> None:
@@ -510,7 +498,9 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
     if entry.in_backward:
         check_in_backward(request, kind)
     if entry.projects:
-        check_targets(request)
+        target_expressions(request)
+        if model is not None:
+            low_rank_groups(request, {}, warn=False)
     elif args.optim_target_modules is not None:
         warn_user(
             f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim={request.name!r}` "

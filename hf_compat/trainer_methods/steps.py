@@ -15,13 +15,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm, unwrap_peft
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
-from hf_compat.optim.optimizers import ClassAndKeywords, keep_embeddings_in_32_bit
+from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.console import SharedLogger
@@ -493,10 +492,7 @@ class OptimizationMethods(StepsBase):
         )
         return self.lr_scheduler
 
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
-        """Choose the optimizer's class and keywords for `optim` and `optim_args`."""
-        return optimizers.get_optimizer_cls_and_kwargs(args, model)
+    get_optimizer_cls_and_kwargs = staticmethod(optimizers.get_optimizer_cls_and_kwargs)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """List the names of the parameters with weight decay."""
