@@ -230,14 +230,10 @@ def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:
     first = values[0]
     if isinstance(first, torch.Tensor) and first.ndim > 0:
         return torch.stack(values)
-    sample = first.item() if isinstance(first, torch.Tensor) else first
-    return torch.tensor(values, dtype=torch.long if _is_whole(key, sample) else torch.float)
-
-
-def _is_whole(key: str, label: Sample) -> bool:
-    """Whether labels are whole numbers. As upstream, a list under `label` (several labels) is one of floats."""
-    first = label[0] if key == "label_ids" and np.ndim(label) else label
-    return isinstance(first, (int, np.integer))
+    label: Sample = first.item() if isinstance(first, torch.Tensor) else first
+    # as upstream, a list under `label` (several labels) is one of floats
+    number = label[0] if key == "label_ids" and np.ndim(label) else label
+    return torch.tensor(values, dtype=torch.long if isinstance(number, (int, np.integer)) else torch.float)
 
 
 class PaddingCollator:

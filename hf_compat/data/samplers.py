@@ -80,27 +80,19 @@ class SkipFirstBatches(Sampler[list[int]]):
     def __init__(self, batches: Sampler[list[int]] | Iterable[list[int]], skip: int) -> None:
         self.batches = batches
         self.skip = skip
-        self._current: Iterator[list[int]] = iter(())
-        self._first: list[list[int]] = []
+        self._pass: Iterator[list[int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._current, self._first = self._remaining(), []
+        self._pass = self._remaining()
         return self._batches_left()
 
     def _batches_left(self) -> Iterator[list[int]]:
-        while True:
-            if self._first:
-                yield self._first.pop()
-            else:
-                try:
-                    yield next(self._current)
-                except StopIteration:
-                    return
+        while (batch := next(self._pass, None)) is not None:
+            yield batch
 
     def prime(self) -> None:
         """Draw the order now. Otherwise samplers draw it from the global generator at their first index."""
-        if not self._first:
-            self._first = list(islice(self._current, 1))
+        self._pass = chain(list(islice(self._pass, 1)), self._pass)
 
     def _remaining(self) -> Iterator[list[int]]:
         if type(self.batches) is not BatchSampler:

@@ -53,7 +53,7 @@ class DataloaderMethods(StepsBase):
             dataset=self.train_dataset,
             description="Training",
             batch_size=self._train_batch_size,
-            sampler_fn=self._call_train_sampler,
+            sampler_fn=placing(self._get_train_sampler, ("train_dataset",)),  # before 4.52 it took no data set
             is_training=True,
         )
 
@@ -152,6 +152,9 @@ class DataloaderMethods(StepsBase):
         chosen: dict[str, Any] = {"batch_size": batch_size}
         if not is_iterable:
             sampler = sampler_fn(dataset) if sampler_fn is not None else None
+            if sampler is not None:
+                method = "_get_train_sampler" if is_training else "_get_eval_sampler"
+                check_iterable(method, sampler, "a `Sampler`")
             chosen |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
             if knows_its_rank(sampler):  # it yields this rank's batches
                 ranks = self.accelerator.rank_slice
@@ -178,13 +181,6 @@ class DataloaderMethods(StepsBase):
             worker_init_fn=seed if is_training and not is_iterable else None,
             **chosen,
         )
-
-    def _call_train_sampler(self, dataset: DataSource) -> Order | None:
-        # before 4.52 the method took no data set
-        sampler = placing(self._get_train_sampler, ("train_dataset",))(dataset)
-        if sampler is not None:
-            check_iterable("_get_train_sampler", sampler, "a `Sampler`")
-        return sampler
 
     def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Order | None:
         """Make the training sampler for `train_sampling_strategy`.
