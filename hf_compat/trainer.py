@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,10 @@ from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.callbacks.loggers import mark_as_failed
 from hf_compat.data.types import Collator
-from hf_compat.engine.model_hooks import watching_for_overflow
+from hf_compat.engine.model_hooks import watch_for_overflow
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.enums import DebugOption
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hub.pushes import Pushes
@@ -295,7 +297,8 @@ class Trainer(
                     while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)
-                            with watching_for_overflow(self.model, self.args.debug):
+                            watches = DebugOption.UNDERFLOW_OVERFLOW in self.args.debug
+                            with watch_for_overflow(self.model) if watches else contextlib.nullcontext():
                                 run: Callable[..., TrainOutput] = functools.partial(
                                     self._inner_training_loop,
                                     args=self.args,

@@ -43,7 +43,7 @@ Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around 
 WRITTEN_FOR = "2.6.6"
 
 # Fields that Lightning writes into a module several times a step. They never hold a module or a parameter, so
-# `WindowModule` skips the search that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the name of the
+# `HFModule` skips the search that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the name of the
 # running hook outside the module.
 BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
 

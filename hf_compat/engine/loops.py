@@ -38,8 +38,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationBatches
 from hf_compat.engine.internals import WRITTEN_FOR, note_metrics
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import DirectStepsStrategy
+from hf_compat.engine.strategies import DirectStepsStrategy, ForwardPrecision
 from hf_compat.engine.windows import Windows
 
 # Whether these loops support the installed Lightning. If not, its own code runs for every batch.
@@ -249,11 +248,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
         """Look up the hooks of the current callbacks."""
         self._seen, module = list(self.trainer.callbacks), self.trainer.lightning_module
         self._listeners = found = find_listeners(self.trainer, "train")
-        if isinstance(module, WindowModule):
-            is_plain = found is not None and found.optimizer_is_plain
-            module.set_shortcuts(
-                found is not None and found.backward_is_plain, self._step_directly if is_plain else None
-            )
+        if isinstance(module, WindowModule):  # updates without Lightning's own code around them, which calls hooks
+            mechanics, backward_is_plain = module.mechanics, found is not None and found.backward_is_plain
+            is_direct = backward_is_plain and mechanics.engine is None
+            module.steps.accelerator.run_backward = None if is_direct else mechanics.backward
+            module.take_step = self._step_directly if found is not None and found.optimizer_is_plain else None
 
     def _step_directly(self) -> None:
         """Step the optimizer as `LightningOptimizer.step` ends up doing."""

@@ -1,15 +1,14 @@
-"""Hooks on the model: NEFTune's noise, `debug="underflow_overflow"`, and compilation.
+"""Hooks on the model: NEFTune's noise, and `debug="underflow_overflow"`.
 
 NEFTune (https://arxiv.org/abs/2310.05914) adds uniform noise to the input embeddings in training mode.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Container, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import lightning.pytorch as pl
 import torch
@@ -18,12 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import ArgumentError, NonFiniteNumber
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import DebugOption
-from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import unwrap_peft
-from hf_compat.plan.translate import Compilation
-from hf_compat.runtime.text import need
 
 _STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream, because callbacks change it
 
@@ -86,41 +83,7 @@ def _add_noise(layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 
 
-class NoiseOfFit(pl.Callback):
-    """Removes the noise after a fit that failed. In a plain `lightning.Trainer` only callbacks learn of a failure.
-
-    Args:
-        noise: The noise of this fit.
-    """
-
-    def __init__(self, noise: EmbeddingNoise) -> None:
-        self.noise = noise
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Remove the noise."""
-        self.noise.remove()
-
-
-def begin_noise(trainer: pl.Trainer, model: nn.Module, strength: float | None) -> None:
-    """Add noise to a model for the fit that starts. A strength of None adds none."""
-    end_noise(trainer)
-    if strength is not None:
-        _callbacks(trainer).append(NoiseOfFit(EmbeddingNoise(model, strength)))
-
-
-def end_noise(trainer: pl.Trainer) -> None:
-    """Remove the noise of a fit, if there is any."""
-    for callback in [one for one in _callbacks(trainer) if isinstance(one, NoiseOfFit)]:
-        callback.noise.remove()
-        _callbacks(trainer).remove(callback)
-
-
-def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-    return callbacks
-
-
-_Debugger: Any = object  # transformers' class follows `OverflowWatch` in the class that `watch_if_enabled` makes
+_Debugger: Any = object  # transformers' class follows `OverflowWatch` in the class that `watch_for_overflow` makes
 
 
 class OverflowWatch(_Debugger):
@@ -150,6 +113,12 @@ class OverflowWatch(_Debugger):
                 f"{error}\n\nHint: look at the last frames, and lower the learning rate, or train in bf16 or fp32."
             ) from error
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
     def remove(self) -> None:
         """Remove the hooks from the model."""
         for handle in self._handles:
@@ -171,8 +140,8 @@ def _empty_watch() -> OverflowWatch:
     return kind.__new__(kind)
 
 
-def watch_if_enabled(model: nn.Module, debug: Container[object]) -> OverflowWatch | None:
-    """Check every module's weights, inputs and outputs if the `debug` argument asks for it.
+def watch_for_overflow(model: nn.Module) -> OverflowWatch:
+    """Check every module's weights, inputs and outputs, for `debug="underflow_overflow"`.
 
     The first NaN or infinity stops the run. The last calls are printed.
 
@@ -180,49 +149,38 @@ def watch_if_enabled(model: nn.Module, debug: Container[object]) -> OverflowWatc
         MissingPackage: Transformers is not installed.
         NonFiniteNumber: In the model's forward, at the first NaN or infinity.
     """
-    if DebugOption.UNDERFLOW_OVERFLOW not in debug:
-        return None
     make: Callable[[nn.Module], OverflowWatch] = _watch_class()
     return make(model)
 
 
-@contextlib.contextmanager
-def watching_for_overflow(model: nn.Module, debug: Container[object]) -> Iterator[None]:
-    """Check for overflow within the context if the `debug` argument asks for it."""
-    watch = watch_if_enabled(model, debug)
-    try:
-        yield
-    finally:
-        if watch is not None:
-            watch.remove()
+class HooksOfFit(pl.Callback):
+    """Removes a fit's hooks from its model. In a plain `lightning.Trainer` only callbacks learn of a failure."""
+
+    def __init__(self, hooks: list[EmbeddingNoise | OverflowWatch]) -> None:
+        self.hooks = hooks
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Remove the hooks."""
+        for hook in self.hooks:
+            hook.remove()
 
 
-_INNER = "_orig_mod"  # the attribute in which torch.compile keeps the original module
+def begin_hooks(trainer: pl.Trainer, model: nn.Module, args: TrainingArguments) -> None:
+    """Add noise to a model, and check it for overflow, in the fit that starts, if the arguments ask for it."""
+    end_hooks(trainer)
+    hooks: list[EmbeddingNoise | OverflowWatch] = []
+    if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
+        hooks.append(watch_for_overflow(model))
+    if args.neftune_noise_alpha is not None:
+        hooks.append(EmbeddingNoise(model, args.neftune_noise_alpha))
+    if hooks:
+        trainer.callbacks.append(HooksOfFit(hooks))  # type: ignore[attr-defined]  # set by a connector
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model inside a compiled one, or the model itself."""
-    inner = getattr(model, _INNER, None)
-    return inner if isinstance(inner, nn.Module) else model
-
-
-def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
-    """Compile a model. A compiled model is returned as it is, and so is any model if `how` is None.
-
-    Both share their parameters. The original still runs uncompiled.
-
-    Mirrors:
-        The end of `accelerate.Accelerator.prepare_model`, 1.15.
-    """
-    if how is None or uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
-        return model
-    keywords = how.keywords()
-    if is_deepspeed_engine(model):  # the engine compiles the module inside it
-        compile_engine(model, keywords)
-        return model  # type: ignore[return-value]  # a module, though its protocol does not say so
-    if how.by_blocks:
-        utils = need("accelerate.utils", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
-        form: nn.Module = utils.compile_regions(model, **keywords)  # it shares the model's parameters
-        return form
-    form = torch.compile(model, **keywords)  # type: ignore[call-overload]  # the keywords are a dict
-    return form
+def end_hooks(trainer: pl.Trainer) -> None:
+    """Remove the hooks of a fit, if there are any."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    for callback in [one for one in callbacks if isinstance(one, HooksOfFit)]:
+        for hook in callback.hooks:
+            hook.remove()
+        callbacks.remove(callback)

@@ -19,36 +19,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.forms import (
-    check_optimizer_took_over,
-    check_schedule_can_continue,
-    check_schedule_took_over,
-    check_weights,
-)
-from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO
-from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
-from hf_compat.checkpoint.run_state import DataPosition
+from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
-    BOOKKEEPING_FIELDS,
     HooksOfPlainBatches,
     batch_under_way,
     call_before_zero_grad,
     is_training_batch,
-    keep_loaded_data,
-    load_waiting_data_states,
     note_for_callbacks,
     replace_optimizer,
-    run_validation,
-    start_from,
-    start_within_epoch,
     validates_after_this_batch,
     warn_of_newer_lightning,
 )
 from hf_compat.engine.strategies import UpdateMechanics, wrapped_model
 from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
-from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
 from hf_compat.runtime.inspection import is_replaced, placing
@@ -58,14 +43,6 @@ logger = logging.getLogger(__name__)
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
-
-# Attributes of HF's Trainer, besides the model, that methods written for it read.
-_OF_STEPS = frozenset(
-    {
-        "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
-        "lr_scheduler", "model_accepts_loss_kwargs", "model_wrapped", "optimizer", "processing_class",
-    }
-)  # fmt: skip
 
 
 class WindowModule(HooksOfPlainBatches):
@@ -83,15 +60,14 @@ class WindowModule(HooksOfPlainBatches):
     # whether the module logs the metrics of an evaluation to Lightning's loggers, as without a Trainer
     logs_to_lightning = False
     # set at the start of a fit, with the steps' optimizer and schedule at that time
-    _mechanics: UpdateMechanics
+    mechanics: UpdateMechanics
     _in_force: tuple[object, object]
     # learning rate (before the schedule stepped) and gradient norm of the last update
     measured: Mapping[str, Any] = {}
-    # a faster optimizer step than Lightning's, if only callbacks have hooks there
+    # a faster optimizer step than Lightning's, if only callbacks have hooks there. `LeanEpochLoop` sets it
     take_step: Callable[[], None] | None = None
     # parameters that an update trains although they are not part of the model
     names_beside: Sequence[str] = ()
-    _loaded_schedules: Sequence[Mapping[str, object]] = ()  # of the checkpoint that this fit continues
     _held: HeldOptimizer | None = None  # the steps' optimizer, in a fit that accumulates gradients
 
     def __init__(
@@ -110,21 +86,7 @@ class WindowModule(HooksOfPlainBatches):
         self.evaluation: EvaluationRun | None = None
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once
-        self._resume: dict[str, Any] | None = None
-        self._lightning_resumes = False
         self._calls_before_zero_grad = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in BOOKKEEPING_FIELDS:
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
-        """Give methods written for HF's Trainer the attributes that they read."""
-        if name in _OF_STEPS and "steps" in self.__dict__:
-            return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
-        return super().__getattr__(name)
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
@@ -172,104 +134,17 @@ class WindowModule(HooksOfPlainBatches):
             "validates_next": self.logs_to_lightning and validates_after_this_batch(self.trainer),
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the progress stored in an HF folder, and rename its weights to match the model, compiled or not."""
-        self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
-        self._resume = checkpoint.get(OWN_KEY)
-        self._lightning_resumes = "loops" in checkpoint
-        self._loaded_schedules = checkpoint.get("lr_schedulers", ())
-        weights = plain_names(checkpoint["state_dict"])
-        if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
-            held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
-            weights = {PREFIX + name: tensor for name, tensor in held.items()}
-        try:
-            trainer = self.trainer
-        except RuntimeError:  # a module is loaded without a trainer
-            trainer = None
-        if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
-            where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
-            own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
-            check_weights(where, weights or own, self)  # PEFT reads adapters itself
-            if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
-                # Warn of missing weights. A tied weight may be stored once, under any of its names
-                tied: dict[int, set[str]] = {}
-                for name, parameter in self.named_parameters(remove_duplicate=False):
-                    tied.setdefault(id(parameter), set()).add(name.replace(COMPILED, ""))
-                there = {name for names in tied.values() if names & weights.keys() for name in names}
-                missing = sorted(own.keys() - weights.keys() - there)
-                if missing:
-                    logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
-        checkpoint["state_dict"] = names_of(self, weights)
-        if trainer is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
-            path = str(trainer.ckpt_path)
-            has_optimizer = bool(checkpoint.get("optimizer_states", True))
-            if self._resume is None and not self._lightning_resumes:
-                logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
-            elif not has_optimizer:
-                logger.warning("%s has no optimizer and schedule, so both start anew.", path)
-
-    def on_train_start(self) -> None:
-        """Continue where a Lightning checkpoint or an HF folder ended."""
-        load_waiting_data_states(self.trainer)
-        self._check_what_was_taken_over()
-        resume, self._resume = self._resume, None
-        windows = self.trainer.train_dataloader
-        if resume is None:
-            return
-        if not isinstance(windows, Windows):
-            if not self._lightning_resumes:
-                # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns if it is
-                # within an epoch.
-                position = DataPosition.read(resume["windows"])
-                updates = int(resume["updates"])
-                in_epoch = (
-                    position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
-                )
-                batches = self.trainer.num_training_batches
-                is_over = position.is_over or in_epoch >= batches
-                epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
-                start_from(self.trainer, epoch, updates)
-                if done:
-                    start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
-            return
-        windows.load_state_dict(resume["windows"])
-        keep_loaded_data(self.trainer)
-        if not self._lightning_resumes:
-            start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
-            if windows.updates_to_skip:
-                updates = int(resume["updates"])
-                start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
-        elif self.trainer.current_epoch > windows.next_epoch:
-            windows.finish_epoch()  # after an epoch's last update Lightning continues with the next epoch
-        if self._lightning_resumes and resume.get("validates_next"):
-            with windows.resumed_rng():  # the interrupted run was about to validate
-                run_validation(self.trainer)
-
-    def _check_what_was_taken_over(self) -> None:
-        """Check that optimizer and schedule have loaded a checkpoint's state completely. A step would fail later."""
-        path = self.trainer.ckpt_path
-        if path is None:
-            return
-        self.stepping.tell_of_resuming()
-        for optimizer in self.trainer.optimizers:
-            check_optimizer_took_over(str(path), optimizer)
-        for config in self.trainer.lr_scheduler_configs:
-            check_schedule_took_over(str(path), config.scheduler)
-
     def on_fit_start(self) -> None:
         """Connect the steps' forward and backward passes to Lightning's strategy."""
-        schedules, self._loaded_schedules = self._loaded_schedules, ()
-        for config, state in zip(self.trainer.lr_scheduler_configs, schedules, strict=False):
-            check_schedule_can_continue(str(self.trainer.ckpt_path), config.scheduler, state)
         steps = self.steps
         steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
-        self._mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
-        self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+        self.mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
+        self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
         self._hold_optimizer()
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
-        steps.accelerator.run_backward = self._mechanics.backward
+        steps.accelerator.run_backward = self.mechanics.backward
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
             self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)
@@ -281,12 +156,12 @@ class WindowModule(HooksOfPlainBatches):
     @property
     def stepping(self) -> Stepping:
         """How the optimizers of the current or the last fit step."""
-        mechanics: UpdateMechanics | None = self.__dict__.get("_mechanics")
+        mechanics: UpdateMechanics | None = self.__dict__.get("mechanics")
         return UpdateMechanics.stepping if mechanics is None else mechanics.stepping
 
     def leave_fit(self) -> None:
         """Remove the fit's hooks from the parameters, after it has ended or failed."""
-        mechanics = self.__dict__.get("_mechanics")
+        mechanics = self.__dict__.get("mechanics")
         if mechanics is not None:
             mechanics.end(self)
         if self._held is not None:
@@ -305,24 +180,13 @@ class WindowModule(HooksOfPlainBatches):
         if self.steps.args.gradient_accumulation_steps > 1:
             self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
-    def set_shortcuts(self, of_backward: bool, take_step: Callable[[], None] | None) -> None:
-        """Make updates without Lightning's own code around them, which calls hooks.
-
-        Args:
-            of_backward: Whether a backward pass has no hooks.
-            take_step: Steps the optimizer and calls the hooks before it. None if Lightning's own code has to.
-        """
-        is_plain = of_backward and self._mechanics.engine is None
-        self.steps.accelerator.run_backward = None if is_plain else self._mechanics.backward
-        self.take_step = take_step
-
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Make one update: forward and backward of each micro-batch, then clip, step, schedule and zero.
 
         Returns:
             The window's loss, detached.
         """
-        steps, observer, mechanics = self.steps, self.observer, self._mechanics
+        steps, observer, mechanics = self.steps, self.observer, self.mechanics
         model, step = steps.model_wrapped, placing(steps.training_step, STEP_PARAMETERS)
         size = steps.current_gradient_accumulation_steps = len(window.micro_batches)
         total: torch.Tensor | None = None
@@ -343,7 +207,7 @@ class WindowModule(HooksOfPlainBatches):
         return total
 
     def _update(self, window: Window) -> None:
-        steps, mechanics = self.steps, self._mechanics
+        steps, mechanics = self.steps, self.mechanics
         model = self if self.names_beside else steps.model_wrapped  # whose gradients are clipped and zeroed
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
@@ -386,9 +250,9 @@ class WindowModule(HooksOfPlainBatches):
         self._in_force = steps.optimizer, steps.lr_scheduler
         if steps.optimizer is not optimizer:
             replace_optimizer(self.trainer, steps.optimizer)
-            self._mechanics.end(self)
-            self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
-            steps.accelerator.run_backward = self._mechanics.backward  # the new optimizer may run the backward pass
+            self.mechanics.end(self)
+            self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+            steps.accelerator.run_backward = self.mechanics.backward  # the new optimizer may run the backward pass
             self._hold_optimizer()
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:
@@ -441,7 +305,7 @@ class WindowModule(HooksOfPlainBatches):
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""
         state: dict[str, object] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_mechanics", "_in_force", "_held")}
+        return {name: value for name, value in state.items() if name not in ("mechanics", "_in_force", "_held")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model for weight-averaging callbacks. The Trainer and its data are shared."""

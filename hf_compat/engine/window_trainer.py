@@ -27,9 +27,9 @@ from lightning.pytorch.trainer import call
 from hf_compat.engine import loops
 from hf_compat.engine.internals import do_nothing
 from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
-from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import (
     DeepSpeedPrecision,
+    ForwardPrecision,
     HFDDPStrategy,
     HFDeepSpeedStrategy,
     HFFSDP2Strategy,

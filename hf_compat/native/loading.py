@@ -1,13 +1,14 @@
-"""`HFModule.load_from_checkpoint` for `checkpoint-N` folders and `.ckpt` files. Both may describe the model."""
+"""`HFModule` made from `checkpoint-N` folders and `.ckpt` files, which may describe the model, and fits that resume."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import io
+import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -22,17 +23,42 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
+from hf_compat.checkpoint.forms import (
+    check_optimizer_took_over,
+    check_schedule_can_continue,
+    check_schedule_took_over,
+    check_weights,
+)
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
-from hf_compat.checkpoint.reading import COMPILED, Contents, read_manifest, read_torch_file, read_weights
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    Contents,
+    names_of,
+    plain_names,
+    read_manifest,
+    read_torch_file,
+    read_weights,
+)
+from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.data.types import DataSource
-from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
+from hf_compat.engine.internals import (
+    given_hyperparameters,
+    keep_loaded_data,
+    load_state,
+    load_waiting_data_states,
+    restricted_classmethod,
+    run_validation,
+    start_from,
+    start_within_epoch,
+)
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
-from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
+from hf_compat.interop.transformers_models import as_held, is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
 
 ModelSpec = dict[str, Spec]
@@ -67,6 +93,8 @@ def made(value: Made, where: str) -> Made:
     return {name: made(part, f"{where}.{name}") for name, part in value.items()}
 
 
+logger = logging.getLogger(__name__)
+
 MapLocation = Any  # as in torch.load
 Given = dict[str, Any]  # keywords of a module's constructor
 
@@ -76,7 +104,11 @@ _OF_ARGUMENTS = {"learning_rate", "num_train_epochs", "output_dir", "per_device_
 
 
 class LoadableModule(WindowModule):
-    """A module that can be made from a checkpoint: from weights, and a description of the model and arguments."""
+    """A module that a checkpoint describes or continues: with weights, the model, the arguments, and the progress."""
+
+    _resume: Mapping[str, Any] | None = None  # the progress that this fit continues
+    _lightning_resumes = False
+    _loaded_schedules: Sequence[Mapping[str, object]] = ()  # of the checkpoint that this fit continues
 
     def keep_hyperparameters(self) -> None:
         """Keep LightningCLI's arguments without secrets, so that its checkpoints describe the module."""
@@ -88,11 +120,97 @@ class LoadableModule(WindowModule):
         _drop_secrets(held)
 
     def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
-        """Load a checkpoint, and adapters, which PEFT reads itself."""
+        """Load adapters, keep the progress stored in an HF folder, and rename weights to match the model."""
         folder = checkpoint.pop(ADAPTERS_KEY, None)
-        if folder is not None:
+        if folder is not None:  # PEFT reads them itself
             _load_adapter(self.model, folder)
-        super().on_load_checkpoint(checkpoint)
+        self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
+        self._resume = checkpoint.get(OWN_KEY)
+        self._lightning_resumes = "loops" in checkpoint
+        self._loaded_schedules = checkpoint.get("lr_schedulers", ())
+        weights = plain_names(checkpoint["state_dict"])
+        if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
+            held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
+            weights = {PREFIX + name: tensor for name, tensor in held.items()}
+        try:
+            trainer = self.trainer
+        except RuntimeError:  # a module is loaded without a trainer
+            trainer = None
+        where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
+        if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
+            own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
+            check_weights(where, weights or own, self)  # PEFT reads adapters itself
+        checkpoint["state_dict"] = names_of(self, weights)
+        if trainer is not None:
+            self._tell_of_missing(where, weights, has_optimizer=bool(checkpoint.get("optimizer_states", True)))
+
+    def _tell_of_missing(self, where: str, weights: Collection[str], has_optimizer: bool) -> None:
+        """Warn of weights, progress, optimizer and schedule that a loaded checkpoint lacks."""
+        trainer, has_progress = self.trainer, self._lightning_resumes or self._resume is not None
+        if trainer.world_size == 1 and weights and (self._lightning_resumes or not has_progress):
+            missing = sorted(_missing_names(self, weights))
+            if missing:
+                logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
+        if trainer.state.fn == "fit" and trainer.is_global_zero:
+            if not has_progress:
+                logger.warning("%s holds a model and no state of a training: training begins with its weights.", where)
+            elif not has_optimizer:
+                logger.warning("%s has no optimizer and schedule, so both start anew.", where)
+
+    def on_fit_start(self) -> None:
+        """Check that the schedules can continue as the checkpoint's."""
+        schedules, self._loaded_schedules = self._loaded_schedules, ()
+        for config, state in zip(self.trainer.lr_scheduler_configs, schedules, strict=False):
+            check_schedule_can_continue(str(self.trainer.ckpt_path), config.scheduler, state)
+        super().on_fit_start()
+
+    def on_train_start(self) -> None:
+        """Continue where a Lightning checkpoint or an HF folder ended."""
+        load_waiting_data_states(self.trainer)
+        self._check_what_was_taken_over()
+        resume, self._resume = self._resume, None
+        windows = self.trainer.train_dataloader
+        if resume is None:
+            return
+        if not isinstance(windows, Windows):
+            if not self._lightning_resumes:
+                # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns if it is
+                # within an epoch.
+                position = DataPosition.read(resume["windows"])
+                updates = int(resume["updates"])
+                in_epoch = (
+                    position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
+                )
+                batches = self.trainer.num_training_batches
+                is_over = position.is_over or in_epoch >= batches
+                epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
+                start_from(self.trainer, epoch, updates)
+                if done:
+                    start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
+            return
+        windows.load_state_dict(resume["windows"])
+        keep_loaded_data(self.trainer)
+        if not self._lightning_resumes:
+            start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
+            if windows.updates_to_skip:
+                updates = int(resume["updates"])
+                start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
+        elif self.trainer.current_epoch > windows.next_epoch:
+            windows.finish_epoch()  # after an epoch's last update Lightning continues with the next epoch
+        if self._lightning_resumes and resume.get("validates_next"):
+            with windows.resumed_rng():  # the interrupted run was about to validate
+                run_validation(self.trainer)
+
+    def _check_what_was_taken_over(self) -> None:
+        """Check that optimizer and schedule have loaded a checkpoint's state completely. A step would fail later."""
+        path = self.trainer.ckpt_path
+        if path is None:
+            return
+        self.stepping.tell_of_resuming()
+        for optimizer in self.trainer.optimizers:
+            check_optimizer_took_over(str(path), optimizer)
+        for config in self.trainer.lr_scheduler_configs:
+            check_schedule_took_over(str(path), config.scheduler)
 
     @restricted_classmethod
     def load_from_checkpoint(
@@ -281,17 +399,15 @@ def _make(
 
 
 def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) -> None:
-    """Compare the names of weights. A tied one may have any of its names.
+    """Compare the names of weights.
 
     Raises:
         CheckpointError: Some are missing or unknown, and `strict` is set.
     """
-    held = {name.replace(COMPILED, ""): value for name, value in module.state_dict().items()}
-    places = {value.data_ptr() for name, value in held.items() if name in stored and value.numel()}
-    ignored = {PREFIX + name for name in getattr(module.model, "_keys_to_ignore_on_save", None) or ()}
-    missing = [n for n, v in held.items() if n not in stored | ignored and v.data_ptr() not in places]
+    held = {name.replace(COMPILED, "") for name in module.state_dict()}
+    missing = _missing_names(module, stored)
     problems = []
-    for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held.keys()))):
+    for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held))):
         if found:
             shown = ", ".join(found[:_SHOWN]) + (" …" if found[_SHOWN:] else "")
             problems.append(f"{path} {what} {len(found)} weights: {shown}.")
@@ -299,6 +415,14 @@ def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) 
         raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
     for problem in problems:
         warn_user(problem)
+
+
+def _missing_names(module: LoadableModule, stored: Iterable[str]) -> list[str]:
+    """The names of a module's weights that are not stored. A tied one may have any of its names."""
+    held = {name.replace(COMPILED, ""): value for name, value in module.state_dict().items()}
+    places = {held[name].data_ptr() for name in stored if name in held and held[name].numel()}
+    known = {*stored, *(PREFIX + name for name in getattr(module.model, "_keys_to_ignore_on_save", None) or ())}
+    return [name for name, value in held.items() if name not in known and value.data_ptr() not in places]
 
 
 def _load_adapter(model: nn.Module, folder: str) -> None:

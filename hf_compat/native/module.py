@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -23,9 +23,9 @@ from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, check_metrics
-from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
-from hf_compat.engine.model_hooks import OverflowWatch, begin_noise, end_noise, watch_if_enabled
-from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
+from hf_compat.engine.internals import BOOKKEEPING_FIELDS, compile_model_only, ranks_of, skip_step_metrics
+from hf_compat.engine.model_hooks import begin_hooks, end_hooks
+from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
@@ -110,6 +110,13 @@ def show_expected() -> None:
     _hidden.clear()
 
 
+# Attributes of HF's Trainer, besides the model, that methods written for it read.
+_OF_STEPS = frozenset(
+    {
+        "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
+        "lr_scheduler", "model_accepts_loss_kwargs", "model_wrapped", "optimizer", "processing_class",
+    }
+)  # fmt: skip
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
@@ -144,7 +151,6 @@ class HFModule(OverridePoints, LoadableModule):
 
     logs_to_lightning = True
     steps: NativeSteps
-    _watch: OverflowWatch | None = None  # in a fit with `debug="underflow_overflow"`
     _is_set_up = False  # for the current run
     configured_schedules: list[LRSchedulerConfig] | None = None  # of HF's optimizer or the user's, until a fit starts
     _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
@@ -234,9 +240,18 @@ class HFModule(OverridePoints, LoadableModule):
         return state
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name in BOOKKEEPING_FIELDS:
+            self.__dict__[name] = value
+            return
         if name == "model" and isinstance(value, nn.Module):
             self._take_model(value)
-        super().__setattr__(name, value)
+        super().__setattr__(name, value)  # type: ignore[arg-type]  # of any type
+
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        """Give methods written for HF's Trainer the attributes that they read."""
+        if name in _OF_STEPS and "steps" in self.__dict__:
+            return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
+        return super().__getattr__(name)
 
     def _take_model(self, model: nn.Module) -> None:
         """Train the model that a subclass sets in place of the constructor's."""
@@ -351,8 +366,6 @@ class HFModule(OverridePoints, LoadableModule):
         check_native(steps.args, told)
         if not self.automatic_optimization:
             read_schedules(self)
-        self._stop_watching()  # of a fit that has failed
-        self._watch = watch_if_enabled(self.model, steps.args.debug)
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
             data = getattr(getattr(trainer, "datamodule", None), "steps", None)
@@ -365,16 +378,15 @@ class HFModule(OverridePoints, LoadableModule):
             )
         if steps.args.use_liger_kernel:
             apply_liger(self.model, steps.args.liger_kernel_config)
-        begin_noise(self.trainer, self.model, steps.args.neftune_noise_alpha)
+        begin_hooks(self.trainer, self.model, steps.args)
         self.model.train()
 
     def teardown(self, stage: str) -> None:
         """Restore the model and the data module."""
         self._is_set_up = False
         show_expected()
-        self._stop_watching()
         unwrap_forward(self._called_model())
-        end_noise(self.trainer)
+        end_hooks(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "is_set_up"):
             datamodule.is_set_up = False
@@ -382,11 +394,6 @@ class HFModule(OverridePoints, LoadableModule):
         self.leave_fit()
         self._leave_own_step()
         super().teardown(stage)
-
-    def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.remove()
-            self._watch = None
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make optimizer and schedule. Each native fit has its own."""

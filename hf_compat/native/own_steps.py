@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.data.types import Batch
-from hf_compat.engine.precision import autocast_of
+from hf_compat.engine.strategies import autocast_of
 from hf_compat.engine.windows import Items, Window
 from hf_compat.errors import ArgumentError, LossError, OverrideError, warn_user
 from hf_compat.hf.enums import SchedulerType

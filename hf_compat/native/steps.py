@@ -23,7 +23,7 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.types import Batch, Collator
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
 from hf_compat.engine.internals import automatic_schedules, fetch_without_prefetch
-from hf_compat.engine.model_hooks import uncompiled
+from hf_compat.engine.strategies import uncompiled
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import ROWS

@@ -26,7 +26,7 @@ from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
 from hf_compat.data.samplers import RankSlice
 from hf_compat.data.types import Batch, DataSource
-from hf_compat.engine.precision import unwrap_forward, wrap_forward
+from hf_compat.engine.strategies import unwrap_forward, wrap_forward
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments

@@ -9,8 +9,9 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.data.collators import check_dataset, check_length
 from hf_compat.engine.evaluation import check_metrics
-from hf_compat.engine.model_hooks import EmbeddingNoise, compiled, uncompiled
+from hf_compat.engine.model_hooks import EmbeddingNoise
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.strategies import compiled, uncompiled
 from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once, warn_user
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments

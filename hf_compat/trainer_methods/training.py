@@ -16,10 +16,15 @@ from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfree
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
 from hf_compat.engine.internals import start_from, start_within_epoch
-from hf_compat.engine.model_hooks import uncompiled
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.precision import ForwardPrecision, wrap_forward
-from hf_compat.engine.strategies import HFFSDP2Strategy, model_state_of, wrapped_model
+from hf_compat.engine.strategies import (
+    ForwardPrecision,
+    HFFSDP2Strategy,
+    model_state_of,
+    uncompiled,
+    wrap_forward,
+    wrapped_model,
+)
 from hf_compat.engine.window_trainer import NO_BATCHES, WindowTrainer
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments

@@ -11,7 +11,7 @@ import torch
 import toy
 
 from hf_compat import HFDataModule, HFModule
-from hf_compat.engine.precision import AutocastForward, ForwardPrecision, wrap_forward
+from hf_compat.engine.strategies import AutocastForward, ForwardPrecision, wrap_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore:These arguments have no effect")  # args shared with a Trainer
 

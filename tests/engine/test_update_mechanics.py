@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import UpdateMechanics
+from hf_compat.engine.strategies import ForwardPrecision, UpdateMechanics
 from hf_compat.engine.windows import Window
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.optim.stepping import stepping_of, stepping_of_all
@@ -110,7 +109,7 @@ def test_the_engine_runs_backward_and_knows_the_norm(make_args):
     steps.create_optimizer_and_scheduler(2)
     steps.lr_scheduler = None
     module = WindowModule(torch.nn.Linear(1, 1), steps)
-    module._mechanics = mechanics = UpdateMechanics(steps, torch.Tensor.backward, ForwardPrecision())
+    module.mechanics = mechanics = UpdateMechanics(steps, torch.Tensor.backward, ForwardPrecision())
     assert mechanics.engine is engine
     mechanics.exchange(False)
     mechanics.backward(torch.tensor(1.0))

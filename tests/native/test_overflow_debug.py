@@ -12,7 +12,7 @@ from transformers.debug_utils import DebugUnderflowOverflow as Upstream
 
 import hf_compat
 from hf_compat import HFDataModule, HFModule, Trainer
-from hf_compat.engine.model_hooks import watch_if_enabled
+from hf_compat.engine.model_hooks import watch_for_overflow
 from hf_compat.errors import NonFiniteNumber, UnsupportedArgument
 
 
@@ -26,7 +26,7 @@ def test_what_upstream_cannot_print_is_shown(capsys):
     Upstream(theirs)
     with pytest.raises(RuntimeError):
         theirs(torch.tensor([True, False]), torch.empty(0))
-    watch = watch_if_enabled(model, ["underflow_overflow"])
+    watch = watch_for_overflow(model)
     with pytest.raises(NonFiniteNumber, match=r"inf/nan detected(.|\n)*Hint"):
         model(torch.tensor([True, False]), torch.empty(0))
     shown = capsys.readouterr().out
