@@ -61,12 +61,12 @@ def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = F
 
 @contextlib.contextmanager
 def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Give the path of a regular file to a reader that opens it itself.
+    """Give the path of a regular file to a reader that opens it itself, and name the file in the reader's errors.
 
     On Linux, which has names for open files, the reader gets the file that was checked. A FIFO that takes its place in
     between does not make it wait.
     """
-    with open_regular(path) as file:
+    with open_regular(path) as file, reading(path):
         by_descriptor = f"/proc/self/fd/{file.fileno()}"
         yield by_descriptor if os.path.exists(by_descriptor) else os.fspath(path)
 
@@ -94,23 +94,13 @@ def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> st
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
     """Read a small JSON file."""
     text = read_text(path, limit)
+    containers = text.count("{") + text.count("[")  # each takes up to 80 times the memory of its brackets
     try:
-        return bounded_json(text)
+        if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
+            raise ValueError(f"its {len(text)} characters are {containers} lists and objects")
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: no valid JSON ({first_line(error)}).") from error
-
-
-def bounded_json(text: str) -> object:
-    """Parse JSON of unknown origin, whose containers take up to 80 times the memory of their brackets.
-
-    Raises:
-        ValueError: It is not JSON, or consists mostly of brackets.
-        RecursionError: It is nested too deeply.
-    """
-    containers = text.count("{") + text.count("[")
-    if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
-        raise ValueError(f"its {len(text)} characters are {containers} lists and objects")
-    return json.loads(text)
 
 
 def is_plain_name(name: object) -> bool:

@@ -23,7 +23,7 @@ import safetensors
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json, reading
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json
 from hf_compat.checkpoint.reading import COMPILED, Weights
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import TrainerState
@@ -380,7 +380,7 @@ def _is_overridden(method: Callable[..., object]) -> bool:
 def weight_names(path: str) -> set[str]:
     """Read the names of the weights in a safetensors file, under which an uncompiled model has them."""
     # it compares the header with the file's size
-    with reading(path), pinned(path) as opened, safetensors.safe_open(opened, framework="pt") as file:
+    with pinned(path) as opened, safetensors.safe_open(opened, framework="pt") as file:
         return {name.replace(COMPILED, "") for name in file.keys()}  # noqa: SIM118 - no mapping
 
 

@@ -33,7 +33,7 @@ import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
-from hf_compat.checkpoint.files import check_regular, first_line, naming, reading
+from hf_compat.checkpoint.files import check_regular, first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import (
     COUNT,
     MAPPING,
@@ -51,7 +51,6 @@ from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
     Weights,
-    check_torch_file,
     fitting,
     read_torch_file,
     read_weights,
@@ -419,7 +418,8 @@ class HFCheckpointIO(CheckpointIO):
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words
         with reading(path), reading_arrays():
             if is_plain and os.path.lexists(path):
-                check_torch_file(str(path), str(path))
+                with open_regular(path) as file:
+                    walked_torch_file(str(path), file)
             checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
         check_lightning(str(path), checkpoint)
         return checkpoint

@@ -31,7 +31,6 @@ from hf_compat.checkpoint.files import (
     is_plain_name,
     pinned,
     read_json,
-    reading,
     walked_torch_file,
 )
 from hf_compat.errors import CheckpointError
@@ -245,13 +244,15 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
 
     So may the `allowed` ones. With `mmap`, tensors stay on the disk until they are used, if torch can.
     """
-    with reading(path), pinned(path) as opened:
+    with pinned(path) as opened:
         return load_plain(path, opened, allowed, mmap)
 
 
 def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap: bool = False) -> Plain:
     """Load what `torch.save` wrote, from a file or bytes, after a walk through its pickle. Raises torch's errors."""
-    check_torch_file(path, source)
+    with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
+        walked_torch_file(path, file)
+        file.seek(0)
     is_zip = isinstance(source, str) and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
     named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
     types = list(allowed)
@@ -263,19 +264,6 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
         content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     check_bounds(path, content)
     return content
-
-
-def check_torch_file(path: str, source: str | io.BytesIO) -> None:
-    """Refuse a file of `torch.save` that no loader should follow."""
-    with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
-        walked_torch_file(path, file)
-        file.seek(0)
-
-
-def read_safetensors(path: str) -> Weights:
-    """Read weights from a safetensors file."""
-    with reading(path), pinned(path) as opened:
-        return safetensors.torch.load_file(opened, device="cpu")
 
 
 def weight_files(contents: Contents, adapter: str | None = None) -> list[str]:
@@ -302,8 +290,10 @@ def read_weights(folder: str) -> Weights:
             f"Can't find a valid checkpoint at {folder}: it has no {layout.SAFE_WEIGHTS_NAME}.\n\n"
             "Hint: name a checkpoint-<updates> folder."
         )
-    parts = [read_weights_file(contents.need(name)) for name in files]
-    return plain_names({name: tensor for part in parts for name, tensor in part.items()})
+    weights: Weights = {}
+    for name in files:
+        weights |= read_weights_file(contents.need(name))
+    return plain_names(weights)
 
 
 def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -336,7 +326,8 @@ def shard_names(index: str) -> list[str]:
 def read_weights_file(path: str) -> Weights:
     """Read weights from one file, of safetensors or of torch."""
     if path.endswith(".safetensors"):
-        return read_safetensors(path)
+        with pinned(path) as opened:
+            return safetensors.torch.load_file(opened, device="cpu")
     weights = read_torch_file(path)
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()

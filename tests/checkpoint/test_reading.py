@@ -15,9 +15,9 @@ from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.reading import (
     names_of,
     plain_names,
-    read_safetensors,
     read_torch_file,
     read_weights,
+    read_weights_file,
     shard_names,
 )
 from hf_compat.errors import CheckpointError
@@ -52,7 +52,7 @@ def test_further_types_are_let_through_by_name(tmp_path):
 def test_damaged_safetensors_are_named(tmp_path):
     (tmp_path / "it.safetensors").write_bytes(b"no header")
     with pytest.raises(CheckpointError, match=r"it\.safetensors cannot be read"):
-        read_safetensors(str(tmp_path / "it.safetensors"))
+        read_weights_file(str(tmp_path / "it.safetensors"))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])

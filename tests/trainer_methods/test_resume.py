@@ -105,9 +105,9 @@ def test_a_relative_name_of_the_best_checkpoint_is_kept(make_args, tmp_path, who
     assert trainer.state.best_model_checkpoint == "out/checkpoint-2"
 
 
-@pytest.mark.parametrize("read", [reading.read_torch_file, reading.read_safetensors])
+@pytest.mark.parametrize("read", [reading.read_torch_file, reading.read_weights_file])
 def test_a_file_that_becomes_a_pipe_after_the_check_does_not_hang(tmp_path, monkeypatch, read):
-    path = tmp_path / ("model.safetensors" if read is reading.read_safetensors else "optimizer.pt")
+    path = tmp_path / ("model.safetensors" if read is reading.read_weights_file else "optimizer.pt")
     path.write_bytes(b"no tensors")
     look = files.open_regular
 
