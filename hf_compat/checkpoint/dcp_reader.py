@@ -42,6 +42,7 @@ from hf_compat.checkpoint.files import (
 )
 from hf_compat.checkpoint.reading import Contents, StoredTensor, load_plain
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.collectives import is_distributed
 
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
@@ -95,21 +96,22 @@ def dcp_tensors(folder: str) -> list[StoredTensor]:
 
 
 def _read_tensor(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> torch.Tensor:
-    for place in dcp.index.storage_data:
-        if place.fqn == key:
-            _check_entry(dcp, place)
-    state = {key: torch.zeros(entry.size, dtype=entry.properties.dtype)}
-    read_dcp(dcp, state, in_one_process=True)
-    return state[key]
+    whole = torch.zeros(entry.size, dtype=entry.properties.dtype)
+    for chunk in entry.chunks:
+        part = _check_entry(dcp, MetadataIndex(key, chunk.offsets))
+        inside = zip(chunk.offsets, chunk.sizes, strict=True)
+        whole[tuple(slice(begin, begin + size) for begin, size in inside)] = part
+    return whole
 
 
-def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
-    """Read a folder into a nested state, in one process or in all. Tensors are filled, and plain values replaced."""
+def read_dcp(dcp: DcpFolder, state: States) -> None:
+    """Read a folder into a nested state, in all processes. Tensors are filled, and plain values replaced."""
     try:
         with warnings.catch_warnings():
             # a single process reads on purpose
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
-            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=in_one_process)
+            is_alone = not is_distributed()
+            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=is_alone)
     except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
         failures = getattr(error, "failures", None)
         first = next(iter(failures.values()))[0] if isinstance(failures, dict) and failures else error
@@ -211,7 +213,8 @@ def check_values(dcp: DcpFolder) -> None:
         _check_entry(dcp, place)
 
 
-def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
+def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> Plain:
+    """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
     info, expected = dcp.index.storage_data[place], dcp.index.state_dict_metadata[place.fqn]
     path = os.path.join(dcp.path, info.relative_path)
     with open_regular(path) as file:
@@ -226,10 +229,11 @@ def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
         kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
         raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
     if isinstance(expected, BytesStorageMetadata):
-        return
+        return found
     sizes = [chunk.sizes for chunk in expected.chunks if place.offset is None or chunk.offsets == place.offset]
     if found.dtype != expected.properties.dtype or found.shape not in sizes:
         raise CheckpointError(f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says.")
+    return found
 
 
 def _problem(index: object) -> str | None:

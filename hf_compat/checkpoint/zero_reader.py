@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ LATEST_NAME = "latest"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 RankFile = dict[str, Any]  # what DeepSpeed saved for a rank: tensors and plain containers
-Load = Callable[[], torch.Tensor]
 Shape = torch.Size | tuple[int, ...]
+Slice = tuple[list[torch.Tensor], int, int]  # flat tensors end to end, where in them a slice begins, and its length
 
 
 class _Unread:
@@ -179,7 +179,11 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
         for name in models[0]["buffer_names"]
         if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
     ]
-    found = [*trained, *_frozen(models, by_stage3), *buffers]
+    frozen = []
+    for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
+        fragments = [model["frozen_param_fragments"][name].flatten() for model in (models if by_stage3 else models[:1])]
+        frozen.append(stored_slices(name, shape, [(fragments, 0, math.prod(shape))]))
+    found = [*trained, *frozen, *buffers]
     # Tied weights: a second name for a tensor
     by_name = {stored.name: stored for stored in found}
     pairs = (models[0].get("shared_params") or {}).items()
@@ -200,76 +204,46 @@ def _read(path: str) -> RankFile:
     return content
 
 
-def _stored(name: str, shape: Shape, load: Load) -> StoredTensor:
+def stored_slices(name: str, shape: Shape, slices: list[Slice]) -> StoredTensor:
+    """Make the tensor of a shape that slices make up one after the other. The last one may be padded."""
+
+    def load() -> torch.Tensor:
+        parts = []
+        for pieces, start, length in slices:
+            end = start + length
+            for piece in pieces:
+                parts.append(piece[max(start, 0) : max(end, 0)])
+                start, end = start - piece.numel(), end - piece.numel()
+        return torch.cat(parts)[: math.prod(shape)].view(shape)
+
+    # Refuse pieces that do not hold as many numbers as a tensor needs
+    for pieces, offset, length in slices:
+        if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
+            raise TypeError("a rank's part of the weights is not a flat tensor")
+        if not all(piece.is_floating_point() for piece in pieces):
+            raise TypeError("a rank's part of the weights holds no floating-point numbers")
+        held = sum(piece.numel() for piece in pieces)
+        if held < offset + length:
+            raise ValueError(f"the ranks hold {held} numbers where {offset + length} are needed")
     return StoredTensor(name=name, nbytes=4 * math.prod(shape), load=load)
 
 
-def _trained(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor]]) -> list[StoredTensor]:
+def _trained(model: RankFile, optimizer: RankFile, ranks: list[list[torch.Tensor]]) -> list[StoredTensor]:
     """List the trained parameters, or a value of their optimizer, from each rank's flat groups."""
-    return _stage3(model, pieces) if _is_stage3(optimizer) else _stage2(model, optimizer, pieces)
-
-
-def _stage2(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor]]) -> list[StoredTensor]:
     found = []
     paddings = optimizer.get("param_alignment_paddings")
+    offset = 0  # in a rank's part by ZeRO 3, else in the group
     for group, shapes in enumerate(model["param_shapes"]):
-        of_group = [rank[group] for rank in pieces]
-        offset = 0
+        offset = offset if _is_stage3(optimizer) else 0
         for index, (name, shape) in enumerate(shapes.items()):
-            found.append(_stored(name, shape, _slice_of(of_group, offset, shape)))
-            offset += math.prod(shape) + (paddings[group][index] if paddings is not None else 0)
-    return found
-
-
-def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
-    """Make the function that reads a slice of consecutive pieces."""
-
-    def load() -> torch.Tensor:
-        start, end, parts = offset, offset + math.prod(shape), []
-        for piece in pieces:
-            parts.append(piece[max(start, 0) : max(end, 0)])
-            start, end = start - piece.numel(), end - piece.numel()
-        return torch.cat(parts).view(shape)
-
-    # Refuse pieces that do not hold as many numbers as a tensor needs
-    needed = offset + math.prod(shape)
-    if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
-        raise TypeError("a rank's part of the weights is not a flat tensor")
-    if not all(piece.is_floating_point() for piece in pieces):
-        raise TypeError("a rank's part of the weights holds no floating-point numbers")
-    held = sum(piece.numel() for piece in pieces)
-    if held < needed:
-        raise ValueError(f"the ranks hold {held} numbers where {needed} are needed")
-    return load
-
-
-def _stage3(model: RankFile, ranks: list[list[torch.Tensor]]) -> list[StoredTensor]:
-    found = []
-    offset = 0
-    for shapes in model["param_shapes"]:
-        for name, shape in shapes.items():
-            part = math.ceil(math.prod(shape) / len(ranks))
-            found.append(_stored(name, shape, _parts_of(ranks, offset, part, shape)))
-            offset += part
-    return found
-
-
-def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Shape) -> Load:
-    """Make the function that reads a part of each rank and joins the parts. The last one may be padded."""
-
-    def load() -> torch.Tensor:
-        return torch.cat([read() for read in slices])[: math.prod(shape)].view(shape)
-
-    slices = [_slice_of(pieces, offset, (part,)) for pieces in ranks]
-    return load
-
-
-def _frozen(models: list[RankFile], by_stage3: bool) -> list[StoredTensor]:
-    shapes = models[0].get("frozen_param_shapes") or {}
-    found = []
-    for name, shape in shapes.items():
-        fragments = [model["frozen_param_fragments"][name] for model in (models if by_stage3 else models[:1])]
-        found.append(_stored(name, shape, _slice_of([f.flatten() for f in fragments], 0, shape)))
+            if _is_stage3(optimizer):
+                part = math.ceil(math.prod(shape) / len(ranks))
+                found.append(stored_slices(name, shape, [(pieces, offset, part) for pieces in ranks]))
+                offset += part
+            else:
+                of_group = [pieces[group] for pieces in ranks]
+                found.append(stored_slices(name, shape, [(of_group, offset, math.prod(shape))]))
+                offset += math.prod(shape) + (paddings[group][index] if paddings is not None else 0)
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import Contents, read_torch_file
-from hf_compat.checkpoint.zero_reader import _BESIDE, _slice_of, find_zero_folder, named_zero_folder
+from hf_compat.checkpoint.zero_reader import _BESIDE, find_zero_folder, named_zero_folder, stored_slices
 from hf_compat.errors import CheckpointError
 
 ZERO = Path(__file__).with_name("zero")
@@ -26,7 +26,7 @@ def test_a_slice_is_that_of_the_joined_pieces(seed):
     for offset in range(len(joined) + 1):
         shape = draw.choice([(0,), (1,), (2, 1), (3,), (2, 2)])
         if offset + math.prod(shape) <= len(joined):
-            found = _slice_of(pieces, offset, shape)()
+            found = stored_slices("it", shape, [(pieces, offset, math.prod(shape))]).load()
             assert torch.equal(found, joined[offset : offset + math.prod(shape)].view(shape))
 
 

@@ -362,10 +362,10 @@ for _kind in ("os.system, torch", "exec, torch", "exec, old torch", "exec, proto
 def swap_index(out: Path, mark: Path) -> None:
     read = shards.read_dcp
 
-    def swap_and_read(dcp, state, in_one_process):
+    def swap_and_read(dcp, state):
         Path(dcp.path, ".metadata").write_bytes(pickle.dumps(Reduced(exec, code_of(mark))))
         shards.read_dcp = read
-        read(dcp, state, in_one_process)
+        read(dcp, state)
 
     shards.read_dcp = swap_and_read
 

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
@@ -46,16 +47,10 @@ from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files,
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import barrier, is_distributed
+from hf_compat.runtime.collectives import barrier
 from hf_compat.runtime.device_copies import small_ones_on_host
 
 Tensors = dict[str, torch.Tensor]
-
-
-class Handle(Protocol):
-    """What torch returns for a hook."""
-
-    def remove(self) -> None: ...
 
 
 @contextlib.contextmanager
@@ -141,7 +136,7 @@ def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 @contextlib.contextmanager
-def _removed_after(handles: Iterable[Handle]) -> Iterator[None]:
+def _removed_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -179,7 +174,7 @@ def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.
     keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
     known = {key[:end] for key in keys for end, letter in enumerate(key) if letter == "."}
     state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
-    read_dcp(dcp, state, in_one_process=not is_distributed())
+    read_dcp(dcp, state)
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
 
 
@@ -232,7 +227,7 @@ class ModelState(abc.ABC):
         """Load weights, which the folder holds whole or as shards."""
         if has_shards(folder, MODEL_FOLDER):  # any number of processes wrote them
             state = {"model": get_model_state_dict(self.model)}
-            read_dcp(open_dcp(Contents(folder), MODEL_FOLDER), state, in_one_process=not is_distributed())
+            read_dcp(open_dcp(Contents(folder), MODEL_FOLDER), state)
             loaded: LoadResult = set_model_state_dict(self.model, state["model"])
             return loaded
         weights = as_held(self.model, read_weights(folder))
