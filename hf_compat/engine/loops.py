@@ -39,7 +39,6 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationBatches
 from hf_compat.engine.internals import WRITTEN_FOR, note_metrics
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import DirectStepsStrategy, ForwardPrecision
-from hf_compat.engine.windows import Windows
 
 # Whether these loops support the installed Lightning. If not, its own code runs for every batch.
 IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
@@ -66,17 +65,27 @@ class Listeners:
 
 
 def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "test"]) -> Listeners | None:
-    """Look up the hooks of a running trainer. None if Lightning's own code has to run its batches."""
+    """Look up the hooks of a running trainer. None if Lightning's own code has to run its batches.
+
+    It has to with a profiler, in debugging, and with own transfers of batches.
+    """
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
-        return None
+    assert isinstance(module, WindowModule)  # a `WindowTrainer` runs no other
     own = pl.LightningModule
     begin, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
     step = "training_step" if stage == "train" else f"{stage}_step"
+    if (
+        not IS_KNOWN
+        or not isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
+        or _CALLS.isEnabledFor(logging.DEBUG)
+        or overrides(module, DataHooks, "on_before_batch_transfer", "transfer_batch_to_device")
+        or overrides(module, DataHooks, "on_after_batch_transfer")
+        or overrides(strategy, Strategy, "batch_to_device")
+        or overrides(precision, Precision, "convert_input")
+    ):
+        return None
     if stage == "train" and (
-        not isinstance(trainer.train_dataloader, Windows)
-        or overrides(module, own, begin, end)
-        or overrides(strategy, Strategy, begin, "post_training_step")
+        overrides(module, own, begin, end) or overrides(strategy, Strategy, begin, "post_training_step")
     ):
         return None
     own_step: Hook = getattr(module, step)
@@ -95,22 +104,6 @@ def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "t
         and not overrides(module, own, "backward")
         and not overrides(strategy, Strategy, "backward", "pre_backward", "post_backward"),
         optimizer_is_plain=is_unscaled and not overrides(strategy, Strategy, "optimizer_step"),
-    )
-
-
-def is_plain_run(trainer: pl.Trainer) -> bool:
-    """Whether these loops support a trainer: its Lightning, no profiler, no debugging, no own transfer of batches."""
-    transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    return (
-        IS_KNOWN
-        and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
-        and not _CALLS.isEnabledFor(logging.DEBUG)
-        and trainer.datamodule is None  # type: ignore[attr-defined]  # as above
-        and trainer.accumulate_grad_batches == 1
-        and not trainer.fast_dev_run  # type: ignore[attr-defined]  # as above
-        and not overrides(trainer.lightning_module, DataHooks, *transfers)
-        and not overrides(trainer.strategy, Strategy, "batch_to_device")
-        and not overrides(trainer.precision_plugin, Precision, "convert_input")
     )
 
 
