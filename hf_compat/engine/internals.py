@@ -227,37 +227,31 @@ def fetch_without_prefetch(trainer: Trainer, is_at_end: Callable[[], bool]) -> N
     iter(loop._data_fetcher)
 
 
-def start_within_epoch(trainer: Trainer, updates: int, done: int, batches: int) -> None:
-    """Set the progress of a fit that starts within an epoch. Intervals and limits depend on it.
+def start_from(trainer: Trainer, epoch: int, updates: int, done: int = 0, batches: int | None = None) -> None:
+    """Start a fit at an epoch and update count, or within an epoch. Intervals and limits depend on them.
 
-    Lightning sets it from its own checkpoints only. Remove it when `fit` can start within an epoch.
+    Lightning sets them from its own checkpoints only. Remove it when `fit` can start at a position.
 
     Args:
-        trainer: Its counts of whole epochs are set already.
+        trainer: It has not begun the fit.
+        epoch: Whole epochs done.
         updates: Updates of the whole run.
-        done: Batches of this epoch. A window is one batch.
-        batches: Batches of the whole run.
+        done: Batches done of the next epoch. A window is one batch.
+        batches: Batches of the whole run. By default each was an update.
     """
-    loop = trainer.fit_loop.epoch_loop
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(loop.batch_progress.total, name, batches)
-        setattr(loop.batch_progress.current, name, done)
-    loop._restarting = True  # for this loop only, as the epoch itself starts as usual
-    loop._batches_that_stepped = updates - 1  # a restart counts the last one again
-
-
-def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
-    """Start a fit at an epoch and update count.
-
-    Lightning sets them from its own checkpoints only. Remove it when `fit` can start at an epoch.
-    """
-    progress = trainer.fit_loop.epoch_progress
+    loop, progress = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress
+    loop._batches_that_stepped = updates
     for name in ("ready", "started", "processed", "completed"):
         setattr(progress.current, name, epoch)
         setattr(progress.total, name, epoch)
-    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        if done:
+            setattr(loop.batch_progress.total, name, updates if batches is None else batches)
+            setattr(loop.batch_progress.current, name, done)
+    steps = loop.manual_optimization.optim_step_progress.total
     steps.ready = steps.completed = updates
-    trainer.fit_loop.epoch_loop._batches_that_stepped = updates
+    if done:
+        loop._restarting = True  # for this loop only, as the epoch itself starts as usual
+        loop._batches_that_stepped = updates - 1  # a restart counts the last one again
 
 
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:

@@ -49,7 +49,6 @@ from hf_compat.engine.internals import (
     restricted_classmethod,
     run_validation,
     start_from,
-    start_within_epoch,
 )
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
@@ -184,17 +183,12 @@ class LoadableModule(WindowModule):
                 batches = self.trainer.num_training_batches
                 is_over = position.is_over or in_epoch >= batches
                 epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
-                start_from(self.trainer, epoch, updates)
-                if done:
-                    start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
+                start_from(self.trainer, epoch, updates, done, int(epoch * batches) + done if epoch else done)
             return
         windows.load_state_dict(resume["windows"])
         keep_loaded_data(self.trainer)
         if not self._lightning_resumes:
-            start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
-            if windows.updates_to_skip:
-                updates = int(resume["updates"])
-                start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
+            start_from(self.trainer, windows.next_epoch, int(resume["updates"]), windows.updates_to_skip)
         elif self.trainer.current_epoch > windows.next_epoch:
             windows.finish_epoch()  # after an epoch's last update Lightning continues with the next epoch
         if self._lightning_resumes and resume.get("validates_next"):

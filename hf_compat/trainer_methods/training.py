@@ -15,7 +15,7 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
-from hf_compat.engine.internals import start_from, start_within_epoch
+from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
     ForwardPrecision,
@@ -197,9 +197,7 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
         module.num_training_updates, module.observer = counts.max_updates, bridge
         trainer = host._make_lightning_trainer(plan, bridge)
         done = host.state.global_step
-        start_from(trainer, run.start.epoch, done)
-        if windows.updates_to_skip:
-            start_within_epoch(trainer, done, windows.updates_to_skip, done)
+        start_from(trainer, run.start.epoch, done, windows.updates_to_skip)
         precision, host.accelerator.scaler = trainer.precision_plugin, None
         if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
             host.accelerator.scaler, host.accelerator.unscale = precision.scaler, precision.unscale
