@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
@@ -35,7 +34,7 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.strategies import UpdateMechanics, wrapped_model
 from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
-from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
+from hf_compat.optim.stepping import Stepping, stepping_of_all
 from hf_compat.runtime.inspection import is_replaced, placing
 from hf_compat.runtime.nested import Nested, find_batch_size
 
@@ -68,7 +67,6 @@ class WindowModule(HooksOfPlainBatches):
     take_step: Callable[[], None] | None = None
     # parameters that an update trains although they are not part of the model
     names_beside: Sequence[str] = ()
-    _held: HeldOptimizer | None = None  # the steps' optimizer, in a fit that accumulates gradients
 
     def __init__(
         self,
@@ -136,13 +134,13 @@ class WindowModule(HooksOfPlainBatches):
 
     def on_fit_start(self) -> None:
         """Connect the steps' forward and backward passes to Lightning's strategy."""
+        self.leave_fit()  # a fit that failed
         steps = self.steps
         steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
         self.mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
         self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
-        self._hold_optimizer()
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self.mechanics.backward
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
@@ -160,25 +158,10 @@ class WindowModule(HooksOfPlainBatches):
         return UpdateMechanics.stepping if mechanics is None else mechanics.stepping
 
     def leave_fit(self) -> None:
-        """Remove the fit's hooks from the parameters, after it has ended or failed."""
+        """Remove the fit's hooks from the parameters and the optimizer, after it has ended or failed."""
         mechanics = self.__dict__.get("mechanics")
         if mechanics is not None:
             mechanics.end(self)
-        if self._held is not None:
-            self._held.release()
-            self._held = None
-
-    def _hold_optimizer(self) -> None:
-        """Make a script's own `optimizer.step()` calls wait for an update's last micro-batch, as upstream does."""
-        optimizer: object = self.steps.optimizer
-        if self._held is not None:
-            self._held.release()
-            self._held = None
-        if not isinstance(optimizer, Optimizer):
-            return
-        vars(optimizer)["step_was_skipped"] = False  # an attribute of Accelerate's wrapper
-        if self.steps.args.gradient_accumulation_steps > 1:
-            self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Make one update: forward and backward of each micro-batch, then clip, step, schedule and zero.
@@ -213,8 +196,8 @@ class WindowModule(HooksOfPlainBatches):
             self._take_over_replaced()
         # Either calls `on_before_optimizer_step`: `LeanEpochLoop._step_directly`, or Lightning's optimizer
         take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
-        if self._held is not None:
-            take_step = functools.partial(self._held.step_with, take_step)
+        if mechanics.held is not None:
+            take_step = functools.partial(mechanics.held.step_with, take_step)
         if mechanics.engine is not None:
             take_step()
             grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
@@ -253,7 +236,6 @@ class WindowModule(HooksOfPlainBatches):
             self.mechanics.end(self)
             self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
             steps.accelerator.run_backward = self.mechanics.backward  # the new optimizer may run the backward pass
-            self._hold_optimizer()
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:
                 config.scheduler = steps.lr_scheduler
@@ -305,7 +287,7 @@ class WindowModule(HooksOfPlainBatches):
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""
         state: dict[str, object] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("mechanics", "_in_force", "_held")}
+        return {name: value for name, value in state.items() if name not in ("mechanics", "_in_force")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model for weight-averaging callbacks. The Trainer and its data are shared."""

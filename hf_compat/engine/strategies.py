@@ -41,7 +41,7 @@ from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine
-from hf_compat.optim.stepping import Stepping
+from hf_compat.optim.stepping import HeldOptimizer, Stepping
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
@@ -530,12 +530,15 @@ class UpdateMechanics:
         exchange: Sets whether the coming backward pass exchanges gradients, as it does for a window's last. None if
             every pass does, or with one device.
         stepping: How the optimizer steps, under any strategy.
+        held: The optimizer, in a fit that accumulates gradients. As upstream, a script's own `optimizer.step()` calls
+            wait for an update's last micro-batch.
     """
 
     engine: DeepSpeedEngine | None = None
     scaling: ForwardPrecision | None = None
     exchange: Callable[[bool], None] | None = None
     stepping = Stepping()
+    held: HeldOptimizer | None = None
 
     def __init__(
         self, steps: TrainingSteps, backward: Callable[..., None], precision: Precision, of_strategy: object = None
@@ -588,6 +591,10 @@ class UpdateMechanics:
             )
         self.stepping = stepping
         stepping.attach()
+        if isinstance(self.steps.optimizer, torch.optim.Optimizer):  # a script's may be any object
+            vars(self.steps.optimizer)["step_was_skipped"] = False  # an attribute of Accelerate's wrapper
+            if self.steps.args.gradient_accumulation_steps > 1:
+                self.held = HeldOptimizer(self.steps.optimizer, self.steps.accelerator)
         send = stepping.fused_backward
         if send is None:
             return
@@ -602,4 +609,7 @@ class UpdateMechanics:
     def end(self, module: pl.LightningModule) -> None:
         """Undo `begin`."""
         self.stepping.detach()
+        if self.held is not None:
+            self.held.release()
+            self.held = None
         module.__dict__.pop("backward", None)
