@@ -259,7 +259,10 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
     """Read a pickle, with a `Named` in place of each object and function. `path` and `size` are those of its file."""
     walker = _Walker(file, size)
     with reading(path):
-        content = walker.load()
+        try:
+            content = walker.load()
+        except KeyError as error:  # Python's reader looks up each instruction
+            raise CheckpointError(f"{path} cannot be read: it is not a file of `torch.save` or `pickle`.") from error
     if max(walker.memo, default=0) > size:  # Python's own loader allocates memory for as many
         raise CheckpointError(f"{path} cannot be read: it counts more objects than it has bytes.")
     check_bounds(path, [content, walker.hashed])

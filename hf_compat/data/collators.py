@@ -98,7 +98,7 @@ def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
         for form in (_kind_of, _shape_of):
             forms = sorted(set(map(form, values)))
             if len(forms) > 1:
-                raise _not_joined(f"{name!r} is {' in one sample and '.join(forms)} in another") from error
+                raise _not_joined(f"{name!r} is {forms[0]} in one sample and {forms[1]} in another") from error
 
 
 def raise_for_unnamed_samples(samples: Sequence[Sample], error: Exception) -> None:

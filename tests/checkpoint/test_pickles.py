@@ -119,3 +119,10 @@ def test_brackets_stand_for_no_gigabytes(tmp_path):
     log = {"loss": 1.0, "step": 1}
     path.write_text(json.dumps({"global_step": 1, "log_history": [log] * 10**5}, separators=(",", ":")))
     assert read_trainer_state(path).log_history == [log] * 10**5
+
+
+def test_a_text_in_place_of_a_checkpoint_is_refused_as_such(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("x: 1\n")
+    with pytest.raises(CheckpointError, match=r"notes\.txt cannot be read: it is not a file of `torch\.save`"):
+        read_torch_file(str(path))

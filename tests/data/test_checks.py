@@ -76,6 +76,10 @@ def test_lists_of_columns_are_told_from_rows():
         ([{"x": 1, "y": 2}, {"x": 1}], "sample 2 of 2 lacks 'y'"),
         ([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}], r"'x' is of shape \(2,\) in one sample and of shape \(3,\)"),
         ([{"x": [1, 2]}, {"x": [1]}], r"'x' is of shape \(1,\) in one sample and of shape \(2,\)"),
+        (
+            [{"x": [1] * size} for size in (1, 2, 3)],
+            r"'x' is of shape \(1,\) in one sample and of shape \(2,\) in another",
+        ),
         ([{"x": 1}, {"x": "a"}], "'x' is a number in one sample and a str in another"),
     ],
 )
