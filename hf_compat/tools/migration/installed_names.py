@@ -92,12 +92,12 @@ class InstalledNames:
         # Of hundreds of models the one that a class is named after comes first
         stems = {star: star[1].rpartition(".")[2].replace("_", "") for star in read.stars}
         by_name = sorted(read.stars, key=lambda star: not name.lower().startswith(stems[star]))
-        if any(self._exports_name(self._absolute(module, *star), name) for star in by_name):
+        if any(self.exports(self._absolute(module, *star), name) for star in by_name):
             return True
         # Since 5.0 the one class of each kind answers to the name of the fast one, too
         return name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
 
-    def _exports_name(self, module: str, name: str) -> bool:
+    def exports(self, module: str, name: str) -> bool:
         """Return whether a star import of a module binds a name."""
         file = self._file(module)
         exported = None if file is None else self._exports(file)

@@ -39,37 +39,6 @@ MIRRORS: dict[str, frozenset[str]] = {
     if module.partition(".")[0] not in ("data", "integrations")  # of which names come from the top level
 } | {"trainer_seq2seq": frozenset({"Seq2SeqTrainer", "Trainer"})}
 
-# Modules whose own names of PUBLIC come from this package's top level.
-_TO_TOP_LEVEL = frozenset(
-    {
-        "transformers", "transformers.trainer", "transformers.hf_argparser", "transformers.integrations",
-        "transformers.integrations.integration_utils", "transformers.data.data_collator", "transformers.data",
-    }
-)  # fmt: skip
-
-# Names of PUBLIC that modules have besides their own, in some release: a star import of the module binds them.
-_ALSO_BOUND: dict[str, frozenset[str]] = {
-    "transformers": TOP_LEVEL,
-    "transformers.trainer": PUBLIC
-    - {
-        "EarlyStoppingCallback", "HfArgumentParser", "SchedulerType", "Seq2SeqTrainer", "Seq2SeqTrainingArguments",
-        "TensorBoardCallback", "WandbCallback",
-    },
-    "transformers.hf_argparser": frozenset({"HfArgumentParser"}),
-    "transformers.integrations": frozenset({"TensorBoardCallback", "WandbCallback"}),
-    "transformers.integrations.integration_utils": frozenset(
-        {
-            "IntervalStrategy", "ProgressCallback", "TensorBoardCallback", "TrainerCallback",
-            "TrainingArguments", "WandbCallback",
-        }
-    ),
-    "transformers.data": frozenset({"default_data_collator"}),
-    "transformers.data.data_collator": frozenset({"default_data_collator"}),
-    "transformers.optimization": frozenset({"SchedulerType"}),
-    "transformers.trainer_callback": frozenset({"IntervalStrategy", "SaveStrategy", "TrainingArguments"}),
-    "transformers.training_args": frozenset({"IntervalStrategy", "SaveStrategy", "SchedulerType"}),
-}  # fmt: skip
-
 ADAMW_DIFFERS = (
     "is torch's AdamW now, with the defaults of transformers' (eps=1e-6, weight_decay=0.0); torch adds eps after the "
     "bias correction, so the numbers differ slightly"
@@ -87,19 +56,20 @@ def renamed(name: str) -> str:
 
 def home(module: str, name: str, *, ours: bool) -> str:
     """The module that has a name today."""
-    if ours and module in _TO_TOP_LEVEL and name in (TOP_LEVEL if module == "transformers" else PUBLIC):
-        return "hf_compat"
     mirror = module.removeprefix("transformers.")
     if ours and name in MIRRORS.get(mirror, ()):
         return "hf_compat" if name == "Seq2SeqTrainer" else f"hf_compat.{mirror}"
-    if ours and name in _ALSO_BOUND.get(module, ()):
+    if ours and name in (TOP_LEVEL if module == "transformers" else PUBLIC):
         return "hf_compat"
     return MOVED.get(f"{module}.{name}") or MOVED_MODULES.get(module, module)
 
 
-def bound_by_star(module: str) -> frozenset[str]:
-    """The names of this package that a star import of a module binds in any release."""
-    names = MIRRORS.get(module.removeprefix("transformers."), frozenset()) | _ALSO_BOUND.get(module, frozenset())
+def bound_by_star(module: str) -> set[str]:
+    """The names of this package that a star import of a module binds: as far as is known without transformers."""
+    theirs = installed_names("transformers")
+    names = {name for name in PUBLIC if theirs is not None and theirs.exports(module, name)}
+    names |= MIRRORS.get(module.removeprefix("transformers."), frozenset())
+    names |= TOP_LEVEL if module == "transformers" else frozenset()
     return names | {old for old, today in RENAMED.items() if today in names}
 
 
