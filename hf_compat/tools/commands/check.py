@@ -99,9 +99,10 @@ def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | Non
 
 def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     """Run the script up to its first `train()` and check that. Its output goes to the standard error."""
-    from hf_compat.hf.arguments_rules import VARIABLE
+    from hf_compat.hf.arguments_rules import VARIABLE, generation_beside
     from hf_compat.runtime.launch import end_with_launcher, set_for_children
-    from hf_compat.tools.preflight.report import PreflightReport, Unchecked, finding_of
+    from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+    from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked, finding_of
     from hf_compat.tools.until_train import UserScript, run_until_train
 
     if chosen.launcher is not None:
@@ -115,7 +116,13 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     overrides = {"output_dir": os.path.join(scratch, "output"), "push_to_hub": False}
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            report = _with_ranks(run_until_train(script, _preflight, overrides))
+            report = run_until_train(script, _preflight, overrides)
+            # Notes on comparisons with local rank 0, which no process has here
+            file = str(getattr(sys.modules["__main__"], "__file__", ""))
+            ranks = [] if generation_beside() == "4" else comparisons_in_file(file)
+            told = ((f"line {line}: `{what}`: {PROBLEM}", WAY_OUT) for line, what in ranks)
+            notes = (Finding(severity=Severity.NOTE, check="arguments", problem=one, way_out=way) for one, way in told)
+            report = dataclasses.replace(report, findings=(*report.findings, *notes))
         except ScriptError as error:
             cause = error.__cause__
             if cause is None or not _is_refusal(cause):
@@ -124,22 +131,6 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
             report = PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",))
     return FINE if report.ok else FOUND, str(report), report.to_json()
-
-
-def _with_ranks(report: PreflightReport) -> PreflightReport:
-    """Add notes on comparisons with local rank 0, which no process has here."""
-    from hf_compat.hf.arguments_rules import generation_beside
-    from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
-    from hf_compat.tools.preflight.report import Finding, Severity
-
-    if generation_beside() == "4":
-        return report
-    file = str(getattr(sys.modules["__main__"], "__file__", ""))
-    notes = (
-        Finding(severity=Severity.NOTE, check="arguments", problem=f"line {line}: `{what}`: {PROBLEM}", way_out=WAY_OUT)
-        for line, what in comparisons_in_file(file)
-    )
-    return dataclasses.replace(report, findings=(*report.findings, *notes))
 
 
 def _preflight(captured: CapturedTrain) -> PreflightReport:

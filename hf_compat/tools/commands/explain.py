@@ -157,22 +157,21 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     from hf_compat.tools.explanation import explain
 
     values: dict[str, object] = {}
-    for pair in [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]:
+    given: set[str] = set()  # by their current names
+    for pair in chosen.words:
         name, equals, text = pair.lstrip("-").partition("=")
         if not equals:
             raise ArgumentError(f"{pair!r} is not name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
+        given |= set(todays_values(name, values[name])) if name in OLD_NAMES else {name}
+    values |= {} if chosen.compat is None else {"compat": _value(chosen.compat)}
     plain = {one.name for one in dataclasses.fields(TrainingArguments)}
     added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
     kind = Seq2SeqTrainingArguments if values.keys() & added else TrainingArguments
     with _assumed(chosen):
         args = kind(**values)  # type: ignore[arg-type]  # it checks the values itself
         explanation = explain(args, parameters=chosen.parameters, trained=chosen.trained)
-    # List the given arguments by their current names, without those that follow from them
-    given: set[str] = set()
-    for pair in chosen.words:
-        name, _, text = pair.lstrip("-").partition("=")
-        given |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
+    # Without those that follow from the given ones
     listed = tuple(argument for argument in explanation.arguments if argument.name in given)
     return dataclasses.replace(explanation, arguments=listed)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,13 +165,17 @@ def run_side(
 
 def _watch(process: subprocess.Popen[bytes], record: Path, name: str, limits: Limits, progress: Progress | None) -> str:
     """Wait for the end of a side and report its progress. Returns how this process has ended it, if it has."""
-    deadline = None if limits.timeout_seconds is None else time.monotonic() + limits.timeout_seconds
+    deadline = math.inf if limits.timeout_seconds is None else time.monotonic() + limits.timeout_seconds
     try:
-        for training, updates in _counts(process, record):
+        while True:
+            is_over = process.poll() is not None
             if progress is not None:
-                progress(name, training, updates)
-            if deadline is not None and time.monotonic() > deadline:
-                return "timeout"
+                *before, last = (record.read_bytes() if record.exists() else b"").split(b'{"kind": "train"')
+                progress(name, len(before), last.count(b'{"kind": "update"'))
+            if is_over or time.monotonic() > deadline:
+                return "" if is_over else "timeout"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_EVERY_SECONDS)
     except KeyboardInterrupt:
         return "interrupt"
     finally:
@@ -181,25 +186,3 @@ def _watch(process: subprocess.Popen[bytes], record: Path, name: str, limits: Li
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_TIME_TO_END_SECONDS)
                 break
-    return ""
-
-
-def _counts(process: subprocess.Popen[bytes], record: Path) -> Iterator[tuple[int, int]]:
-    read, training, updates = 0, 0, 0
-    while True:
-        is_over = process.poll() is not None
-        if record.exists():
-            with open(record, "rb") as file:
-                file.seek(read)
-                new = file.read()
-            whole = new.rfind(b"\n") + 1
-            read += whole
-            for line in new[:whole].splitlines():
-                if line.startswith(b'{"kind": "train"'):
-                    training, updates = training + 1, 0
-                updates += line.startswith(b'{"kind": "update"')
-        yield training, updates
-        if is_over:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_EVERY_SECONDS)

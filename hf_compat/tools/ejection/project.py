@@ -166,6 +166,7 @@ class _Project:
         logs_by_epoch = args.logging_strategy == IntervalStrategy.EPOCH
         every = {"every_n_steps": None if logs_by_epoch else run.logging_steps}
         self.values |= {
+            "args": args,
             "load_best": callbacks.best_metric is not None,
             "has_events": bool(callbacks.own_callbacks or callbacks.callbacks_left or own.own),
             "collator_needs_model": "model=model" in data.collator or "(model" in data.collator,
@@ -173,21 +174,11 @@ class _Project:
             "script_name": self.script,
             "model_name": type(model).__name__,
             "is_pretrained": is_pretrained_model(model) or hasattr(model, "peft_config"),
-            "seed": args.seed,
             "eval_order_seed": args.seed if args.data_seed is None else args.data_seed,
             "accelerator": "cpu" if is_on_cpu else "auto",
             "precision": lightning_precision("no" if is_on_cpu and not args.bf16 else args.mixed_precision),
-            "deterministic": args.full_determinism,
             "logs_by_epoch": logs_by_epoch,
-            "logs_first": args.logging_first_step,
-            "batch_size": args.train_batch_size,
-            "eval_batch_size": args.eval_batch_size,
-            "num_workers": args.dataloader_num_workers,
-            "drop_last": args.dataloader_drop_last,
-            "learning_rate": args.learning_rate,
-            "weight_decay": args.weight_decay,
             "warmup_steps": args.get_warmup_steps(run.max_steps),
-            "max_grad_norm": args.max_grad_norm,
             "clips": args.max_grad_norm is not None and args.max_grad_norm > 0,
         }
 

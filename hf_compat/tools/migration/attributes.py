@@ -9,7 +9,6 @@ import libcst as cst
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
-from hf_compat.tools.migration.calls import local_class
 from hf_compat.tools.migration.elements import Edit, constant, edit_call
 from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.names import is_beside_older
@@ -208,7 +207,7 @@ def rewrite_former_members(source: Source) -> None:
     for call in source.of(cst.Call):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "from_pretrained":
             # The class of transformers, or that of which a class of this source is made
-            own = local_class(call.func.value, source)
+            own = source.bound(call.func.value, cst.ClassDef)
             names = map(source.imported, [call.func.value] if own is None else [one.value for one in own.bases])
             kinds = (one.rpartition(".")[2] for one in names if one.partition(".")[0] == "transformers")
             if (kind := next(kinds, "")) != "":

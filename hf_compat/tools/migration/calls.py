@@ -77,19 +77,14 @@ def is_super_call(call: cst.Call, method: str) -> bool:
     return dotted(func.value.func) == "super"
 
 
-def local_class(node: cst.BaseExpression, source: Source) -> cst.ClassDef | None:
-    """The class of this source that a name stands for."""
-    return source.bound(node, cst.ClassDef)
-
-
 def _lineage(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDef]:
     """Yield the class of this source that a name stands for, and its bases in this source."""
     seen: set[cst.ClassDef] = set()
-    found = local_class(node, source)
+    found = source.bound(node, cst.ClassDef)
     while found is not None and found not in seen:
         seen.add(found)
         yield found
-        found = next((up for base in found.bases if (up := local_class(base.value, source)) is not None), None)
+        found = next((up for base in found.bases if (up := source.bound(base.value, cst.ClassDef)) is not None), None)
 
 
 def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:

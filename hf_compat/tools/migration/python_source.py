@@ -14,7 +14,7 @@ from hf_compat.errors import MigrationError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.tools.migration.attributes import rewrite_attributes, rewrite_former_members
-from hf_compat.tools.migration.calls import local_class, rewrite_calls
+from hf_compat.tools.migration.calls import rewrite_calls
 from hf_compat.tools.migration.imports import list_missing, rewrite_imports
 from hf_compat.tools.migration.names import PUBLIC, is_beside_older
 from hf_compat.tools.migration.old_arguments import today
@@ -166,7 +166,7 @@ def _list_collisions(source: Source, things: Things) -> None:
         kinds = elements_of(call.args[0].value) if call.args and things.of(call.func) is Thing.PARSER_CLASS else []
         if not any(things.of(one) is Thing.ARGUMENTS_CLASS for one in kinds):
             continue
-        nodes = [local_class(kind, source) for kind in kinds if things.of(kind) is None]
+        nodes = [source.bound(kind, cst.ClassDef) for kind in kinds if things.of(kind) is None]
         for node, name in ((one, target.value) for one in nodes if one for _, target in fields_of(one)):
             if name in known:
                 reason = (

@@ -58,8 +58,9 @@ class Observer:
         self._wrap(importlib.import_module("transformers.trainer_callback").CallbackHandler, "call_event", self._event)
         arguments = importlib.import_module("transformers.training_args").TrainingArguments
         self._wrap(arguments, "__post_init__", self._override)
+        note = functools.partial(self.record.write, "override", name="push_to_hub()", was="called", now="left out")
         for owner in (trainer, importlib.import_module("transformers.utils.hub").PushToHubMixin):
-            self._wrap(owner, "push_to_hub", self._no_push)
+            self._wrap(owner, "push_to_hub", lambda *_, **__: note())
         self._wrap(importlib.import_module("torch"), "save", functools.partial(_save_without_tokens, arguments))
 
     def _wrap_own_steps(self, trainer: Trainer) -> None:
@@ -105,9 +106,6 @@ class Observer:
                 )
                 setattr(args, name, value)
         finish(args)
-
-    def _no_push(self, push: Method, *arguments: object, **keywords: object) -> None:
-        self.record.write("override", name="push_to_hub()", was="called", now="left out")
 
     # Observed methods
 
