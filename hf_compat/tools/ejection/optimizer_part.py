@@ -20,13 +20,20 @@ from hf_compat.trainer_methods.steps import OptimizationMethods
 
 _MAKERS = ("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler")
 _PLACE = "`configure_optimizers` in `module.py`"
+# The schedules that `schedule.jinja` writes.
+_WRITTEN = (
+    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr",
+    "inverse_sqrt", "polynomial",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class SchedulePart:
-    """The schedule."""
+    """The schedule: one that the template `schedule.jinja` knows, or statements."""
 
-    lines: list[str]
+    lines: list[str] = field(default_factory=list)
+    kind: str = ""
+    options: dict[str, str] = field(default_factory=dict)  # their values as Python
     takes_warmup: bool = False
     is_left: bool = False
     interval: str = "step"
@@ -40,12 +47,12 @@ class OptimizerPart:
     group_lines: list[str] = field(default_factory=list)
     optimizer_call: str = ""
     has_decay: bool = False  # whether weight decay divides the parameters into two groups
-    no_decay: list[str] = field(default_factory=list)  # names without decay, unless the shape tells
+    no_decay: list[str] | None = None  # names without decay. None if vectors are those
 
 
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:
     """Find out how the run's optimizer and schedule are made."""
-    part = OptimizerPart(SchedulePart([]))
+    part = OptimizerPart(SchedulePart())
     own_optimizer, own_schedule, own_both = (is_replaced(trainer, name, OptimizationMethods) for name in _MAKERS)
     given = trainer.optimizer is not None or own_optimizer or own_both
     schedule_given = trainer.lr_scheduler is not None or own_both
@@ -105,8 +112,11 @@ def _by_arguments(
     if any(name in keywords for name in ("params", "model", "optimizer_dict")):
         raise CannotBeWritten("it brings parameter groups of its own")
     part.has_decay = args.weight_decay != 0
-    if part.has_decay:
-        _two_groups(part, model, optimizer)
+    if part.has_decay:  # two groups: matrices decay, or all but a list of names
+        decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if any((p.ndim > 1) != (id(p) in decaying) for _, p in trained):
+            part.no_decay = [name for name, p in trained if id(p) not in decaying]
     groups = "groups" if part.has_decay else "self.model.parameters()"
     if not part.has_decay and not all(p.requires_grad for p in model.parameters()):
         groups = "[p for p in self.model.parameters() if p.requires_grad]"
@@ -120,30 +130,6 @@ def _by_arguments(
     )
     if type(optimizer).__module__.startswith("hf_compat"):
         findings.inexact.append(f"{kind.__name__} is transformers' own there")
-
-
-def _two_groups(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the two groups by their rule: matrices decay, or all but a list of names."""
-    decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if all((p.ndim > 1) == (id(p) in decaying) for _, p in trained):
-        comment = ["# matrices decay; biases and norms, which are vectors, do not"]
-        each, rule = "parameter in self.model.parameters()", "parameter.ndim > 1"
-    else:
-        comment, part.no_decay = [], [name for name, p in trained if id(p) not in decaying]
-        each, rule = "name, parameter in self.model.named_parameters()", "name not in NO_DECAY"
-    part.group_lines = [
-        *comment,
-        "decaying: list[nn.Parameter] = []",
-        "others: list[nn.Parameter] = []",
-        f"for {each}:",
-        "    if parameter.requires_grad:",
-        f"        (decaying if {rule} else others).append(parameter)",
-        "groups: list[dict[str, Any]] = [",
-        '    {"params": decaying, "weight_decay": self.weight_decay},',
-        '    {"params": others, "weight_decay": 0.0},',
-        "]",
-    ]
 
 
 def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer, write: Expressions) -> None:
@@ -169,47 +155,10 @@ def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Opti
     part.optimizer_call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
 
 
-# A schedule's factor as statements of a function of `step`. `warmup` and `total` are counts of updates.
-_RISE = ["if step < warmup:", "    return step / max(1, warmup)"]
-_FACTORS: dict[SchedulerType, list[str]] = {
-    SchedulerType.LINEAR: [*_RISE, "return max(0.0, (total - step) / max(1, total - warmup))"],
-    SchedulerType.COSINE: [
-        *_RISE,
-        "progress = (step - warmup) / max(1, total - warmup)",
-        "return max(0.0, 0.5 * (1.0 + math.cos(math.pi * {num_cycles} * 2.0 * progress)))",
-    ],
-    SchedulerType.COSINE_WITH_RESTARTS: [
-        *_RISE,
-        "progress = (step - warmup) / max(1, total - warmup)",
-        "if progress >= 1.0:",
-        "    return 0.0",
-        "return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (({num_cycles} * progress) % 1.0))))",
-    ],
-    SchedulerType.CONSTANT_WITH_WARMUP: [*_RISE, "return 1.0"],
-    SchedulerType.INVERSE_SQRT: [*_RISE, "return 1.0 / math.sqrt((step + ({timescale} - warmup)) / {timescale})"],
-    SchedulerType.POLYNOMIAL: [
-        *_RISE,
-        "if step > total:",
-        "    return {lr_end} / self.learning_rate",
-        "remaining = 1 - (step - warmup) / (total - warmup)",
-        "return ((self.learning_rate - {lr_end}) * remaining**{power} + {lr_end}) / self.learning_rate",
-    ],
-    SchedulerType.COSINE_WITH_MIN_LR: [
-        *_RISE,
-        "progress = (step - warmup) / max(1, total - warmup)",
-        "factor = 0.5 * (1.0 + math.cos(math.pi * {num_cycles} * 2.0 * progress))",
-        "return max(0.0, factor * (1 - {min_lr_rate}) + {min_lr_rate})",
-    ],
-}
-
-
 def _schedule(args: TrainingArguments, updates: int, write: Expressions, findings: Findings) -> SchedulePart:
     kind = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     warmup = args.get_warmup_steps(updates)
-    write.import_(Import("torch.optim.lr_scheduler", "LambdaLR", "LambdaLR"))
-    if kind == SchedulerType.CONSTANT:
-        return SchedulePart(["scheduler = LambdaLR(optimizer, lambda step: 1.0)"])
-    if kind not in _FACTORS:
+    if kind not in _WRITTEN:
         what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"
         return SchedulePart(findings.leave(what, _PLACE), is_left=True)
     # The options of the schedule, and its defaults
@@ -221,11 +170,4 @@ def _schedule(args: TrainingArguments, updates: int, write: Expressions, finding
     if isinstance(least, (int, float)):
         options["min_lr_rate"] = least / args.learning_rate
     written = {name: write.of(value) for name, value in options.items()}
-    body = [line.format(**written) for line in _FACTORS[kind]]
-    if any("math." in line for line in body):
-        write.import_(Import("math", None, "math"))
-    counts = ["warmup = self.warmup_steps"]
-    if any("total" in line for line in body):
-        counts[0] = "warmup, total = self.warmup_steps, int(self.trainer.estimated_stepping_batches)"
-    function = ["", "def factor(step: int) -> float:", *(f"    {line}" for line in body), ""]
-    return SchedulePart([*counts, *function, "scheduler = LambdaLR(optimizer, factor)"], takes_warmup=True)
+    return SchedulePart(kind=kind.value, options=written, takes_warmup=kind != SchedulerType.CONSTANT)

@@ -71,7 +71,7 @@ _KNOWN = {
         "lightning.pytorch.core.optimizer": "LightningOptimizer",
         "lightning.pytorch.utilities.types": "OptimizerLRSchedulerConfig",
         "torch.optim": "Optimizer",
-        "torch.optim.lr_scheduler": "LRScheduler",
+        "torch.optim.lr_scheduler": "LRScheduler LambdaLR",
         "torch.utils.data": "DataLoader Dataset Sampler",
         "torch.nn.functional": "pad",
         "evaluation": "EvalPrediction join",

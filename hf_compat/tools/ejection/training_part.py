@@ -18,7 +18,6 @@ from hf_compat.tools.ejection.data_part import DataPart, same_random_states
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.own_part import OwnPart
-from hf_compat.tools.ejection.sources import Import
 from hf_compat.tools.until_train import CapturedTrain
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.generation import GenerationSteps
@@ -91,9 +90,16 @@ def describe_run(trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart)
 
 @dataclass
 class LossPart:
-    """The loss."""
+    """The loss: HF's own method by the template `loss.jinja`, or statements that raise."""
 
     loss_lines: list[str] = field(default_factory=list)
+    loss_model: str = ""  # the expression of the model there
+    loss_items: bool = False  # whether a window's targets are counted for it
+    takes_items: bool = False  # whether the model itself gets their number
+    loss_function: str = ""
+    loss_of_outputs: str = ""
+    smoothing: float | None = None  # the share of the loss that is that of equal probabilities
+    shifts_logits: bool = False
     train_loss: str = ""  # the expression of a micro-batch's loss, of `{part}` and of `{items}`
     counts_items: bool = False  # whether the targets of a window are counted, and the loss is divided by them
     shifts: bool = False  # whether the first label of each row is not a target
@@ -108,8 +114,14 @@ def describe_loss(trainer: Trainer, own: OwnPart, write: Expressions, findings: 
     part.divides = not trainer._is_scaled_for_window(num_items)
     overrides = "compute_loss" in own.seams
     try:
-        of_outputs = _loss_in(trainer, batch, overrides)
-        part.loss_lines = _default_lines(part, of_outputs, trainer, own, write)
+        part.loss_of_outputs = _loss_in(trainer, batch, overrides)
+        part.loss_model, part.loss_items = "model" if own.own else "self.model", part.counts_items
+        part.takes_items = trainer.model_accepts_loss_kwargs and part.counts_items
+        if trainer.compute_loss_func is not None:
+            part.loss_function = write.of(trainer.compute_loss_func)
+        elif trainer.label_smoother is not None:
+            part.smoothing = trainer.args.label_smoothing_factor
+            part.shifts_logits = is_causal_lm(trainer.accelerator.unwrap_model(trainer.model))
     except CannotBeWritten as error:
         part.loss_lines = findings.leave(f"The loss cannot be written down: {error}", "`training_step` in `module.py`")
     prepared = "self.own._prepare_inputs({part})" if "_prepare_inputs" in own.seams else "{part}"
@@ -146,47 +158,6 @@ def _loss_in(trainer: Trainer, batch: Batch, overrides: bool) -> str:
     if type(outputs) is dict:
         return 'outputs["loss"]'
     return "outputs.loss" if hasattr(outputs, "loss") else "outputs[0]"
-
-
-def _default_lines(part: LossPart, of_outputs: str, trainer: Trainer, own: OwnPart, write: Expressions) -> list[str]:
-    """The statements of the loss as in HF's own method."""
-    model = "model" if own.own else "self.model"
-    items = ""
-    if trainer.model_accepts_loss_kwargs and part.counts_items:
-        # A method of the script's may leave them out
-        given = ', **({} if num_items is None else {"num_items_in_batch": num_items})'
-        items = given if own.own else ", num_items_in_batch=num_items"
-    if trainer.compute_loss_func is not None:
-        function = write.of(trainer.compute_loss_func)
-        given = f", num_items_in_batch={'num_items' if part.counts_items else None}"
-        return [
-            'inputs = {name: value for name, value in batch.items() if name != "labels"}',
-            f"outputs = {model}(**inputs{items})",
-            f'return {function}(outputs, batch.get("labels"){given}), outputs',
-        ]
-    if trainer.label_smoother is not None:
-        # A share of the loss is that of equal probabilities
-        epsilon = trainer.args.label_smoothing_factor
-        shift = is_causal_lm(trainer.accelerator.unwrap_model(trainer.model))
-        write.import_(Import("torch", None, "torch"))
-        counted = "num_items" if part.counts_items else "ignored.numel() - ignored.long().sum()"
-        if part.counts_items and own.own:
-            counted = "ignored.numel() - ignored.long().sum() if num_items is None else num_items"
-        return [
-            "# The model makes no loss of its own here: the labels are left out.",
-            'inputs = {name: value for name, value in batch.items() if name != "labels"}',
-            f"outputs = {model}(**inputs{items})",
-            'logits, labels = outputs["logits"], batch["labels"]',
-            *(["logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()"] if shift else []),
-            "negative_log = -torch.log_softmax(logits, dim=-1)",
-            "ignored = labels.unsqueeze(-1) == -100",
-            "picked = negative_log.gather(-1, labels.unsqueeze(-1).clamp(min=0)).masked_fill(ignored, 0.0)",
-            "spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)",
-            f"count = {counted}",
-            "target, uniform = picked.sum() / count, spread.sum() / (count * logits.shape[-1])",
-            f"return {1 - epsilon!r} * target + {epsilon!r} * uniform, outputs",
-        ]
-    return [f"outputs = {model}(**batch{items})", f"return {of_outputs}, outputs"]
 
 
 @dataclass
