@@ -151,7 +151,7 @@ class _Project:
         data = describe_data(trainer, write["data"], findings)
         loss = describe_loss(trainer, own, module, findings)
         run = describe_run(trainer, data, loss, own)
-        evaluation = describe_evaluation(trainer, data, loss, own, module, findings)
+        evaluation = describe_evaluation(trainer, data, own, module, findings)
         optimizer = describe_optimizer(trainer, run.max_steps, module, findings)
         callbacks = describe_callbacks(trainer, run, write["callbacks"], findings)
         names = {"part": "part", "items": "num_items"}

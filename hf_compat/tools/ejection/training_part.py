@@ -162,25 +162,28 @@ def _loss_in(trainer: Trainer, batch: Batch, overrides: bool) -> str:
 
 @dataclass
 class EvaluationPart:
-    """The evaluation.
-
-    Args:
-        prediction_lines: The body of the stand-in's `prediction_step` if the script has a Trainer of its own.
-    """
+    """The evaluation: `validation.jinja` and the stand-in's `prediction_step` write it, or statements that raise."""
 
     has_eval: bool = False
     evaluates: bool = False
     several: list[str] = field(default_factory=list)  # names of the evaluation sets if there are several
     validation_lines: list[str] = field(default_factory=list)
-    prediction_lines: list[str] = field(default_factory=list)
+    predicts: bool = False  # whether HF's own `prediction_step` is known
     compute_metrics: str | None = None
+    eval_labels: str = ""
+    size: str = ""  # the number of samples for which a batch's loss counts
+    counts_full_batches: bool = False
+    predictions: str = ""  # the values of `outputs` that the metrics read
+    preprocess: str = ""
     generation: bool = False
+    generation_words: str = ""
+    has_decoded_labels: bool = False  # whether a batch has decoder inputs that the collator made of the labels
     fill_to: int = 0  # length to which generated rows are filled up
     pad_token: int = 0
 
 
 def describe_evaluation(
-    trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart, write: Expressions, findings: Findings
+    trainer: Trainer, data: DataPart, own: OwnPart, write: Expressions, findings: Findings
 ) -> EvaluationPart:
     """Read the evaluation off the Trainer."""
     evaluates = trainer.args.eval_strategy != IntervalStrategy.NO
@@ -199,76 +202,35 @@ def describe_evaluation(
                     "`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself"
                 )
             part.compute_metrics = write.of(metrics)
-        _find_lines(part, trainer, loss, own, write)
+        _read_off(part, trainer, own, write)
     except CannotBeWritten as error:
         left = findings.leave(f"The evaluation cannot be written down: {error}", "`validation_step` in `module.py`")
         part.validation_lines, part.compute_metrics = left, None
     return part
 
 
-def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, own: OwnPart, write: Expressions) -> None:
-    """Write which values of a batch are kept: the loss of each sample, and what the metrics read."""
+def _read_off(part: EvaluationPart, trainer: Trainer, own: OwnPart, write: Expressions) -> None:
+    """Find which values of a batch are kept: the loss of each sample, and what the metrics read."""
     given = trainer.eval_dataset
     dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
     batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
     names = [f'batch["{name}"]' for name in trainer.label_names]
-    labels = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    part.eval_labels = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    part.size = f"len({part.eval_labels})" if len(names) == 1 else "len(next(iter(batch.values())))"
+    part.counts_full_batches = isinstance(trainer, GenerationSteps)  # as upstream's
     part.generation = bool(getattr(trainer.args, "predict_with_generate", False)) and part.compute_metrics is not None
-    several = "[dataloader_idx]" if part.several else ""
-    # The number of samples for which a batch's loss counts
-    size = [f"size = len({labels})" if len(names) == 1 else "size = len(next(iter(batch.values())))"]
-    if isinstance(trainer, GenerationSteps):  # as upstream's
-        size = [
-            "# Seq2SeqTrainer counts a short last batch as a full one",
-            "size = self.trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]  # a fit has one",
-        ]
     preprocess = trainer.preprocess_logits_for_metrics
-    if own.own is not None:
-        part.validation_lines = [
-            *size,
-            f"{'loss, predictions, labels' if part.compute_metrics else 'loss, *_'} = self.own.prediction_step(",
-            f"    self.model, dict(batch), prediction_loss_only={part.compute_metrics is None}, ignore_keys=None",
-            ")",
-            "if loss is not None:",
-            f"    self.eval_losses{several}.append(loss.detach().repeat(size))",
-        ]
-        if part.compute_metrics:
-            shown = "predictions" if preprocess is None else f"{write.of(preprocess)}(predictions, labels)"
-            kept_lines = ["if predictions is not None:", f"    self.eval_outputs{several}.append(({shown}, labels))"]
-            part.validation_lines += kept_lines
-        if "prediction_step" in own.seams and "prediction_step" not in own.supers:
-            return  # the method that it overrides is never called
+    if part.compute_metrics and preprocess is not None and (own.own is not None or not part.generation):
+        part.preprocess = write.of(preprocess)
+    if own.own is not None and "prediction_step" in own.seams and "prediction_step" not in own.supers:
+        return  # the method that it overrides is never called
     if not trainer._has_loss(batch):
         raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
-    items = "count_targets(batch)" if loss.counts_items else ""
-    made: list[str] = []
-    outputs, predictions, kept = "_", "", labels
     if part.generation:
-        made = _generation_lines(part, trainer, batch, write)
-        predictions, kept = "self.fill_up(tokens)", f"self.fill_up({labels})"
+        _read_generation(part, trainer, batch, write)
     elif part.compute_metrics:
-        outputs, predictions = "outputs", _predictions(trainer, batch)
-    if own.own is not None:
-        items = f", num_items_in_batch=self.module.{items}" if items else ""
-        lines = [
-            *made,
-            f"labels = {kept}",
-            f"loss, {outputs} = self.compute_loss(model, dict(batch), return_outputs=True{items})",
-            *(["if prediction_loss_only:", "    return loss.detach(), None, None"] if predictions else []),
-            f"return loss.detach(), {predictions or None}, labels",
-        ]
-        part.prediction_lines = [line.replace("self.fill_up", "self.module.fill_up") for line in lines]
-        return
-    part.validation_lines = [
-        *made,
-        f"loss, {outputs} = self.loss_and_outputs(batch{', ' if items else ''}{items})",
-        *size,
-        f"self.eval_losses{several}.append(loss.detach().repeat(size))",
-    ]
-    if part.compute_metrics:
-        plain = part.generation or preprocess is None
-        shown = predictions if plain else f"{write.of(preprocess)}({predictions}, {labels})"
-        part.validation_lines.append(f"self.eval_outputs{several}.append(({shown}, {kept}))")
+        part.predictions = _predictions(trainer, batch)
+    part.predicts = True
 
 
 def _predictions(trainer: Trainer, batch: Batch) -> str:
@@ -293,19 +255,13 @@ def _predictions(trainer: Trainer, batch: Batch) -> str:
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
-def _generation_lines(part: EvaluationPart, trainer: Trainer, batch: Batch, write: Expressions) -> list[str]:
+def _read_generation(part: EvaluationPart, trainer: Trainer, batch: Batch, write: Expressions) -> None:
     assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
     keywords = trainer._generation_keywords({})
     longest, longest_new = trainer._lengths_of_generations()
     if longest and longest_new and longest_new > longest:
         raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
     part.fill_to, part.pad_token = longest or longest_new or 0, trainer._padding_token()
-    told = "".join(f", {name}={write.of(value)}" for name, value in keywords.items() if value is not None)
+    part.generation_words = "".join(f", {k}={write.of(value)}" for k, value in keywords.items() if value is not None)
     decoded = batch.get("decoder_input_ids")
-    if decoded is None or decoded.shape != batch["labels"].shape:
-        return [f"tokens = self.model.generate(**batch{told})"]
-    return [
-        "# a decoder's inputs that the collator made of the labels would give them away",
-        'inputs = {name: value for name, value in batch.items() if not name.startswith("decoder_")}',
-        f"tokens = self.model.generate(**inputs{told})",
-    ]
+    part.has_decoded_labels = decoded is not None and decoded.shape == batch["labels"].shape
