@@ -15,8 +15,9 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
+
+import jinja2
 
 from hf_compat.checkpoint.files import open_regular
 from hf_compat.errors import ArgumentError, CheckpointError
@@ -87,20 +88,6 @@ def _settings() -> Iterator[None]:
     # Text stays text, so that it can be found, scaled and read aloud. TeX never reads a run's name
     with matplotlib.rc_context({"text.usetex": False, "svg.fonttype": "none", "agg.path.chunksize": 10_000}):
         yield
-
-
-def draw(runs: Sequence[RunCurves], by: str = "step", scale: str = "linear") -> list[tuple[str, Figure]]:
-    """Draw a matplotlib figure for each panel."""
-    figures = []
-    for title, names in panels_of(runs):
-        with _settings():
-            figure = _figure(1)
-            axes = figure.subplots()
-            if scale == "log":
-                axes.set_yscale("log", nonpositive="mask")
-            _draw_panel(axes, runs, title, names, by)
-        figures.append((title, figure))
-    return figures
 
 
 def _figure(panels: int) -> Figure:
@@ -210,37 +197,28 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
     Curves are SVG, on a linear and on a logarithmic scale. Pointing at one shows its values. Each run has a switch. A
     table has the last values.
     """
-    drawn = []
-    for (title, names), linear, log in zip(panels_of(runs), draw(runs, by), draw(runs, by, "log"), strict=True):
-        scales = "".join(_panel(runs, names, by, scale, one[1]) for scale, one in (("linear", linear), ("log", log)))
-        drawn.append(f'<figure data-panel="{html.escape(_shown(title))}">{scales}</figure>')
-    switches = [
-        f'<label><input type="checkbox" data-run="{index}" checked> {html.escape(_shown(run.name))}</label>'
-        for index, run in enumerate(runs)
+    panels = [
+        (title, [(scale, *_panel(runs, title, names, by, scale)) for scale in ("linear", "log")])
+        for title, names in panels_of(runs)
     ]
     names = [name for _, group in panels_of(runs) for name in group]
-    rows = []
-    for run in runs:
-        values = [f"{run.curves[name][-1][2]:.4g}" if name in run.curves else "" for name in names]
-        done = f"{run.step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
-        cells = "".join(f"<td>{value}</td>" for value in (done, *values))
-        rows.append(f"<tr><td>{html.escape(_shown(run.name))}</td>{cells}</tr>")
-    page = Template(_PAGE.read_text(encoding="utf-8")).substitute(
-        mark=MARK,
-        refresh="" if refresh is None else f'\n<meta http-equiv="refresh" content="{refresh:g}">',
-        title=html.escape(", ".join(_shown(run.name) for run in runs)),
-        switches="".join(switches),
-        not_drawn=f"\n<p>Not drawn: {html.escape(missing)}</p>" if (missing := _not_drawn(runs)) else "",
-        figures="\n".join(drawn),
-        heads="".join(f"<th>{html.escape(_shown(name))}</th>" for name in names),
-        rows="\n".join(rows),
-    )
+    page = jinja2.Template(_PAGE.read_text(encoding="utf-8"), keep_trailing_newline=True).render(
+        mark=MARK, refresh=refresh, runs=runs, panels=panels, names=names,
+        title=html.escape(", ".join(_shown(run.name) for run in runs)), missing=_not_drawn(runs), escape=html.escape,
+        shown=lambda name: html.escape(_shown(name)),
+    )  # fmt: skip
     _write(path, page.encode("utf-8"))
 
 
-def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str, figure: Figure) -> str:
+def _panel(runs: Sequence[RunCurves], title: str, names: Sequence[str], by: str, scale: str) -> tuple[str, str]:
+    """Draw a panel. Returns its curves for the pointer, as JSON, and the SVG."""
     buffer = io.StringIO()
     with _settings():
+        figure = _figure(1)
+        axes = figure.subplots()
+        if scale == "log":
+            axes.set_yscale("log", nonpositive="mask")
+        _draw_panel(axes, runs, title, names, by)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     curves = []
@@ -263,8 +241,7 @@ def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str,
                     ],
                 }
             )
-    data = html.escape(json.dumps(curves))
-    return f'<div class="{scale}" data-curves="{data}">{text[text.index("<svg") :]}</div>'
+    return json.dumps(curves), text[text.index("<svg") :]
 
 
 def _check_target(path: Path) -> None:
