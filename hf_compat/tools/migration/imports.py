@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +19,6 @@ from hf_compat.tools.migration.import_blocks import (
     ImportBlocks,
     Imported,
     bound_name,
-    is_import_line,
     sorted_as,
 )
 from hf_compat.tools.migration.installed_names import installed_names
@@ -109,29 +107,16 @@ def _import_below_star(node: cst.ImportFrom, module: str, source: Source, blocks
     named |= {str(one.evaluated_value) for one in source.of(cst.SimpleString)}
     tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
     homes: dict[str, list[Imported]] = {}
-    for name in sorted((bound_by_star(module) & named) - set(_imported_below(node, source))):
-        # The same `try` statement may import the name from this package, too
-        ours = filter(_is_ours, map(import_statement, source.assignments(node, name)))
-        if any(outer in tries for one in ours if one is not None for outer in source.above(one)):
+    for name in sorted(bound_by_star(module) & named):
+        # The same `try` statement, or an import further below, may take the name from this package already
+        ours = [one for one in map(import_statement, source.assignments(node, name)) if one and _is_ours(one)]
+        if any(source.line(one) >= source.line(node) or not set(tries).isdisjoint(source.above(one)) for one in ours):
             continue
         imported = Imported(renamed(name), None if renamed(name) == name else name)
         homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
     if homes:
         new = [FromImport(module=place, names=sorted_as(names, ())) for place, names in sorted(homes.items())]
         blocks.replace(node, new, "")
-
-
-def _imported_below(node: cst.ImportFrom, source: Source) -> Iterator[str]:
-    """Yield the names that the imports right below an import take from this package."""
-    line = source.parent(node)
-    body = source.parent(line)
-    if not isinstance(line, cst.SimpleStatementLine) or not isinstance(body, (cst.Module, cst.IndentedBlock)):
-        return
-    lines = itertools.takewhile(is_import_line, body.body[list(body.body).index(line) + 1 :])
-    of_lines = (one for below in lines if isinstance(below, cst.SimpleStatementLine) for one in below.body)
-    for one in (*line.body[list(line.body).index(node) + 1 :], *of_lines):
-        if isinstance(one, cst.ImportFrom) and _is_ours(one) and not isinstance(one.names, cst.ImportStar):
-            yield from (name.bound for name in FromImport.of(one, "", None).names)
 
 
 def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:
