@@ -106,10 +106,11 @@ def test_a_file_that_somebody_changes_meanwhile_stays(project, monkeypatch, caps
 
 
 def test_what_is_skipped_in_folders(project, capsys):
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
     (project / ".gitignore").write_text("build/\n/out*\n!out_kept\n**/gen/*.py\nsecret.py\n# comment\n")
     for path in (
         "build/a.py", "outputs/a.py", "out_kept/a.py", "x/gen/b.py", "x/secret.py", "x/y.py", ".git/a.py",
-        "env/lib/a.py", "__pycache__/a.py", "x/notes.txt",
+        "x/gen/a.txt", "env/lib/a.py", "__pycache__/a.py", "x/notes.txt",
     ):  # fmt: skip
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(OLD)

@@ -6,14 +6,13 @@ import codecs
 import difflib
 import io
 import os
-import re
 import stat
+import subprocess
 import tempfile
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.notebooks import rewrite_notebook
@@ -58,7 +57,7 @@ def _sources(paths: Sequence[str], skipped: list[Passed], errors: list[Passed]) 
     """Yield each file once. A file that is named counts even if its folder's `.gitignore` excludes it."""
     seen: set[Path] = set()
     for path in map(Path, paths):
-        for one in _walk(path, []) if path.is_dir() else [path]:
+        for one in _walk(path, _ignored_by_git(path)) if path.is_dir() else [path]:
             if isinstance(one, Passed):
                 skipped.append(one)
             elif not one.exists():
@@ -145,22 +144,18 @@ def _write(path: Path, before: bytes, after: bytes) -> None:
         raise MigrationError(f"it cannot be written: {error.strerror or error}") from error
 
 
-class _Pattern(NamedTuple):
-    """A line of a `.gitignore`. `expression` matches a path below the file's folder, `is_exception` is for `!`."""
-
-    expression: re.Pattern[str]
-    is_exception: bool
-    for_folders: bool
-
-
-def _walk(folder: Path, above: Sequence[tuple[Path, list[_Pattern]]]) -> Iterator[Path | Passed]:
-    """Yield the sources in a folder by name, and the skipped entries. Links are not followed."""
-    ignore_file = folder / ".gitignore"
+def _ignored_by_git(folder: Path) -> frozenset[Path]:
+    """The paths below a folder that git ignores. None outside of a repository, or without git."""
+    words = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     try:
-        lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        listed = subprocess.run(words, capture_output=True, text=True, errors="surrogateescape").stdout
     except OSError:
-        lines = []
-    ignoring = [*above, (folder, [_pattern(line) for one in lines if (line := one.rstrip()) and line[0] != "#"])]
+        return frozenset()
+    return frozenset(folder / one for one in listed.split("\0") if one)
+
+
+def _walk(folder: Path, ignored: frozenset[Path]) -> Iterator[Path | Passed]:
+    """Yield the sources in a folder by name, and the skipped entries. Links are not followed."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -176,38 +171,12 @@ def _walk(folder: Path, above: Sequence[tuple[Path, list[_Pattern]]]) -> Iterato
             "an environment": is_folder and (path / "pyvenv.cfg").exists(),
             _SKIPPED_FOLDERS.get(entry.name, ""): is_folder and entry.name in _SKIPPED_FOLDERS,
             "a hidden folder": is_folder and entry.name.startswith("."),
-            "named in .gitignore": _is_ignored(path, is_folder, ignoring),
+            "named in .gitignore": path in ignored,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         if reason is not None:
             yield Passed(str(path), reason)
         elif is_folder:
-            yield from _walk(path, ignoring)
+            yield from _walk(path, ignored)
         else:
             yield path
-
-
-def _pattern(line: str) -> _Pattern:
-    text = line.removeprefix("!").removeprefix("\\")
-    glob = text.rstrip("/").removeprefix("/")
-    # git's wildcards as a regular expression: `*` and `?` stop at a slash, `**` does not
-    parts = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    tokens = re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]|.", glob)
-    expression = "".join(
-        parts.get(token) or (token.replace("[!", "[^") if len(token) > 1 else re.escape(token)) for token in tokens
-    )
-    is_anchored = "/" in text.rstrip("/")
-    return _Pattern(
-        re.compile(expression if is_anchored else f"(?:.*/)?{expression}"), line.startswith("!"), text.endswith("/")
-    )
-
-
-def _is_ignored(path: Path, is_folder: bool, ignoring: Sequence[tuple[Path, list[_Pattern]]]) -> bool:
-    """Whether the last pattern that matches a path ignores it."""
-    verdict = False
-    for folder, patterns in ignoring:
-        relative = path.relative_to(folder).as_posix()
-        for pattern in patterns:
-            if (is_folder or not pattern.for_folders) and pattern.expression.fullmatch(relative):
-                verdict = not pattern.is_exception
-    return verdict
