@@ -1,8 +1,7 @@
 """How the optimizer steps, for each kind of optimizer.
 
 Most optimizers step once an update, after its backward passes. Schedule-free ones hold two sets of weights, layerwise
-ones step within the backward pass, and LOMO runs the backward pass itself. Optimizers that a script passes to
-Accelerate also step once an update.
+ones step within the backward pass, and LOMO runs the backward pass itself.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -20,7 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import warn_once
-from hf_compat.runtime.inspection import delegated
+
+# An optimizer or schedule like torch's, and its states, groups and defaults.
+Prepared: TypeAlias = Any
 
 
 class LayerWiseDummyOptimizer(Optimizer):
@@ -114,14 +115,6 @@ class LayerWiseDummyScheduler(LRScheduler):
         return self.base_lrs
 
 
-@runtime_checkable
-class FusedOptimizer(Protocol):
-    """An optimizer that updates each parameter in the backward pass, as those of `lomo_optim`."""
-
-    def fused_backward(self, loss: torch.Tensor, lr: float) -> None:
-        """Run the backward pass of `loss`, and update the parameters in it."""
-
-
 class Stepping:
     """Apply the gradients in one `step` after an update's backward passes, as most optimizers do."""
 
@@ -134,7 +127,7 @@ class Stepping:
     # state outside the optimizer's `state_dict`, which checkpoints lack
     not_in_checkpoints = ""
 
-    def __init__(self, optimizer: object = None) -> None:
+    def __init__(self, optimizer: Prepared = None) -> None:
         self.optimizer = optimizer
 
     def attach(self) -> None:
@@ -149,19 +142,8 @@ class Stepping:
     def to_evaluation(self) -> None:
         """Put the weights to evaluate and save into the parameters."""
 
-    @property
-    def holds_training_weights(self) -> bool:
-        """Whether the parameters hold trained weights that differ from those to evaluate."""
-        return False
-
     def tell_of_saving(self) -> None:
-        """Warn that a schedule-free optimizer's average is not saved, as upstream."""
-        if self.holds_training_weights:
-            warn_once(
-                f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
-                "transformers: an evaluation puts the average in force, until the next update.\n\nHint: evaluate at "
-                "the updates that save (`eval_strategy`, `eval_steps`), and before `save_model`."
-            )
+        """Warn of state that is not saved, as upstream."""
 
     def tell_of_resuming(self) -> None:
         """Warn of state that a checkpoint lacks, here and upstream."""
@@ -188,9 +170,14 @@ class ScheduleFreeStepping(Stepping):
         if callable(method):
             method()
 
-    @property
-    def holds_training_weights(self) -> bool:
-        return any(group.get("train_mode", False) for group in getattr(self.optimizer, "param_groups", ()))
+    def tell_of_saving(self) -> None:
+        """Warn that the average is not saved while the parameters hold the trained weights."""
+        if any(group.get("train_mode", False) for group in getattr(self.optimizer, "param_groups", ())):
+            warn_once(
+                f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
+                "transformers: an evaluation puts the average in force, until the next update.\n\nHint: evaluate at "
+                "the updates that save (`eval_strategy`, `eval_steps`), and before `save_model`."
+            )
 
 
 class LayerwiseStepping(Stepping):
@@ -210,7 +197,7 @@ class FusedStepping(Stepping):
 
     steps_in_backward = True
 
-    def __init__(self, optimizer: FusedOptimizer) -> None:
+    def __init__(self, optimizer: Prepared) -> None:
         super().__init__(optimizer)
         self.fused_backward = optimizer.fused_backward
         # AdaLomo's, by the names of the parameters
@@ -218,31 +205,26 @@ class FusedStepping(Stepping):
 
     def attach(self) -> None:
         """Register its hooks on the parameters, and give the optimizer a `step` that does nothing."""
-        optimizer = cast(Optimizer, self.optimizer)
+        optimizer = self.optimizer
         found = type(optimizer).step  # torch wraps what it finds
         if getattr(found, "__wrapped__", found) is getattr(Optimizer.step, "__wrapped__", Optimizer.step):
-            optimizer.step = types.MethodType(_step_nothing, optimizer)  # type: ignore[method-assign]  # it has none
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules test it
-        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
-        for parameter in [one for one in trained if self._hook not in (one._backward_hooks or {}).values()]:
-            parameter.register_hook(self._hook)  # type: ignore[no-untyped-call]  # torch's
+            optimizer.step = types.MethodType(_step_nothing, optimizer)  # it has none
+            optimizer._opt_called = True  # torch's schedules test it
+        for parameter in self._parameters():
+            if parameter.requires_grad and optimizer.grad_func not in (parameter._backward_hooks or {}).values():
+                parameter.register_hook(optimizer.grad_func)  # type: ignore[no-untyped-call]  # torch's
 
     def detach(self) -> None:
         """Remove its hooks from the parameters, which another optimizer may train next."""
         for parameter in self._parameters():
             own = parameter._backward_hooks or {}
-            for key in [key for key, found in own.items() if found is self._hook]:
+            for key in [key for key, found in own.items() if found is self.optimizer.grad_func]:
                 del own[key]
-
-    @property
-    def _hook(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        return self.optimizer.grad_func  # type: ignore[attr-defined]  # of Lomo and AdaLomo
 
     def _parameters(self) -> list[torch.Tensor]:
         if not hasattr(self.optimizer, "grad_func"):  # not an optimizer of lomo_optim, so its hooks are unknown
             return []
-        groups = cast(Optimizer, self.optimizer).param_groups
-        return [parameter for group in groups for parameter in group["params"]]
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 class SeveralSteppings(Stepping):
@@ -275,7 +257,7 @@ def stepping_of(optimizer: object) -> Stepping:
     """The stepping of an optimizer. None and unknown optimizers step as most do."""
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
-    if isinstance(optimizer, FusedOptimizer):
+    if callable(getattr(optimizer, "fused_backward", None)):
         return FusedStepping(optimizer)
     if callable(getattr(optimizer, "train", None)) or callable(getattr(optimizer, "eval", None)):
         return ScheduleFreeStepping(optimizer)
@@ -297,105 +279,10 @@ def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -
 _step_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
-# An optimizer or schedule like torch's, and its states, groups and defaults.
-Prepared: TypeAlias = Any
-
-
 class MicroBatchRhythm(Protocol):
     """Knows whether a micro-batch is the last of its update."""
 
     sync_gradients: bool
-
-
-class UpdateRhythm(MicroBatchRhythm, Protocol):
-    """The part of the Accelerator that the wrappers use."""
-
-    scaler: torch.amp.GradScaler | None
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that train together."""
-
-    @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batch is split between the processes."""
-
-
-class PreparedOptimizer(Optimizer):
-    """An optimizer whose `step` and `zero_grad` do nothing before an update's last micro-batch.
-
-    Mirrors:
-        `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
-    """
-
-    _is_accelerate_prepared = True
-
-    def __init__(self, optimizer: Prepared, rhythm: UpdateRhythm) -> None:  # torch's own would make groups anew
-        self.optimizer = optimizer
-        self.step_was_skipped = False
-        self._rhythm = rhythm
-
-    def __getattr__(self, name: str) -> Prepared:
-        if name == "optimizer":  # while it is being unpickled
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    # torch's class has them, so `__getattr__` does not
-    state: Prepared = delegated("optimizer.state")
-    param_groups: Prepared = delegated("optimizer.param_groups")
-    defaults: Prepared = delegated("optimizer.defaults")
-    state_dict: Prepared = delegated("optimizer.state_dict")
-    load_state_dict: Prepared = delegated("optimizer.load_state_dict")
-    add_param_group: Prepared = delegated("optimizer.add_param_group")
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
-        """Step if the update ends, unless scaled gradients are not finite."""
-        if not self._rhythm.sync_gradients:
-            return
-        scaler = self._rhythm.scaler
-        if scaler is None:
-            self.optimizer.step(closure)
-            return
-        stepped: list[bool] = []
-        handle = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        scaler.step(self.optimizer)  # the engine updates the scale at the end of its own step
-        handle.remove()
-        self.step_was_skipped = not stepped
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients if the update ends."""
-        if self._rhythm.sync_gradients:
-            self.optimizer.zero_grad(set_to_none=set_to_none)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer!r})"
-
-
-class PreparedScheduler:
-    """A schedule that steps with its optimizers, once an update for each process.
-
-    Mirrors:
-        `accelerate.scheduler.AcceleratedScheduler`, 1.15.
-    """
-
-    def __init__(self, scheduler: Prepared, optimizers: Sequence[PreparedOptimizer], rhythm: UpdateRhythm) -> None:
-        self.scheduler = scheduler
-        self.optimizers = list(optimizers)
-        self._rhythm = rhythm
-
-    def __getattr__(self, name: str) -> Prepared:
-        if name == "scheduler":  # while it is being unpickled
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *args: Prepared, **kwargs: Prepared) -> None:
-        """Step if the update ends and its optimizers have stepped."""
-        if not self._rhythm.sync_gradients or any(one.step_was_skipped for one in self.optimizers):
-            return
-        end = getattr(self.scheduler, "total_steps", None)  # beyond it OneCycleLR raises
-        for _ in range(1 if self._rhythm.split_batches else self._rhythm.num_processes):
-            if end is None or self.scheduler._step_count <= end:
-                self.scheduler.step(*args, **kwargs)
 
 
 class HeldOptimizer:

@@ -40,7 +40,7 @@ from hf_compat.hf.process_state import (
     share_accelerator,
     share_processes,
 )
-from hf_compat.optim.stepping import Prepared, PreparedOptimizer, PreparedScheduler, unprepared
+from hf_compat.optim.stepping import Prepared, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
@@ -161,6 +161,87 @@ class GradientState:
         return int(getattr(self.active_dataloader, "remainder", -1))
 
 
+class PreparedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose `step` and `zero_grad` do nothing before an update's last micro-batch.
+
+    Mirrors:
+        `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
+    """
+
+    _is_accelerate_prepared = True
+
+    def __init__(
+        self, optimizer: Prepared, accelerator: AcceleratorFacade
+    ) -> None:  # torch's own would make groups anew
+        self.optimizer = optimizer
+        self.step_was_skipped = False
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Prepared:
+        if name == "optimizer":  # while it is being unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    # torch's class has them, so `__getattr__` does not
+    state: Prepared = delegated("optimizer.state")
+    param_groups: Prepared = delegated("optimizer.param_groups")
+    defaults: Prepared = delegated("optimizer.defaults")
+    state_dict: Prepared = delegated("optimizer.state_dict")
+    load_state_dict: Prepared = delegated("optimizer.load_state_dict")
+    add_param_group: Prepared = delegated("optimizer.add_param_group")
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
+        """Step if the update ends, unless scaled gradients are not finite."""
+        if not self._accelerator.sync_gradients:
+            return
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            self.optimizer.step(closure)
+            return
+        stepped: list[bool] = []
+        handle = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        scaler.step(self.optimizer)  # the engine updates the scale at the end of its own step
+        handle.remove()
+        self.step_was_skipped = not stepped
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients if the update ends."""
+        if self._accelerator.sync_gradients:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r})"
+
+
+class PreparedScheduler:
+    """A schedule that steps with its optimizers, once an update for each process.
+
+    Mirrors:
+        `accelerate.scheduler.AcceleratedScheduler`, 1.15.
+    """
+
+    def __init__(
+        self, scheduler: Prepared, optimizers: Sequence[PreparedOptimizer], accelerator: AcceleratorFacade
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers = list(optimizers)
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Prepared:
+        if name == "scheduler":  # while it is being unpickled
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *args: Prepared, **kwargs: Prepared) -> None:
+        """Step if the update ends and its optimizers have stepped."""
+        if not self._accelerator.sync_gradients or any(one.step_was_skipped for one in self.optimizers):
+            return
+        end = getattr(self.scheduler, "total_steps", None)  # beyond it OneCycleLR raises
+        for _ in range(1 if self._accelerator.split_batches else self._accelerator.num_processes):
+            if end is None or self.scheduler._step_count <= end:
+                self.scheduler.step(*args, **kwargs)
+
+
 Backward: TypeAlias = Callable[..., None]  # takes a loss, and options of torch's
 
 # The alternatives to members of Accelerate's that are missing here.
@@ -174,10 +255,6 @@ INSTEAD = {
         "the arguments `bf16`, `fp16` and `ddp_timeout`, and `lightning_options`, set what it would",
     ),
 }
-
-
-def _is_never(_: nn.Module) -> bool:
-    return False  # no lambda: native modules hold this object, and pickle finds a function by its name
 
 
 class AcceleratorFacade(ProcessMembers):
@@ -212,7 +289,7 @@ class AcceleratorFacade(ProcessMembers):
         self._save_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
         self.run_backward = run_backward
-        self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
+        self.is_trained_by_engine: Callable[[nn.Module], bool] | None = None
         config = AcceleratorConfig.from_any(args.accelerator_config)  # checks an object that was changed in place
         self.even_batches = config.even_batches
         self.mixed_precision = args.mixed_precision
@@ -399,7 +476,7 @@ class AcceleratorFacade(ProcessMembers):
             device_placement: False leaves it where it is.
             evaluation_mode: The model is not trained, so it needs no DDP.
         """
-        if self.is_trained_by_engine(model):
+        if self.is_trained_by_engine is not None and self.is_trained_by_engine(model):
             return model if device_placement is False else model.to(self.device)
         if device_placement is not False and not self.verify_device_map(model):
             model = model.to(self.device)
