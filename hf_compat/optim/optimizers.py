@@ -101,7 +101,6 @@ class OptimizerEntry:
     path: str  # of its class
     install: str  # the requirement for `pip install`
     _: KW_ONLY
-    former_module: str = ""  # which had the class in earlier releases
     options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
     keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added
     projects: bool = False  # the gradients of `optim_target_modules`
@@ -116,20 +115,17 @@ class OptimizerEntry:
 
     def load(self, for_what: str) -> OptimizerClass:
         """Import the class for a feature, which the error names first."""
-        current, _, name = self.path.rpartition(".")
-        reasons = []
-        for module in filter(None, (current, self.former_module)):
-            try:
-                found: OptimizerClass = getattr(need(module, self.install, for_what), name)
-                return found
-            except (AttributeError, ImportError) as error:
-                reasons.append(error)
-        package = current.partition(".")[0]
-        raise MissingOptimizer(
-            f"{for_what} needs {name} of the package {package}, which cannot be imported: "
-            f"{reasons[0].__cause__ or reasons[0]}.\n\nHint: pip install {self.install}",
-            name=package,
-        ) from reasons[0]
+        module, _, name = self.path.rpartition(".")
+        try:
+            found: OptimizerClass = getattr(need(module, self.install, for_what), name)
+            return found
+        except (AttributeError, ImportError) as error:
+            package = module.partition(".")[0]
+            raise MissingOptimizer(
+                f"{for_what} needs {name} of the package {package}, which cannot be imported: "
+                f"{error.__cause__ or error}.\n\nHint: pip install {self.install}",
+                name=package,
+            ) from error
 
 
 def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
@@ -192,8 +188,7 @@ def _bitsandbytes(name: str, keywords: KeywordsOf, **options: Option) -> Optimiz
 def _torchao(name: str) -> OptimizerEntry:
     return OptimizerEntry(
         f"torchao.optim.{name}",
-        "'torchao>=0.4.0'",
-        former_module="torchao.prototype.low_bit_optim",
+        "'torchao>=0.11.0'",
         options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(TRUTH_VALUE, False)},
         keywords=with_adam,
     )

@@ -135,6 +135,13 @@ def test_a_package_that_is_too_old_says_what_it_lacks(make_args, monkeypatch):
         check_request(make_args(optim="ademamix"))
 
 
+def test_torchao_before_0_11_is_refused_with_the_release_that_works(make_args, monkeypatch):
+    optimizer_stand_ins.install(monkeypatch, "adamw_torch_8bit")
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)  # the classes were in `torchao.prototype`
+    with pytest.raises(MissingOptimizer, match=r"AdamW8bit of(.|\n)*pip install 'torchao>=0.11"):
+        check_request(make_args(optim="adamw_torch_8bit"))
+
+
 @pytest.mark.parametrize(
     "optim, optim_args, text",
     [
