@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_compat.checkpoint import layout, manifest
-from hf_compat.checkpoint.files import first_line, is_inside
+from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.judging import judge_contents, judge_edited, judge_unlisted
 from hf_compat.checkpoint.manifest import entries, seal
 from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, Listed, read_manifest, reading_as_it_is
@@ -62,10 +62,9 @@ def find_edits(root: Path, listed: Listed) -> Edits:
             edits.kept.append(name)
         else:
             (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
-    for path in entries(root):
-        name = path.relative_to(root).as_posix()
+    for name, is_own in entries(root).items():
         if name not in listed:
-            (edits.added if is_inside(root, name) and path.is_file() else edits.not_read).append(name)
+            (edits.added if is_own else edits.not_read).append(name)
     return edits
 
 

@@ -155,22 +155,10 @@ def remove_hidden(path: str) -> None:
     if not os.path.isdir(path):
         return
     with contextlib.suppress(OSError):  # something cannot be deleted: the next run tries again
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name == _RECORD):
+        for entry in list(os.scandir(path)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            else:
+            elif entry.name != _RECORD:
                 os.unlink(entry.path)
+        os.unlink(os.path.join(path, _RECORD))
         os.rmdir(path)
-
-
-def remove_ended(folder: str, prefix: str, listed: Iterable[str] | None = None) -> None:
-    """Remove the hidden folders with a prefix whose owners have ended. Those of other hosts stay."""
-    for path, owner in hidden_folders(folder, prefix, listed):
-        if has_ended(owner, is_alone=False):
-            remove_hidden(path)
-
-
-def has_ended(owner: Owner, is_alone: bool) -> bool:
-    """Whether an owner has ended. One on another host has, if no other run saves into the folder."""
-    alive = owner.is_alive()
-    return is_alone if alive is None else not alive

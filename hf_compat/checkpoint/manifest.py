@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -58,22 +58,18 @@ def this_boot() -> str | None:
         return None
 
 
-def entries(folder: Path) -> Iterator[Path]:
-    """List what is below a folder, without subfolders, its manifest, and manifests that a kill left half written."""
+def entries(folder: Path) -> dict[str, bool]:
+    """Name what is below a folder, without subfolders, its manifest, and manifests that a kill left half written.
+
+    Each has whether it is a file of the checkpoint: what a link leads to elsewhere, a pipe or a socket is not.
+    """
+    found = {}
     for path in sorted(folder.rglob("*")):
         is_manifest = path.parent == folder and (path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST))
         if not is_manifest and (path.is_symlink() or not path.is_dir()):
-            yield path
-
-
-def _own_files(root: Path) -> list[str]:
-    """Name the regular files of a folder. What a link leads to elsewhere is not a part of the checkpoint."""
-    files = []
-    for path in entries(root):
-        name = path.relative_to(root).as_posix()
-        if path.is_file() and is_inside(root, name):
-            files.append(name)
-    return files
+            name = path.relative_to(folder).as_posix()
+            found[name] = path.is_file() and is_inside(folder, name)
+    return found
 
 
 def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = (), flushes: bool = True) -> None:
@@ -83,7 +79,7 @@ def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = 
     and the hashes of large files are left to `finish`.
     """
     root = Path(folder)
-    files = [name for name in _own_files(root) if name not in unlisted]
+    files = [name for name, is_own in entries(root).items() if is_own and name not in unlisted]
     with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
         facts = threads.map(functools.partial(_facts, flushes=flushes), map(root.joinpath, files))
         listed = dict(zip(files, facts, strict=True))
@@ -109,7 +105,7 @@ def _facts(path: Path, flushes: bool = True) -> Listed:
 def stamps(folder: str) -> Stamps:
     """Note size, time and inode of each file of a folder. A file that is put in its place has others."""
     root = Path(folder)
-    stats = {name: os.stat(root / name) for name in _own_files(root)}
+    stats = {name: os.stat(root / name) for name, is_own in entries(root).items() if is_own}
     return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
 
 
@@ -279,15 +275,13 @@ class SavingPlace:
 
     @property
     def is_there(self) -> bool:
-        """Whether something had the final name before `prepare`."""
+        """Whether there is something that the checkpoint replaces."""
         return os.path.lexists(self._replaced if self._in_place else self.final)
 
     def prepare(self) -> None:
         """Make the hidden folder anew, and the checkpoint's where it is written in place."""
-        self.discard()  # a save that failed may have left one
-        if not os.path.isdir(self.run_dir):
-            os.makedirs(self.run_dir)
-            flush_above(self.run_dir)
+        if os.path.isdir(self.hidden):  # a save that failed may have left one
+            self.discard()
         layout.make_hidden(self.run_dir, layout.SAVING, self._owner)
         self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
@@ -326,12 +320,14 @@ class SavingPlace:
         files that the old manifest lists and that were written again since, by the run's own code before this save.
         """
         if not self._in_place:
-            _carry_over(Path(self.final), Path(self.folder))
-            self._set_aside()
+            if self.is_there:
+                _carry_over(Path(self.final), Path(self.folder))
+                self._set_aside()
             os.replace(self.folder, self.final)
             if flushes:
                 flush(Path(self.run_dir))
-        self.discard()
+        self._is_begun = False
+        layout.remove_hidden(self.hidden)
 
     def discard(self) -> None:
         """Remove what is left of the save. What had the final name before a save that failed gets it back."""
@@ -368,8 +364,8 @@ def _carry_over(old: Path, new: Path) -> set[str]:
         if not os.path.lexists(old / name) or (old / name).lstat().st_mtime_ns <= sealed_ns
     }
     carried = set()
-    for path in entries(old):
-        name = path.relative_to(old).as_posix()
+    for name in entries(old):
+        path = old / name
         if name in ours or layout.is_part_of_checkpoint(name) or os.path.lexists(new / name):
             continue
         if path.is_symlink() or path.is_file():  # a pipe or a socket has nothing to copy
@@ -437,7 +433,8 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     is_alone = has_lock or (bool(saving) and not is_locked(run_dir))
     ended = []
     for place, owner in saving:
-        if layout.has_ended(owner, is_alone):
+        alive = owner.is_alive()
+        if alive is False or (alive is None and is_alone):
             _end_killed_save(run_dir, place, owner)
             ended.append(place)
     writers: dict[str, Writer | None] = {}
@@ -451,9 +448,11 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
             with contextlib.suppress(OSError):
                 finish(path)
     if has_lock:
+        for place, owner in layout.hidden_folders(run_dir, layout.CONVERTING, listed):
+            if owner.is_alive() is False:
+                ended.append(place)
         for place in ended:
             layout.remove_hidden(place)
-        layout.remove_ended(run_dir, layout.CONVERTING, listed)
     return writers
 
 

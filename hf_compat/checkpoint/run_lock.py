@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType
 
 from hf_compat.checkpoint.files import read_small, write_new
 from hf_compat.errors import CheckpointError, OutputFolderError
@@ -38,8 +37,9 @@ _ACTIVE: set[str] = set()
 _ID = re.compile(r"(?P<host>[A-Za-z0-9._]{1,64})\.(?P<machine>[0-9a-f]{6})-(?P<pid>[0-9]{1,18})-(?P<token>[0-9a-f]{8})")
 
 
+@functools.cache
 def _host() -> str:
-    """This machine's name, in characters that a file's name may have."""
+    """This machine's name, in characters that a file's name may have. A run keeps it if the system changes it."""
     return re.sub(r"[^A-Za-z0-9._]", "_", socket.gethostname())[:64] or "localhost"
 
 
@@ -147,7 +147,7 @@ class RunLock:
         """
         _ACTIVE.add(self.owner.id)
         try:
-            self._write()
+            self.renew()
         except OSError as error:
             _ACTIVE.discard(self.owner.id)
             if isinstance(error, OutputFolderError):
@@ -162,20 +162,19 @@ class RunLock:
         self._heartbeat.start()
 
     def renew(self) -> None:
-        """Make sure before a save that the lock is still this run's. One that was deleted is written again.
+        """Make sure that the lock is this run's. One that is not there is written.
 
         Raises:
-            OutputFolderError: Another run has taken the folder over.
+            OutputFolderError: Another run has the folder.
         """
-        if _read_owner(self._path) != self.owner:
-            self._write()
-
-    def _write(self) -> None:
         os.makedirs(self.folder, exist_ok=True)
-        while not self._create():
-            owner = _read_owner(self._path)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                write_new(self._path, _lock_content(self.owner))
+                return
+            owner = _read_owner(self._path)  # None while another process writes it
             if owner is not None and owner.token == self.owner.token:
-                return  # a process of the same run, on another node, has it
+                return  # this process has it, or one of the same run on another node
             alive = None if owner is None else owner.is_alive()
             if alive is None:
                 logger.warning(
@@ -189,25 +188,6 @@ class RunLock:
                 raise OutputFolderError(_refusal(self.folder, _read_owner(self._path) or owner))
             if self._take_over(owner):
                 return
-
-    def _create(self) -> bool:
-        """Write the lock if there is none. It appears whole, so no reader finds it empty."""
-        aside, content = f"{self._path}.{secrets.token_hex(8)}", _lock_content(self.owner)  # no link waits there
-        write_new(aside, content)
-        try:
-            os.link(aside, self._path)
-        except FileExistsError:
-            return False
-        except OSError:
-            # not every file system has them
-            try:
-                write_new(self._path, content)
-            except FileExistsError:
-                return False
-            return True
-        finally:
-            os.unlink(aside)
-        return True
 
     def _take_over(self, owner: Owner | None) -> bool:
         """Replace the lock of a run that has ended. One process at a time does so."""
@@ -351,9 +331,7 @@ def _owner_in(content: bytes) -> Owner | None:
         owner = Owner(**facts)
     except (ValueError, RecursionError, TypeError, AttributeError):
         return None
-    if type(owner.pid) is not int or not isinstance(owner.started, (int, NoneType)):
-        return None
-    return owner if all(isinstance(text, str) for text in (owner.host, owner.token, owner.machine)) else None
+    return owner if type(owner.pid) is int else None  # the system is asked about it
 
 
 def is_in_use(folder: str | os.PathLike[str]) -> bool:

@@ -9,10 +9,10 @@ import tempfile
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner, RunLock
-from hf_compat.errors import HfCompatError, OutputFolderError
+from hf_compat.errors import OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import SaveStrategy
-from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.training_run.run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -22,46 +22,29 @@ class OutputFolder:
     """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
 
     def __init__(self) -> None:
-        self.owner: Owner | None = None  # of the locks, equal on every rank. None while nothing is locked
-        self._locks: dict[str, RunLock | None] = {}  # by folder. None on a rank that does not save
+        self.owner = broadcast_object(Owner.of_this_process())  # of the locks, equal on every rank
+        self._locks: dict[str, RunLock] = {}  # by folder
         self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
-    def begin(self) -> None:
-        """Set one owner on all ranks. Folders are locked in its name until `release`."""
-        self.owner = broadcast_object(Owner.of_this_process())
+    def hold(self, folder: str) -> None:
+        """Lock a folder and remove remains of killed runs. If it is locked, check that this run still owns it.
 
-    def take(self, folder: str, should_save: bool) -> None:
-        """Lock a folder, once, and remove remains of killed runs. Every rank has to call it.
+        With node-local disks, each node has a rank that saves. No other rank calls it.
 
         Raises:
             OutputFolderError: Another run saves there, or the folder cannot be written to.
-            ProcessError: Another rank of this run had such an error.
         """
-        if folder in self._locks:
-            return
-        assert self.owner is not None  # `begin` has set it
-        # with node-local disks, each node has a rank that saves
-        lock = RunLock(folder, Owner.of_this_process(self.owner.token)) if should_save else None
-        self._locks[folder] = lock  # before acquiring it, so that `release` works if another rank fails
-        error: Exception | None = None
-        if lock is not None:
-            try:
-                lock.acquire()
-                manifest.flush_above(folder)
-                self._found[folder] = manifest.recover(folder, has_lock=True)
-            except (HfCompatError, OSError) as failed:
-                error = failed
-        agree(error)
-
-    def check_lock(self, folder: str) -> None:
-        """Check that this run still owns a folder.
-
-        Raises:
-            OutputFolderError: Another run has taken it over.
-        """
-        lock = self._locks.get(folder)
-        if lock is not None:
-            lock.renew()
+        is_first, is_new = folder not in self._locks, not os.path.isdir(folder)
+        if is_first:
+            # noted before it is acquired, so that `release` works if that fails
+            self._locks[folder] = RunLock(folder, Owner.of_this_process(self.owner.token))
+            self._locks[folder].acquire()
+        else:
+            self._locks[folder].renew()
+        if is_first or is_new:
+            manifest.flush_above(folder)
+        if is_first:
+            self._found[folder] = manifest.recover(folder, has_lock=True)
 
     def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
         """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
@@ -85,10 +68,8 @@ class OutputFolder:
 
     def release(self) -> None:
         """Unlock every folder."""
-        locks, self._locks, self._found, self.owner = self._locks, {}, {}, None
-        for lock in locks.values():
-            if lock is not None:
-                lock.release()
+        for lock in self._locks.values():
+            lock.release()
 
 
 def is_from_run(path: str, run: TrainingRun) -> bool:

@@ -27,7 +27,6 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
-from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.state import INTERVALS, TrainerState
@@ -186,8 +185,7 @@ class Resumer:
         A resumed run keeps the id of its checkpoint.
         """
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
-        own = writer.run if writer is not None else (self._host._saver.folder.owner or Owner()).token
-        run.run_id = broadcast_object(own)
+        run.run_id = broadcast_object(run.run_id if writer is None else writer.run)
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
         if run.start.is_finished and run.checkpoint is not None:
             position = run.start.position

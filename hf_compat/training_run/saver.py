@@ -113,7 +113,7 @@ class Saver:
 
     def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
         self._host, self._overrides = host, overrides
-        self.folder = OutputFolder()
+        self.folder: OutputFolder | None = None  # within `taking_folder`
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
@@ -129,10 +129,16 @@ class Saver:
         Without `at_once`, each folder is taken when a save needs it.
         """
         args = self._host.args
-        self.folder.begin()
+        folder = self.folder = OutputFolder()
         try:
             if at_once and saves_checkpoints(args):
-                self.folder.take(str(args.output_dir), args.should_save)
+                error: Exception | None = None
+                try:
+                    if args.should_save:
+                        folder.hold(str(args.output_dir))
+                except (HfCompatError, OSError) as failed:
+                    error = failed
+                agree(error)
             yield
             self.background.wait()  # a callback may have saved at the very end
         except BaseException as error:
@@ -144,7 +150,8 @@ class Saver:
             if args.async_save:
                 self.copy_memory.release()  # all writes have ended
                 self._state_copies.release()
-            self.folder.release()
+            folder.release()
+            self.folder = None
 
     def save(self, run_dir: str) -> None:
         """Write `checkpoint-<updates>` into a folder.
@@ -156,14 +163,14 @@ class Saver:
         self._ask_lightning_callbacks()
         final = layout.checkpoint_path(run_dir, state.global_step)
         with contextlib.ExitStack() as alone:
-            if not host.is_in_train or self.folder.owner is None:  # the folder is taken for this save only
+            if not host.is_in_train or self.folder is None:  # the folder is taken for this save only
                 alone.enter_context(self.taking_folder(at_once=False))
-            self.folder.take(run_dir, args.should_save)
-            assert self.folder.owner is not None  # `begin` has set it
-            place = SavingPlace(final, self.folder.owner, in_place=self._writes_in_place())
+            folder = self.folder
+            assert folder is not None  # `taking_folder` has set it
+            place = SavingPlace(final, folder.owner, in_place=self._writes_in_place())
             with self._together(place):
                 if args.should_save:
-                    self.folder.check_lock(run_dir)
+                    folder.hold(run_dir)
                     place.prepare()
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
@@ -177,7 +184,7 @@ class Saver:
             try:
                 timing = self._timing(place)
                 write = self._frozen_write() if timing is Timing.BACKGROUND else self._write_files
-                put = functools.partial(self._put, place, timing, write)
+                put = functools.partial(self._put, folder, place, timing, write)
                 finish = functools.partial(self._finish, final, timing, state.best_model_checkpoint)
                 if timing is Timing.BACKGROUND:
                     self.background.submit(put, finish)
@@ -270,7 +277,7 @@ class Saver:
                 raise
         agree(error)
 
-    def _put(self, place: SavingPlace, timing: Timing, write: Callable[[str], None]) -> None:
+    def _put(self, folder: OutputFolder, place: SavingPlace, timing: Timing, write: Callable[[str], None]) -> None:
         """Write the files and the manifest, give the folder its name, and pass it to the uploads."""
         host, final = self._host, place.final
         with self._together(place):
@@ -280,10 +287,9 @@ class Saver:
             if host.args.should_save:
                 # user code may have written a folder of that name just now, which stays until this one is safe
                 flushes = timing is not Timing.LATER or place.is_there
-                self.folder.check_lock(place.run_dir)
-                writer = self.folder.writer(host._run, place.run_dir, host.args.save_total_limit)
-                place.seal(writer, flushes)
-                self.folder.check_lock(place.run_dir)
+                folder.hold(place.run_dir)
+                place.seal(folder.writer(host._run, place.run_dir, host.args.save_total_limit), flushes)
+                folder.hold(place.run_dir)
                 place.put(flushes)
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
             host._pushes.unpushed = final
@@ -410,12 +416,9 @@ class Saver:
         for path in checkpoints_to_delete(ordered, self._host.args.save_total_limit, keep=keep):
             remove_or_warn(path, manifest.remove)
 
-    def rotate_at_end(self, run_dir: str, best: str | None) -> None:
-        """With a limit of one checkpoint, keep only the best."""
-        limit = self._host.args.save_total_limit
-        if limit != 1 or best is None:  # reading the manifests takes longer with every checkpoint
-            return
-        for path in checkpoints_to_delete_at_end(self.in_rotation_order(run_dir, 0), limit, best):
+    def keep_best_alone(self, run_dir: str, best: str) -> None:
+        """At the end of a run with a limit of one checkpoint, keep only the best."""
+        for path in checkpoints_to_delete_at_end(self.in_rotation_order(run_dir, 0), 1, best):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             remove_or_warn(path, manifest.remove)
 

@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
 
 def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
     sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
-    RunLock(str(tmp_path), ELSEWHERE)._write()
+    RunLock(str(tmp_path), ELSEWHERE).renew()
     assert manifest.get_last_checkpoint(tmp_path) is None
     (tmp_path / LOCK_NAME).unlink()  # nobody saves there
     assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")

@@ -175,15 +175,29 @@ def test_a_taker_that_was_killed_keeps_nobody_out(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_links(tmp_path, monkeypatch):
-    def refuse(source, target):
-        raise PermissionError(1, "Operation not permitted")
+def test_a_lock_that_is_not_written_yet_keeps_others_out(tmp_path, monkeypatch):
+    """Its file is there before its content."""
+    write, begun, go = run_lock.write_new, threading.Event(), threading.Event()
 
-    monkeypatch.setattr(os, "link", refuse)
+    def slow(path, content):
+        if not begun.is_set():
+            open(path, "xb").close()
+            begun.set()
+            go.wait(20)
+            with open(path, "r+b") as file:
+                file.write(content)
+            return
+        threading.Timer(0.1, go.set).start()
+        write(path, content)
+
+    monkeypatch.setattr(run_lock, "write_new", slow)
     first = RunLock(str(tmp_path))
-    first.acquire()
-    with pytest.raises(OutputFolderError):
+    writing = threading.Thread(target=first.acquire)
+    writing.start()
+    assert begun.wait(20)
+    with pytest.raises(OutputFolderError, match="a Trainer of this process that is training"):
         RunLock(str(tmp_path)).acquire()
+    writing.join()
     first.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -353,7 +367,7 @@ def test_a_disk_that_stalls_for_everybody_ends_nobody(tmp_path, monkeypatch, cap
 def test_a_live_run_that_could_not_touch_its_lock_learns_at_its_next_save_that_another_has_the_folder(tmp_path):
     """Its own disk stalled for longer than the silence: it ends, and loses nothing without a word."""
     live, taker = RunLock(str(tmp_path), ELSEWHERE_ALIVE), RunLock(str(tmp_path))
-    live._write()  # its heart stands still
+    live.renew()  # its heart stands still
     taker.acquire()
     with pytest.raises(OutputFolderError, match="Another run saves into"):
         live.renew()
