@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.utils.data import DataLoader
 
-from hf_compat.callbacks.bridge import PAIRS, Given, fires_at_hooks
+from hf_compat.callbacks.bridge import Given, fires_at_hooks
 from hf_compat.checkpoint.reading import fitting
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.evaluation import EvaluationBatches
@@ -171,13 +171,9 @@ class AdaptedRun(pl.Callback):
         with fitting("The adapter's state"):
             self.losses.load_state_dict(saved["losses"])
 
-    def fire(self, event: str, **extra: object) -> None:
+    def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""
         self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
-
-    def fire_at_hook(self, hook: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
-        """Fire a hook's event."""
-        self.fire(PAIRS[hook])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training. `begin` and `restore` have made the state."""

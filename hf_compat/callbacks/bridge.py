@@ -43,10 +43,10 @@ Kind = TypeVar("Kind", bound=type[pl.Callback])
 
 
 def fires_at_hooks(kind: Kind) -> Kind:
-    """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `fire_at_hook` with its name first."""
-    fire = kind.fire_at_hook  # type: ignore[attr-defined]  # each of the decorated classes has it
+    """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `fire` with its event first."""
+    fire = kind.fire  # type: ignore[attr-defined]  # each of the decorated classes has it
     for hook in PAIRS.keys() - vars(kind).keys():
-        setattr(kind, hook, functools.partialmethod(fire, hook))
+        setattr(kind, hook, functools.partialmethod(fire, PAIRS[hook]))
     return kind
 
 
@@ -69,14 +69,10 @@ class HFBridge(pl.Callback):
         self._requested_kwargs: set[str] = set()
         self._outputs_hook: RemovableHandle | None = None
 
-    def fire(self, event: str) -> None:
+    def fire(self, event: str, *of_hook: Given) -> None:
         """Fire an event. A callback may replace the control."""
         host = self.host
         host.control = getattr(host.callback_handler, event)(host.args, host.state, host.control)
-
-    def fire_at_hook(self, hook: str, *given: Given) -> None:
-        """Fire a hook's event."""
-        self.fire(PAIRS[hook])
 
     def keep_requested_kwargs(self, keeps: bool = True) -> None:
         """Keep only the losses, inputs or outputs that callbacks ask for, because this costs memory. False keeps none.
