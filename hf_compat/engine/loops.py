@@ -324,11 +324,6 @@ class LeanEvaluationLoop(_EvaluationLoop):
     part: EvaluationPart = WHOLE
     _verified: tuple[pl.LightningModule, int] | None = None
 
-    @classmethod
-    def replacing(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
-        """Make a loop with the settings of one of Lightning's that has not run yet."""
-        return cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
-
     def setup_data(self) -> None:
         """Take `EvaluationBatches` as they are.
 

@@ -167,9 +167,11 @@ class WindowTrainer(pl.Trainer):
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
         theirs = self.fit_loop.epoch_loop
         self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
-        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.replacing(theirs.val_loop)
-        self.validate_loop = LeanEvaluationLoop.replacing(self.validate_loop)
-        self.test_loop = LeanEvaluationLoop.replacing(self.test_loop)
+        self.fit_loop.epoch_loop.val_loop = theirs.val_loop
+        for holder, name in ((self.fit_loop.epoch_loop, "val_loop"), (self, "validate_loop"), (self, "test_loop")):
+            own = getattr(holder, name)
+            lean = LeanEvaluationLoop(self, own._trainer_fn, own._stage, own.verbose, own.inference_mode)
+            setattr(holder, name, lean)
         manual, fit = self.fit_loop.epoch_loop.manual_optimization, self.fit_loop
         for owner, name in ((manual, "advance"), (fit, "on_advance_start"), (fit, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))

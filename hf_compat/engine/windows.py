@@ -10,11 +10,10 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.collators import shown_value
@@ -426,7 +425,6 @@ def as_plain(data: Nested) -> Nested:
 
 
 GradNorm = torch.Tensor | float | None
-Schedule = LRScheduler | ReduceLROnPlateau
 
 
 class Accelerator(Protocol):
@@ -455,14 +453,12 @@ class TrainingSteps(Protocol):
     model_wrapped: nn.Module
     current_gradient_accumulation_steps: int
 
-    @property
-    def args(self) -> TrainingArguments: ...
+    args: TrainingArguments
+    optimizer: Any  # torch's or any other optimizer
+    lr_scheduler: Any
+
     @property
     def accelerator(self) -> Accelerator: ...
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-    @property
-    def lr_scheduler(self) -> Schedule | None: ...
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from hf_compat.callbacks.hf_in_lightning import as_lightning
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.native.steps import NativeSteps
+from hf_compat.runtime.inspection import is_replaced
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -36,12 +37,7 @@ _OF_AUTOMATIC_OPTIMIZATION = {
 
 def overrides_automatic_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> bool:
     """Whether a subclass has hooks of its own that Lightning calls in automatic optimization only."""
-    return any(_is_own(module, base, name) for name in _OF_AUTOMATIC_OPTIMIZATION)
-
-
-def _is_own(module: pl.LightningModule, base: type[pl.LightningModule], name: str) -> bool:
-    hook = getattr(module, name)
-    return getattr(hook, "__func__", hook) is not getattr(base, name)
+    return any(is_replaced(module, name, base) for name in _OF_AUTOMATIC_OPTIMIZATION)
 
 
 def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
@@ -51,7 +47,7 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
         OverrideError: The message names the hook and its replacement.
     """
     for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
-        if _is_own(module, base, name):
+        if is_replaced(module, name, base):
             raise OverrideError(
                 f"`{name}` of {type(module).__name__} would never be called, because an HFModule makes its updates "
                 f"itself.\n\nHint: {hint}. Or set `automatic_optimization = True`. Then Lightning makes the updates."
@@ -208,7 +204,7 @@ def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
     for name in HONOURED:
         method = getattr(module, name)
         vars(steps).pop(name, None)
-        if _is_own(module, OverridePoints, name):
+        if is_replaced(module, name, OverridePoints):
             made = _MADE_BY.get(name)
             vars(steps)[name] = functools.partial(_make, module, steps, method, made) if made else method
 

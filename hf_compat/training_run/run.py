@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -399,11 +399,8 @@ class _Pushes(Protocol):
 class RunHost(TrainingSteps, Protocol):
     """The Trainer, as seen by the objects that do its work. Subclasses may override the methods."""
 
-    args: TrainingArguments
     state: TrainerState
     control: TrainerControl
-    optimizer: Any  # torch's or any other optimizer
-    lr_scheduler: Any
     callback_handler: CallbackHandler
     processing_class: object
     data_collator: Collator
