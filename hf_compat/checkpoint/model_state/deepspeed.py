@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -47,12 +46,8 @@ class _Piece:
     length: int  # its numbers; none where another rank has all of the parameter
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FlatGroup:
-    """What the engine's optimizer steps as one parameter."""
-
-    flat: torch.Tensor  # this rank's numbers, in float32. Shape [n].
-    pieces: tuple[_Piece, ...]  # what they are of
+# What the engine's optimizer steps as one parameter: this rank's numbers, in float32 (shape [n]), and what they are of
+_FlatGroup = tuple[torch.Tensor, list[_Piece]]
 
 
 def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | None = None) -> None:
@@ -67,7 +62,7 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
     zero = engine.optimizer
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     groups = _flat_groups(zero)
-    if not groups or not all(group.flat.numel() for group in groups):
+    if not groups or not all(flat.numel() for flat, _ in groups):
         raise CheckpointMismatch(
             f"{folder} holds an optimizer's state, and this run's optimizer ({type(zero).__name__}) keeps its own "
             "elsewhere."
@@ -75,7 +70,7 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
             "weights with `from_pretrained`."
         )
     saved = zero_states(folder) if state is None else _whole_states(folder, state, zero, names)
-    other = {names[piece.parameter] for group in groups for piece in group.pieces} ^ saved.by_name.keys()
+    other = {names[piece.parameter] for _, pieces in groups for piece in pieces} ^ saved.by_name.keys()
     if other or len(saved.param_groups) != len(zero.optimizer.param_groups):
         which = ", ".join(sorted(other)[:5]) or "other groups of them"
         raise CheckpointMismatch(f"{folder} holds the optimizer's state of other parameters than the model's: {which}.")
@@ -134,13 +129,14 @@ def _fill(
     group: _FlatGroup, saved: ZeroStates, names: dict[nn.Parameter, str], optimizer: torch.optim.Optimizer
 ) -> None:
     """Fill a flat group, and the values that the optimizer keeps of it."""
-    own = [names[piece.parameter] for piece in group.pieces]
+    flat, pieces = group
+    own = [names[piece.parameter] for piece in pieces]
     # each group steps a count of its own; an optimizer of torch has no state of a parameter without a gradient
     plain = next((saved.plain[name] for name in own if saved.plain[name]), {})
     values = {key: value.clone() if torch.is_tensor(value) else value for key, value in plain.items()}
     for key in dict.fromkeys(key for name in own for key in saved.by_name[name]):
-        into = torch.zeros_like(group.flat, requires_grad=False)
-        for piece in group.pieces:
+        into = torch.zeros_like(flat, requires_grad=False)
+        for piece in pieces:
             if piece.length and key in saved.by_name[names[piece.parameter]]:
                 whole = saved.by_name[names[piece.parameter]][key].load().flatten()
                 part = whole[piece.begin : piece.begin + piece.length]
@@ -148,36 +144,34 @@ def _fill(
         if key:
             values[key] = into
         else:
-            group.flat.data.copy_(into)
-    optimizer.state[group.flat] = values
+            flat.data.copy_(into)
+    optimizer.state[flat] = values
 
 
 def _flat_groups(zero: Any) -> list[_FlatGroup]:
     """Return the flat groups of a ZeRO optimizer; none of another, or of one that leaves them on a disk."""
+    rank, groups = distributed.get_rank(), []
     stage2 = getattr(zero, "single_partition_of_fp32_groups", None)
-    if stage2 is not None and hasattr(zero, "round_robin_bit16_offsets"):
+    if stage2 is not None and hasattr(zero, "round_robin_bit16_offsets"):  # the parameters of a group end to end
         layouts = zip(stage2, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
-        return [_FlatGroup(flat=flat, pieces=tuple(_end_to_end(flat, *layout))) for flat, *layout in layouts]
+        for flat, parameters, offsets in layouts:
+            pieces, start = [], rank * flat.numel()
+            for parameter, offset in zip(parameters, offsets, strict=True):
+                begin, end = max(offset, start), min(offset + parameter.numel(), start + flat.numel())
+                length = max(end - begin, 0)
+                pieces.append(_Piece(parameter=parameter, begin=begin - offset, place=begin - start, length=length))
+            groups.append((flat, pieces))
+        return groups
     stage3 = getattr(zero, "fp32_partitioned_groups_flat", None)
-    if stage3 is not None and hasattr(zero, "fp16_groups"):
-        return [
-            _FlatGroup(flat=flat, pieces=tuple(_each_in_parts(group)))
-            for flat, group in zip(stage3, zero.fp16_groups, strict=True)
-        ]
-    return []
-
-
-def _end_to_end(flat: torch.Tensor, parameters: list[nn.Parameter], offsets: list[int]) -> Iterator[_Piece]:
-    start = distributed.get_rank() * flat.numel()
-    for parameter, offset in zip(parameters, offsets, strict=True):
-        begin, end = max(offset, start), min(offset + parameter.numel(), start + flat.numel())
-        yield _Piece(parameter=parameter, begin=begin - offset, place=begin - start, length=max(end - begin, 0))
-
-
-def _each_in_parts(parameters: list[nn.Parameter]) -> Iterator[_Piece]:
-    lengths = [parameter.ds_tensor.ds_numel for parameter in parameters]  # type: ignore[attr-defined]  # DeepSpeed's
-    for parameter, length, place in zip(parameters, lengths, itertools.accumulate(lengths, initial=0), strict=False):
-        yield _Piece(parameter=parameter, begin=distributed.get_rank() * length, place=place, length=length)
+    if stage3 is not None and hasattr(zero, "fp16_groups"):  # of each parameter a part
+        for flat, parameters in zip(stage3, zero.fp16_groups, strict=True):
+            pieces, place = [], 0
+            for parameter in parameters:
+                length = parameter.ds_tensor.ds_numel
+                pieces.append(_Piece(parameter=parameter, begin=rank * length, place=place, length=length))
+                place += length
+            groups.append((flat, pieces))
+    return groups
 
 
 class _Compared(NamedTuple):
@@ -266,29 +260,28 @@ class DeepSpeedState(ModelState):
         if ranks and layout != (distributed.get_world_size(), self.engine.zero_optimization_partition_weights()):
             take_states(folder, self.engine)
             return True
-        with _plain_reads(self.engine, contents):
+        own = self.engine.checkpoint_engine
+        self.engine.checkpoint_engine = _PlainReader(own, contents)
+        try:
             self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
+        finally:
+            self.engine.checkpoint_engine = own
         return True
 
     def set_weights(self, weights: Weights) -> LoadResult:
         named = names_of(self.model, weights)
         if not is_partitioned(self.model):
             return self.model.load_state_dict(named, strict=False)
-        for module, own in self._by_module(named):
-            with whole_for_a_while(module.parameters(recurse=False)):
-                module.load_state_dict(own, strict=False)
-        known = self.model.state_dict().keys()
-        return _Compared([name for name in known if name not in named], [name for name in named if name not in known])
-
-    def _by_module(self, weights: Weights) -> Iterator[tuple[nn.Module, Weights]]:
-        """Yield every module with the weights that are its own: no more than one module is ever gathered."""
         owned: dict[str, Weights] = {}
-        for name, tensor in weights.items():
+        for name, tensor in named.items():
             prefix, _, own_name = name.rpartition(".")
             owned.setdefault(prefix, {})[own_name] = tensor
         for prefix, module in self.model.named_modules():
             if prefix in owned:
-                yield module, owned[prefix]
+                with whole_for_a_while(module.parameters(recurse=False)):  # no more than one module is ever gathered
+                    module.load_state_dict(owned[prefix], strict=False)
+        known = self.model.state_dict().keys()
+        return _Compared([name for name in known if name not in named], [name for name in named if name not in known])
 
 
 class _PlainReader:
@@ -314,17 +307,6 @@ class _PlainReader:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._replaced, name)
-
-
-@contextlib.contextmanager
-def _plain_reads(engine: DeepSpeedEngine, contents: Contents) -> Iterator[None]:
-    """Let an engine read a checkpoint through `_PlainReader`."""
-    own = engine.checkpoint_engine
-    engine.checkpoint_engine = _PlainReader(own, contents)
-    try:
-        yield
-    finally:
-        engine.checkpoint_engine = own
 
 
 def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
