@@ -130,6 +130,8 @@ _GROUP = {
         Kind("true or false", (bool, NoneType)),
     ),
 }
+# of Adafactor, which computes rates that are None
+_COMPUTED_GROUP = {**_GROUP, **{name: _GROUP[name].or_none() for name in _RATES}}
 _OF_PARAMETER = {
     "step": _RATE,
     **dict.fromkeys(MOMENTS, _MOMENT),
@@ -180,13 +182,12 @@ def optimizer_problem(content: object) -> str | None:
         return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(map(_FIELDS.holds, states.values())):
         return "`state` is not a mapping of parameters to their states"
-    rates = [[name for name in _RATES if name in group] for group in groups]
-    if any(names != rates[0] for names in rates):
+    rates = [sorted(group.keys() & _RATES) for group in groups]
+    if rates and rates.count(rates[0]) < len(rates):
         return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
     for index, group in enumerate(groups):
-        # Adafactor computes rates that are None
-        given = {name: value for name, value in group.items() if value is not None or not group.get("relative_step")}
-        wrong = wrong_field({"params": None, **given}, _GROUP, f"param_groups[{index}].")
+        kinds = _COMPUTED_GROUP if group.get("relative_step") is True else _GROUP
+        wrong = wrong_field({"params": None, **group}, kinds, f"param_groups[{index}].")
         if wrong is None and "initial_lr" in group and "lr" not in group:
             wrong = f"`param_groups[{index}].lr` is missing"
         if wrong is not None:

@@ -254,21 +254,18 @@ def _state_of(folder: str) -> LightningCheckpoint:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
     own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
-    run_state = RunState.read(own) if own is not None else None
-    if run_state is not None:
+    if own is not None:
+        run_state = RunState.read(own)
         checkpoint["callbacks"] = run_state.callbacks
-    data = _position_of_transformers(contents, state) if run_state is None else run_state.data
+        data = run_state.data
+    else:  # work out the position from the updates and random states that `transformers` writes
+        updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
+        epoch, updates = divmod(state.global_step, updates_per_epoch)
+        path = contents.find(layout.RNG_STATE_NAME)
+        rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
+        data = DataPosition(epoch=epoch, updates_done=updates, rng=rng)
     checkpoint[OWN_KEY]["windows"] = data.to_plain()
     return checkpoint
-
-
-def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPosition:
-    """Work out the position in the data from the updates and random states that `transformers` writes."""
-    updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
-    epoch, updates = divmod(state.global_step, updates_per_epoch)
-    path = contents.find(layout.RNG_STATE_NAME)
-    rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
-    return DataPosition(epoch=epoch, updates_done=updates, rng=rng)
 
 
 def read_lightning(path: str) -> LightningCheckpoint:

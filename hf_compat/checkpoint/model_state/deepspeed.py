@@ -18,10 +18,17 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain
-from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
+from hf_compat.checkpoint.forms import optimizer_problem, refuse
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
-from hf_compat.checkpoint.model_state.base import OPTIMIZER_FOLDER, ModelState, OptimizerState, giving, has_shards
-from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, fitting, names_of, read_torch_file
+from hf_compat.checkpoint.model_state.base import (
+    OPTIMIZER_FOLDER,
+    ModelState,
+    OptimizerState,
+    PlainState,
+    giving,
+    has_shards,
+)
+from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     OWN_TYPES,
     ZeroStates,
@@ -235,12 +242,10 @@ class DeepSpeedState(ModelState):
             path = contents.find(OPTIMIZER_NAME)
             if path is not None:
                 content = read_torch_file(path)
-                refuse(path, optimizer_problem(content))
                 if isinstance(self.engine.optimizer, torch.optim.Optimizer):  # stage 0 has nothing in parts
-                    with fitting(path):
-                        self.engine.optimizer.load_state_dict(content)
-                    check_optimizer_took_over(path, self.engine.optimizer)
+                    PlainState(self.model).set_optimizer_state(path, content, self.engine.optimizer)
                 else:
+                    refuse(path, optimizer_problem(content))
                     take_states(folder, self.engine, content)
             elif has_shards(folder, OPTIMIZER_FOLDER):
                 raise CheckpointMismatch(
