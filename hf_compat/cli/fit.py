@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import re
 import sys
 import typing
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -36,9 +34,9 @@ from hf_compat.cli.scored_weights import (
     wanted_checkpoint,
 )
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, read_all
+from hf_compat.hf.argument_values import OWN_ARGUMENTS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import (
@@ -51,8 +49,7 @@ from hf_compat.interop.object_parser import (
     build_data,
     build_or_import,
     import_path,
-    in_todays_words,
-    read_plain,
+    in_todays_names,
     todays_values,
 )
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
@@ -218,34 +215,8 @@ def default_of(field: dataclasses.Field[Any]) -> Value:
 
 
 def as_sections(words: Sequence[str]) -> list[str]:
-    """Turn the options of an HF command line into those of the `args` section. Other words stay.
-
-    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
-    """
-    turned: list[str] = []
-    said: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        if not word.startswith("--") or not {name, name.removeprefix("no_")} & _ARGUMENT_NAMES:
-            turned.append(word)
-        elif name not in _ARGUMENT_NAMES:
-            turned.append(f"--args.{name.removeprefix('no_')}=false")
-        else:
-            values = [value] if equals else []
-            while not equals and rest and not rest[0].startswith("--") and (name in _LISTS or not values):
-                values.append(rest.pop(0))
-            is_list = name in _LISTS and bool(values) and not values[0].startswith("[")
-            said[name] = (json.dumps(values) if is_list else "".join(values)) or "true"
-            turned.extend(in_todays_words("args.", name, said[name]))
-    if OLD_NAMES.keys() & said.keys():  # an old name and its successor may contradict each other
-        checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
-        read, _ = read_all(checks, {name: read_plain(text) for name, text in said.items()})  # the class names problems
-        with warnings.catch_warnings(action="ignore"):  # the class warns
-            translate_legacy(read, {*FIELDS, *OWN_ARGUMENTS}, checks)
-    return turned
+    """Turn the options of an HF command line into those of the `args` section."""
+    return in_todays_names(words, {"": "args."}, _ARGUMENT_NAMES, _LISTS)
 
 
 # jsonargparse lists the options of one part by `--args.help`.

@@ -20,7 +20,8 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
@@ -30,9 +31,9 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.errors import ArgumentError, HfCompatError, warn_user
-from hf_compat.hf.argument_values import checks_of
-from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
+from hf_compat.hf.argument_values import checks_of, read_all
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old, translate_legacy
 from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.runtime.launch import environment_with
 from hf_compat.runtime.text import nearest, shown
@@ -262,12 +263,61 @@ def read_plain(word: str | bool) -> bool | int | float | str:
     return word
 
 
-def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
-    """Make the options of an argument. An old name gives options of current names, which override a file's."""
-    today = todays_values(name, read_plain(text)) if name in OLD_NAMES else {}
-    if not today:
-        return [f"--{prefix}{name}={text}"]
-    return [f"--{prefix}{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
+def in_todays_names(
+    words: Sequence[str], prefixes: Mapping[str, str], names: Collection[str], lists: Collection[str] = ()
+) -> list[str]:
+    """Rewrite the options of arguments by current names, which override a file's. Other words stay.
+
+    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
+
+    Args:
+        words: A command line.
+        prefixes: The beginnings of the options of arguments → their new beginnings.
+        names: The arguments whose options are rewritten.
+        lists: The arguments that take several words.
+    """
+    turned: list[str] = []
+    said: dict[str, dict[str, str]] = {}
+    changed: dict[str, set[str]] = {}  # the arguments that old names set
+    places: dict[str, int] = {}  # behind the last option of such an argument
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, equals, text = word.removeprefix("--").partition("=")
+        prefix = next((one for one in prefixes if word.startswith(f"--{one}")), None)
+        name = option.removeprefix(prefix or "").replace("-", "_")
+        is_off = name not in names and name.removeprefix("no_") in names
+        if prefix is None or not (name in names or is_off):
+            turned.append(word)
+            continue
+        values = ["false"] if is_off else [text] if equals else []
+        while waiting and not (equals or is_off or waiting[0].startswith("--")) and (name in lists or not values):
+            values.append(waiting.pop(0))
+        is_list = name in lists and bool(values) and not values[0].startswith("[")
+        name, text = name.removeprefix("no_") if is_off else name, json.dumps(values) if is_list else "".join(values)
+        value = text if values else "true"
+        said.setdefault(prefix, {})[name] = value
+        today = todays_values(name, read_plain(value)) if name in OLD_NAMES else {}
+        changed.setdefault(prefix, set()).update(today)
+        if not today:
+            turned.append(f"--{prefixes[prefix]}{name}={value}")
+        if today or name in changed[prefix]:
+            places[prefix] = len(turned)
+    for prefix, place in sorted(places.items(), key=lambda item: -item[1]):
+        turned[place:place] = _todays_options(prefixes[prefix], said[prefix])
+    return turned
+
+
+def _todays_options(prefix: str, said: Mapping[str, str]) -> list[str]:
+    """Make the options of the current arguments that old names set."""
+    checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
+    given = {name: read_plain(text) for name, text in said.items()}
+    read, _ = read_all(checks, given)  # the class names problems
+    with warnings.catch_warnings(action="ignore"):  # the class warns
+        arguments, _ = translate_legacy(read, checks.keys(), checks)
+    today = dict.fromkeys(new for old in OLD_NAMES.keys() & given.keys() for new in todays_values(old, given[old]))
+    values = {name: plain(arguments[name]) for name in today}
+    return [f"--{prefix}{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in values.items()]
 
 
 def todays_values(name: str, value: Spec) -> dict[str, Spec]:
@@ -293,7 +343,8 @@ _ARGUMENTS: WeakKeyDictionary[ArgumentParser, list[str]] = WeakKeyDictionary()
 
 def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further: Spec, **options: Spec) -> Namespace:
     """Parse a command line, which may have options for parts of objects and old names of arguments."""
-    words = _with_todays_names(sys.argv[1:] if args is None else args, _ARGUMENTS.get(self, []))
+    prefixes = {prefix: prefix for prefix in _ARGUMENTS.get(self, [])}
+    words = in_todays_names(sys.argv[1:] if args is None else args, prefixes, OLD_NAMES)
     open_types: dict[str, Hint] = {}  # the places of objects whose parts the parser does not know
     for action in self._actions:
         hint = getattr(action, "_typehint", None)
@@ -425,19 +476,3 @@ def _is_model(hint: Hint) -> bool:
     parts = parts_of(hint)
     is_spec = any(part is dict or typing.get_origin(part) is dict for part in parts)
     return is_spec and any(isinstance(part, type) and issubclass(part, nn.Module) for part in parts)
-
-
-def _with_todays_names(words: Sequence[str], prefixes: Sequence[str]) -> list[str]:
-    turned: list[str] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        option, equals, text = word.partition("=")
-        found = next((p for p in prefixes if option.removeprefix(f"--{p}") in OLD_NAMES and option[:2] == "--"), None)
-        if found is None:
-            turned.append(word)
-            continue
-        if not equals:
-            text = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
-        turned += in_todays_words(found, option.removeprefix(f"--{found}"), text)
-    return turned

@@ -161,4 +161,11 @@ def test_an_old_name_and_its_successor_may_not_contradict_each_other_in_one_comm
     assert as_sections(["--eval_strategy", "steps", "--evaluation_strategy", "steps", "--async_save"]) == [
         "--args.eval_strategy=steps", "--args.eval_strategy=steps", "--args.async_save=true",
     ]  # fmt: skip
+    # two old names of one argument, and an option that the rest of the line would replace
+    words = ["--fsdp_min_num_params", "7", "--fsdp_transformer_layer_cls_to_wrap=A", "--fsdp_config", '{"xla": false}']
+    *_, last = as_sections(words)
+    assert json.loads(last.partition("=")[2]) == {
+        "min_num_params": 7, "transformer_layer_cls_to_wrap": "A", "xla": False,
+    }  # fmt: skip
+    assert as_sections(["--run_name=", "--no_bf16=1"]) == ["--args.run_name=", "--args.bf16=false"]
     assert "--args.use_cpu=true" in as_sections(["--no_cuda", "--learning_rate", "5e-5"])
