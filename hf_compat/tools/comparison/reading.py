@@ -65,11 +65,7 @@ class End:
 
 @dataclass(slots=True)
 class Findings:
-    """The content of one side's records.
-
-    Args:
-        overridden: Name → the script's value and the value that counted.
-    """
+    """The content of one side's records."""
 
     values: dict[str, dict[Place, Value]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
     end: End | None = None
@@ -77,7 +73,7 @@ class Findings:
     updates: int = 0
     resumed: set[int] = field(default_factory=set)  # trainings that resumed a checkpoint
     seconds: list[float] = field(default_factory=list)  # duration of each update but the first of a training
-    overridden: dict[str, tuple[str, str]] = field(default_factory=dict)
+    overridden: dict[str, tuple[str, str]] = field(default_factory=dict)  # the script's value, and that which counted
 
     @property
     def seconds_of_update(self) -> float | None:

@@ -31,15 +31,11 @@ _SHORT_STREAM = (
 
 @dataclass
 class DataPart:
-    """The data module.
-
-    Args:
-        eval_sets: The expressions of the evaluation sets by name. The name of a single one is empty.
-    """
+    """The data module."""
 
     train_set: str = ""
     collator: str = "None"
-    eval_sets: dict[str, str] = field(default_factory=dict)
+    eval_sets: dict[str, str] = field(default_factory=dict)  # expressions by name. The name of a single one is empty
     shuffles: bool = False
     data_seed: int = 0  # the seed of the first epoch
     groups: int | None = None  # the number of samples of like length that are grouped

@@ -55,11 +55,8 @@ class ProjectFiles:
 class Expressions:
     """Writes values for one file of the project, and keeps the imports of that file.
 
-    Args:
-        recorder: Knows how objects were made.
-        files: Collects the files of saved values.
-        code: The user's own code. None if this writes for that file itself.
-        known: Names of values, such as the model, where the expressions are used.
+    `code` is the user's own code, or None if this writes for that file itself. `known` are the names that values have
+    where the expressions are used, such as the model.
     """
 
     def __init__(

@@ -18,17 +18,12 @@ class CannotBeWritten(Exception):
 
 @dataclass(slots=True)
 class Findings:
-    """All findings so far, in their order.
+    """All findings so far, in their order."""
 
-    Args:
-        problems: Reasons that forbid the ejection. All are reported at once, and nothing is written.
-        inexact: Reasons why losses differ from the script's in the last digits. Empty if they are equal bit for bit.
-    """
-
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # reasons that forbid the ejection, reported all at once
     todos: list[str] = field(default_factory=list)  # work for the user, marked in the project's files
     notes: list[str] = field(default_factory=list)  # differences between project and script, for the README
-    inexact: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)  # reasons why losses differ in the last digits
 
     def forbid(self, problem: str, hint: str) -> None:
         """Add a reason that forbids the ejection, with the way out."""

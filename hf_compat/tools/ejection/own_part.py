@@ -64,16 +64,12 @@ _STAND_IN = Path(__file__).parent / "templates" / "hf_trainer.py.jinja"
 
 @dataclass
 class OwnPart:
-    """The parts of the script's Trainer that the project needs.
-
-    Args:
-        left: Comments for its other overrides, and errors if numbers depend on them.
-    """
+    """The parts of the script's Trainer that the project needs."""
 
     own: str | None = None
     seams: set[str] = field(default_factory=set)
     supers: set[str] = field(default_factory=set)  # methods that its own methods call by `super()`
-    left: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # comments for other overrides, errors if numbers depend on them
 
 
 def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findings: Findings) -> OwnPart:

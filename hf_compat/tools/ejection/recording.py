@@ -42,16 +42,10 @@ _STREAM_MAKERS = {
 
 
 class Call(NamedTuple):
-    """A call that made an object.
+    """A call that made an object."""
 
-    Args:
-        of: The name of a function's module, or the owner of a method.
-        name: The function or method.
-        given: Its arguments.
-    """
-
-    of: object
-    name: str
+    of: object  # the name of a function's module, or the owner of a method
+    name: str  # of the function or method
     given: Given
 
 
@@ -61,8 +55,7 @@ Origin = Callable[[object, FrameType | None], Given | Call | None]
 class Recorder:
     """Keeps the arguments from which each watched instance was made.
 
-    Args:
-        folder: The script's folder. Classes of files in there and in the working folder are its own.
+    Classes of files in the script's folder and in the working folder are the script's own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -156,12 +149,9 @@ class Recorder:
         return build
 
     def _watch_init(self, kind: type, origin_of: Origin = lambda *_: None, *, holds: bool = False) -> None:
-        """Watch a constructor until the end of the recording.
+        """Watch a constructor until the end of the recording, and keep an instance's attributes with `holds`.
 
-        Args:
-            kind: The class.
-            origin_of: Finds the origin of an instance in the running frames. By default it is the arguments.
-            holds: Whether the attributes of an instance are kept, too.
+        `origin_of` finds the origin of an instance in the running frames. By default it is the arguments.
         """
         init, keep, held = vars(kind)["__init__"], self._keep, self._held
 

@@ -179,9 +179,7 @@ def files_below(folder: str) -> Iterator[str]:
 def is_of_the_command(path: str, own: Iterable[str]) -> bool:
     """Whether a file is the command's own, not one that programs keep for themselves.
 
-    Args:
-        path: The path outside of the isolation.
-        own: Folders in which the user works. Files in their hidden folders are not the command's own.
+    Those in hidden folders of the user's `own` folders are not.
     """
     bases = [one for one in (*own, os.path.expanduser("~")) if is_below(path, one)]
     parts = os.path.relpath(path, max(bases, key=len, default=os.sep)).split(os.sep)

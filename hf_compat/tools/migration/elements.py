@@ -18,14 +18,10 @@ EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edit:
-    """A change of one argument.
-
-    Args:
-        value: Makes the new value from the old one. None keeps the value.
-    """
+    """A change of one argument."""
 
     name: str | None = None  # its new name. None keeps the name
-    value: Callable[[cst.BaseExpression], cst.BaseExpression] | None = None
+    value: Callable[[cst.BaseExpression], cst.BaseExpression] | None = None  # makes the new one of the old one
     drop: bool = False
 
 

@@ -135,12 +135,9 @@ class ImportBlocks:
         return is_only and isinstance(self._source.parent(line), (cst.Module, cst.IndentedBlock))
 
     def replace(self, node: cst.BaseSmallStatement, new: Sequence[Written], rest: Written | None) -> None:
-        """Replace an import.
+        """Replace an import, or remove another statement.
 
-        Args:
-            node: The import, or another statement that is removed.
-            new: The imports in its place.
-            rest: The remaining part of it. Empty text leaves it as it is, None removes it.
+        `rest` is the remaining part of it. Empty text leaves it as it is, None removes it.
         """
         if self.is_alone(node):
             line = cast("cst.SimpleStatementLine", self._source.parent(node))

@@ -46,12 +46,7 @@ _QUIET: Mapping[str, object] = {
 
 @dataclass
 class Session:
-    """The state that the checks share.
-
-    Args:
-        batches: The collated micro-batches of the first update. Empty if there are none.
-        dropped_columns: Columns of the training data that are removed, because the forward does not take them.
-    """
+    """The state that the checks share."""
 
     trainer: Trainer
     folder: str  # the scratch folder of all processes of this machine
@@ -59,10 +54,10 @@ class Session:
     resume_from_checkpoint: str | bool | None = None
     strategy: str = "one_device"
     counts: RunCounts | None = None  # updates, epochs and samples. None if the data does not give them
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)  # the collated micro-batches of the first update
     checkpoint_bytes: int | None = None
     metrics: dict[str, Nested] | None = None  # names and values of an evaluation. None if there was none
-    dropped_columns: tuple[str, ...] = ()
+    dropped_columns: tuple[str, ...] = ()  # of the training data, because the forward does not take them
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)

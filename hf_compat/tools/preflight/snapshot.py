@@ -36,12 +36,7 @@ _ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ty
 
 
 class Snapshot:
-    """The state of some objects and of all that they reach.
-
-    Args:
-        trained: Objects whose tensors may change: model, optimizer, the Trainer itself.
-        data: Data sets. Their attributes and generators are kept, but their tensors are not copied.
-    """
+    """The state of some objects and of all that they reach. The tensors of `data` are not copied."""
 
     def __init__(self, trained: Iterable[object], data: Iterable[object] = ()) -> None:
         states = read_rng()

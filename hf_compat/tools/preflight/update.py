@@ -23,21 +23,14 @@ _MOST_NAMES = 8
 
 
 class Probe(TrainerCallback):
-    """The only callback of a preflight. It watches an update, saves it if asked to, and ends the training after it.
-
-    Attributes:
-        losses: The losses of the micro-batches.
-        without_gradient: Names of trained parameters that got no gradient.
-        norms: The norms of the gradients by parameter.
-        has_stepped: Whether the optimizer has made its step.
-    """
+    """The only callback of a preflight. It watches an update, saves it if asked to, and ends the training after it."""
 
     def __init__(self, saves: bool = True) -> None:
         self.saves = saves
-        self.losses: list[float] = []
-        self.without_gradient: list[str] = []
-        self.norms: dict[str, float] = {}
-        self.has_stepped = False
+        self.losses: list[float] = []  # of the micro-batches
+        self.without_gradient: list[str] = []  # trained parameters that got none
+        self.norms: dict[str, float] = {}  # of the gradients, by parameter
+        self.has_stepped = False  # whether the optimizer has made its step
 
     def on_substep_end(
         self, args: Args, state: TrainerState, control: TrainerControl, loss: Kwarg = None, **kwargs: Kwarg
