@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.tools.migration.old_arguments import GONE_IN_5, is_flag, is_renamed, switched_on, today
 from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
 
+_COMMAND = re.compile(r"(?:[^\n]*\\\r*\n)*[^\n]*\n?")  # with its continuation lines
 _RUNNERS = re.compile(r"\b(python[\d.]*|torchrun|accelerate|deepspeed|hf-compat|srun)\b")
 # Options that only training arguments have. Without one of them, an old name may mean something else.
 _TELLTALES = re.compile(
@@ -29,7 +29,8 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
     mended: list[Finding] = []
     pieces: list[str] = []
     done = 0
-    for start, end in _commands(text):
+    commands = (one for one in _COMMAND.finditer(text) if _RUNNERS.search(one[0]))
+    for start, end in (one.span() for one in commands if not one[0].lstrip().startswith("#")):
         is_training = bool(_TELLTALES.search(text, start, end))
         for option in _OPTION.finditer(text, start, end):
             name, name_end = option["name"].replace("-", "_"), option.end("name")
@@ -54,22 +55,6 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
                     reason = f"transformers 5 has no such option: {today(name)}"
                     mended.append(Finding(line, f"--{name}", reason, effect=Effect.FAILS))
     return Rewritten("".join([*pieces, text[done:]]), tuple(findings), tuple(mended))
-
-
-def _commands(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of commands that run Python, each with its continuation lines. Comments are skipped."""
-    start = 0
-    while start < len(text):
-        end = start
-        while True:
-            newline = text.find("\n", end)
-            end = len(text) if newline < 0 else newline + 1
-            if newline < 0 or not text[:newline].rstrip("\r").endswith("\\"):
-                break
-        command = text[start:end]
-        if _RUNNERS.search(command) and not command.lstrip().startswith("#"):
-            yield start, end
-        start = end
 
 
 def _current(name: str, value: str, target: Target) -> tuple[str | None, str | None]:
