@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
     shown = _Progress(quiet=chosen.quiet)
     found = compare(
         script, limits, chosen.against, chosen.output, tuple(chosen.allow_writes), chosen.copy_limit, chosen.compat,
-        shown.update, shown.tell,
+        shown.update, lambda line: shown.say(f"{line}\n"),
     )  # fmt: skip
     shown.end()
     if chosen.json not in (None, "-"):
@@ -83,23 +83,20 @@ class _Progress:
         self._is_terminal = sys.stderr.isatty()
         self._last = ("", -1, -1)
 
-    def tell(self, line: str) -> None:
-        self._say(f"{line}\n")
-
     def update(self, side: str, training: int, updates: int) -> None:
         now = (side, training, updates)
         if now == self._last or (not self._is_terminal and side == self._last[0]):
             return
         if side != self._last[0] and self._last[0] and self._is_terminal:
-            self._say("\n")
+            self.say("\n")
         self._last = now
         number = f", training {training}" if training > 1 else ""
         count = f"{number}: {updates} updates" if training else ": the script starts"
-        self._say(f"\r{side}{count} " if self._is_terminal else f"{side} runs\n")
+        self.say(f"\r{side}{count} " if self._is_terminal else f"{side} runs\n")
 
     def end(self) -> None:
-        self._say("\n\n" if self._is_terminal else "")
+        self.say("\n\n" if self._is_terminal else "")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if not self._quiet:
             print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - the command's answer

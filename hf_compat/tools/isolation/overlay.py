@@ -58,7 +58,12 @@ def enter(plan: Plan) -> list[str]:
         _mount(None, root, _UNBINDABLE)
     if plan.working_folder in cover.read_only:
         raise PermissionError(f"{plan.working_folder} holds another mount")
-    _let_sockets_through(root)
+    # Sockets of services are shown as they are, because an overlay disconnects them
+    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+        paths = {path for line in file for path in [line.rstrip("\n").partition(" /")[2]] if path}
+    for path in paths:
+        if os.path.exists(f"/{path}") and os.path.exists(f"{root}/{path}"):
+            _mounts(f"/{path}", f"{root}/{path}", _BIND)  # a vanished one does no harm
     for folder in plan.open_to:
         _mount(folder, root + folder, _BIND | _RECURSIVE)
     _mount(plan.folder, root + plan.folder, _BIND)
@@ -177,12 +182,3 @@ def _mounted(leave_out: str) -> list[Mount]:
             if os.path.lexists(point) and not is_below(point, leave_out):
                 found[point] = Mount(point=point, kind=after.split(" ")[0])
     return [found[point] for point in sorted(found)]
-
-
-def _let_sockets_through(root: str) -> None:
-    """Show the sockets of services as they are, because an overlay disconnects them."""
-    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
-        paths = {path for line in file for path in [line.rstrip("\n").partition(" /")[2]] if path}
-    for path in paths:
-        if os.path.exists(f"/{path}") and os.path.exists(f"{root}/{path}"):
-            _mounts(f"/{path}", f"{root}/{path}", _BIND)  # a vanished one does no harm

@@ -68,8 +68,6 @@ GONE_IN_5_OF_TRAINERS = {
     "num_tokens": "count the tokens of `get_train_dataloader()`",
     "propagate_args_to_deepspeed": "`transformers.integrations.deepspeed.propagate_args_to_deepspeed`",
 }
-# A method of older releases that this package's trainers still have.
-_ANSWERED = ("prediction_loop",)
 _OF_TRAINERS = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *ABSENT, *FORMER_METHODS}
 # Other libraries use these words, too, so they count only for an object that is called a model.
 _OF_MODELS = ("parallelize", "deparallelize", "prune_heads")
@@ -121,7 +119,8 @@ def _rewrite_of_trainer(node: cst.Attribute, source: Source) -> None:
     if name not in _TRAINER_NAMES and name in own_methods:
         return
     absent = {**ABSENT, **FORMER_METHODS}
-    if name in absent and name not in _ANSWERED and source.target is Target.HF_COMPAT:
+    # This package's trainers still have `prediction_loop`
+    if name in absent and name != "prediction_loop" and source.target is Target.HF_COMPAT:
         source.list(node, source.code(node), f"hf_compat has no such name: {absent[name]}", Effect.FAILS)
     elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
         source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)

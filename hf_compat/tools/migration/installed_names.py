@@ -146,17 +146,14 @@ def _exports_of(file: Path) -> frozenset[str] | None:
     return frozenset(word for one in lists for word in _WORD.findall(one)) if lists else None
 
 
-@functools.lru_cache(maxsize=4)
-def names_at(root: Path) -> InstalledNames:
-    """Return the names of the package in a folder; read once a process."""
-    return InstalledNames(root)
+_names_at = functools.lru_cache(maxsize=4)(InstalledNames)
 
 
 def installed_names(package: str) -> InstalledNames | None:
     """Return the names of a package that Python would import from here; None where there is none."""
     spec = importlib.machinery.PathFinder.find_spec(package)
     origin = None if spec is None else spec.origin
-    return None if origin is None or not origin.endswith("__init__.py") else names_at(Path(origin).parent)
+    return None if origin is None or not origin.endswith("__init__.py") else _names_at(Path(origin).parent)
 
 
 def _text(path: Path) -> str:

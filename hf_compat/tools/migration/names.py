@@ -45,10 +45,6 @@ ADAMW_DIFFERS = (
 )
 
 
-# Each module of transformers may have its own `logger`, so it is not looked for elsewhere.
-_OF_ITS_OWN = ("logger",)
-
-
 def renamed(name: str) -> str:
     """The current name of a name of transformers."""
     return RENAMED.get(name, name)
@@ -105,7 +101,7 @@ def find(module: str, name: str, target: Target) -> Found:
     images = name.removesuffix("FeatureExtractor") + "ImageProcessor"
     if reason is None and name.endswith("FeatureExtractor") and names.has(f"transformers.{images}"):
         return Found("transformers", images)
-    homes = () if name in _OF_ITS_OWN else names.homes(name)
+    homes = () if name == "logger" else names.homes(name)  # each module may have its own
     if reason is None and len(homes) == 1:
         return Found(homes[0], name)
     nearby = f"; it is in {' and '.join(homes)}" if homes else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 from libcst.metadata import BaseAssignment
@@ -49,17 +48,15 @@ _COPIES = ("dataclasses.replace", "copy.copy", "copy.deepcopy")
 _WRAPPERS = ("Optional", "Union", "Annotated", "Final", "ClassVar")
 
 
-@dataclass(frozen=True, slots=True)
-class _Annotated:
+class _Annotated(NamedTuple):
     """A declaration without a value: `args: TrainingArguments`."""
 
     annotation: cst.BaseExpression
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     whole: cst.BaseExpression
-    index: int
+    place: int
 
 
 _Value: TypeAlias = cst.BaseExpression | _Annotated | _Part
@@ -149,7 +146,7 @@ class Things:
         if isinstance(value, _Annotated):
             return self._of_annotation(value.annotation)
         if isinstance(value, _Part):
-            return dict(enumerate(self._parsed(value.whole) or [])).get(value.index)
+            return dict(enumerate(self._parsed(value.whole) or [])).get(value.place)
         return None if value is None else self.of(value)
 
     def _of_parameter(self, node: cst.Param) -> Thing | None:
