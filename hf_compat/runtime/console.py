@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -170,20 +170,12 @@ class SharedLogger:
         self._theirs = logging.getLogger(theirs)
         self._told: set[str] = set()
 
-    def warning(self, text: str) -> None:
-        """Log a warning."""
-        self._logger.warning(text, stacklevel=2)
-
     def warning_once(self, text: str) -> None:
         """Log a warning about a step, once in this process."""
         if text not in self._told:
             self._told.add(text)
-            self._logger.warning(text, stacklevel=2)
+            self.warning(text, stacklevel=2)
 
-    def info(self, text: str) -> None:
-        """Log a line of information."""
-        self._logger.info(text, stacklevel=2)
-
-    @property
-    def _logger(self) -> logging.Logger:
-        return self._theirs if _in_place_of_transformers else self._ours
+    def __getattr__(self, name: str) -> Any:
+        """Other methods are those of the logger in use."""
+        return getattr(self._theirs if _in_place_of_transformers else self._ours, name)
