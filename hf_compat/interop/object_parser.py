@@ -348,7 +348,10 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
     open_types: dict[str, Hint] = {}  # the places of objects whose parts the parser does not know
     for action in self._actions:
         hint = getattr(action, "_typehint", None)
-        if hint is not None and not action.dest.endswith(".help") and (_is_open(hint) or _is_model(hint)):
+        if hint is None or action.dest.endswith(".help"):
+            continue
+        takes_anything = any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts_of(hint))
+        if hint == SPEC or takes_anything or _is_model(hint):
             open_types[action.dest] = hint
     # another word for a model may be the name of a known class, or a file
     sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
@@ -463,12 +466,6 @@ def _near_name(parser: ArgumentParser, name: str) -> str | None:
     if near is None:
         return None
     return nearest(name, known[near], cutoff=0) if place else known[near][0]
-
-
-def _is_open(hint: Hint) -> bool:
-    """Whether a type allows any value."""
-    parts = parts_of(hint)
-    return hint == SPEC or any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
 
 
 def _is_model(hint: Hint) -> bool:
