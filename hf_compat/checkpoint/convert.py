@@ -63,7 +63,12 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
 
 def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> str:
     to_lightning = target.endswith(".ckpt")
-    stored = None if to_lightning else _shards(source)
+    stored: list[StoredTensor] | None = None
+    if os.path.isdir(source) and not to_lightning:
+        if is_dcp_folder(source):
+            stored = dcp_tensors(source)
+        elif find_zero_folder(source) is not None:
+            stored = zero_tensors(source)
     if stored is not None:
         # Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number
         if not stored:
@@ -96,17 +101,12 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
     )
 
 
-def _shards(source: str) -> list[StoredTensor] | None:
-    """List the tensors of a folder of shards. None for anything else."""
-    if not os.path.isdir(source):
-        return None
-    if is_dcp_folder(source):
-        return dcp_tensors(source)
-    return zero_tensors(source) if find_zero_folder(source) is not None else None
-
-
 def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:
-    prefix = "" if keep_names else _common_prefix([tensor.name for tensor in stored])
+    # The wrappers' prefixes that every name begins with, each once and in any order
+    prefix, left = "", [] if keep_names else list(WRAPPER_PREFIXES)
+    while found := next((p for p in left if all(tensor.name.startswith(prefix + p) for tensor in stored)), None):
+        left.remove(found)
+        prefix += found
     groups = list(_grouped(stored, shard_bytes))
     file_of: dict[str, str] = {}
     total_bytes = 0
@@ -131,17 +131,6 @@ def _load(stored: StoredTensor) -> torch.Tensor:
     if tensor.is_meta:
         raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")
     return tensor
-
-
-def _common_prefix(all_names: list[str]) -> str:
-    """Find the wrappers' prefixes that every name begins with, each once and in any order."""
-    prefix, left = "", list(WRAPPER_PREFIXES)
-    while True:
-        found = next((p for p in left if all(name.startswith(prefix + p) for name in all_names)), None)
-        if found is None:
-            return prefix
-        left.remove(found)
-        prefix += found
 
 
 def _grouped(stored: list[StoredTensor], shard_bytes: int) -> Iterator[list[StoredTensor]]:

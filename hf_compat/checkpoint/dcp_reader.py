@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -186,25 +186,18 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     if wrong is not None:
         raise CheckpointError(f"{path} cannot be read: {wrong}.")
     assert isinstance(index, Metadata)
-    for file in sorted({info.relative_path for info in index.storage_data.values()}):
-        if not is_plain_name(file):
-            raise CheckpointError(f"{path} names {file!r}, which is outside the checkpoint.")
-        entries = [info for info in index.storage_data.values() if info.relative_path == file]
-        _check_entries(contents.need(before + file), entries)
-    return DcpFolder(os.path.dirname(path), index)
-
-
-def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
-    """Refuse a file that ends before one of its entries does, or has an entry that is not a file of torch."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        for info in entries:
-            end = info.offset + info.length
+    for info in index.storage_data.values():
+        if not is_plain_name(info.relative_path):
+            raise CheckpointError(f"{path} names {info.relative_path!r}, which is outside the checkpoint.")
+        file = contents.need(before + info.relative_path)
+        with open_regular(file) as opened:
+            size, end = os.fstat(opened.fileno()).st_size, info.offset + info.length
             if end > size:
-                raise CheckpointError(f"{path} is cut off: it has {size} bytes, and an entry ends at {end}.")
-            file.seek(info.offset)
-            if file.read(len(_ZIP_BEGINS)) != _ZIP_BEGINS:
-                raise CheckpointError(f"{path} is damaged: at {info.offset} begins no entry.")
+                raise CheckpointError(f"{file} is cut off: it has {size} bytes, and an entry ends at {end}.")
+            opened.seek(info.offset)
+            if opened.read(len(_ZIP_BEGINS)) != _ZIP_BEGINS:
+                raise CheckpointError(f"{file} is damaged: at {info.offset} begins no entry.")
+    return DcpFolder(os.path.dirname(path), index)
 
 
 def check_values(dcp: DcpFolder) -> None:

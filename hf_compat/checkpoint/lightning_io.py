@@ -307,9 +307,12 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         own = next((loader for loader in (loops.get("combined_loader") or [])[:1] if "epoch" in loader), None)
     data = None if own is None else DataPosition.read(own)
+    epoch = float(checkpoint["epoch"] if data is None else data.epoch)
+    if data is not None and data.is_open and data.micro_batches_per_epoch:
+        epoch = data.epoch + data.micro_batches_done / data.micro_batches_per_epoch
     state = TrainerState(
         global_step=int(checkpoint["global_step"]),
-        epoch=_epoch_of(checkpoint, data),
+        epoch=epoch,
         # transformers compares it with its own and takes no None
         train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
@@ -330,14 +333,6 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         ).save(folder)
         if data.rng is not None:
             torch.save(unpack_rng(data.rng), os.path.join(folder, layout.RNG_STATE_NAME))
-
-
-def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
-    if data is None:
-        return float(checkpoint["epoch"])
-    if not data.is_open or not data.micro_batches_per_epoch:
-        return float(data.epoch)
-    return float(data.epoch + data.micro_batches_done / data.micro_batches_per_epoch)
 
 
 # Keys of a Lightning checkpoint that become files of the folder, or hold no further weights.
