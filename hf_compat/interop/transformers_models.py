@@ -1,7 +1,6 @@
 """Recognise and use objects of `transformers` and `peft` without importing either package first.
 
-They are models, tokenizers, data sets, generation configs and callbacks. Liger's kernels and compilation block by block
-are here, too.
+They are models, tokenizers, data sets, generation configs and callbacks. Liger's kernels are here, too.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument,
 from hf_compat.interop.releases import check_quantization, of_transformers, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
-
-
-def loaded(package: str) -> ModuleType | None:
-    """A package that is imported already, or None."""
-    return sys.modules.get(package)
 
 
 def _is_instance(candidate: object, package: str, *names: str) -> bool:
@@ -60,7 +54,7 @@ def takes_loss_keywords(model: nn.Module) -> bool | None:
     Returns:
         None if the release has no such rule, or if the model is not one of transformers.
     """
-    utils = loaded("transformers.utils") if is_transformers_model(model) else None
+    utils = sys.modules.get("transformers.utils") if is_transformers_model(model) else None
     if utils is None or hasattr(utils, "TransformersKwargs") or hasattr(utils, "LossKwargs"):
         return None
     return "loss_kwargs" in inspect.signature(model.forward).parameters
@@ -77,7 +71,7 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
         `transformers.Trainer`, 5.23, does not load these parameters when it resumes or loads the best model.
     """
     own = {name.replace("_orig_mod.", "") for name in model.state_dict()}
-    mappings = loaded("transformers.conversion_mapping")
+    mappings = sys.modules.get("transformers.conversion_mapping")
     if not (own - weights.keys() and weights.keys() - own) or mappings is None or not is_transformers_model(model):
         return weights
     if not mappings.get_model_conversion_mapping(model, add_legacy=False):
@@ -119,7 +113,7 @@ def loss_shifts_labels(model: nn.Module) -> bool:
         The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.
     """
     kind = getattr(model, "loss_type", None)
-    if kind is None or loaded("transformers") is None:
+    if kind is None or sys.modules.get("transformers") is None:
         return False
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
@@ -129,7 +123,7 @@ def loss_shifts_labels(model: nn.Module) -> bool:
 
 def is_causal_lm(model: nn.Module) -> bool:
     """Whether `transformers` lists the model's class for causal language modelling."""
-    if loaded("transformers") is None:
+    if sys.modules.get("transformers") is None:
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -145,7 +139,7 @@ def check_trainable(model: object) -> None:
         )
     _check_shards(model)
     # a compiled model, and a model with adapters, has the attributes of the inner model
-    if loaded("transformers") is not None and getattr(model, "is_quantized", False):
+    if sys.modules.get("transformers") is not None and getattr(model, "is_quantized", False):
         check_quantization(model, is_peft_model(model))
 
 
@@ -191,7 +185,7 @@ _NOT_FSDP = frozenset({"tp", "ep", "pp", "cp", "sp"})
 
 def pads_itself(processing_class: object) -> bool:
     """Whether a processing class pads samples, as tokenizers and feature extractors do."""
-    if loaded("transformers") is not None:
+    if sys.modules.get("transformers") is not None:
         return _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "SequenceFeatureExtractor")
     return callable(getattr(processing_class, "pad", None))
 
