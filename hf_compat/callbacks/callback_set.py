@@ -11,7 +11,6 @@ import logging
 import os
 import types
 from collections.abc import Sequence
-from enum import Enum
 
 import lightning.pytorch as pl
 import torch
@@ -426,6 +425,4 @@ def _copied(value: object) -> object:
     """Copy tensors and containers, in which a callback may count or collect. Other values are shared."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if isinstance(value, _CONTAINERS) and not isinstance(value, Enum):
-        return copy.copy(value)
-    return value
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
