@@ -107,17 +107,17 @@ def _take_metrics_out(method: cst.FunctionDef, what: str, source: Source) -> Non
             edit_call(source, call, dict.fromkeys(given, Edit(drop=True)))
     uses = sum(name == "metrics" for name in _names_in(method))
     if uses == forwarded:
-        source.change(method.params, _without_last)
+
+        def without_last(node: cst.Parameters) -> cst.Parameters:
+            *rest, before, last = node.params
+            kept = before.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
+            return node.with_changes(params=[*rest, kept])
+
+        source.change(method.params, without_last)
     elif method.params.params[-1].default is None:
         source.change(method.params.params[-1], lambda node: node.with_changes(default=cst.Name("None")))
     if forwarded and uses > forwarded:
         source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
-
-
-def _without_last(node: cst.Parameters) -> cst.Parameters:
-    *rest, before, last = node.params
-    kept = before.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
-    return node.with_changes(params=[*rest, kept])
 
 
 def _own_names(method: cst.FunctionDef) -> list[str]:
