@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import tempfile
 from collections.abc import Callable
 
 from hf_compat.callbacks.callback_set import SavedCallbackStates
@@ -130,19 +128,14 @@ class SearchMethods(TrainerBase):
         """
         if self.hp_search_backend is None or trial is None:
             return
+        if self.hp_search_backend == HPSearchBackend.RAY:  # its search is transformers' own
+            trainer_of_transformers("Trainer")._report_to_hp_search(self, trial, step, metrics)  # type: ignore[attr-defined]  # it is theirs
+            return
         self.objective = checked_objective(self, metrics)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
             from hf_compat.search.with_optuna import report
 
             report(self, trial, step)
-        elif self.hp_search_backend == HPSearchBackend.RAY:
-            tune = importlib.import_module("ray.tune")
-            with tempfile.TemporaryDirectory() as folder:
-                saved = None
-                if self.control.should_save:
-                    self._tune_save_checkpoint(checkpoint_dir=folder)
-                    saved = tune.Checkpoint.from_directory(folder)
-                tune.report({**metrics, "objective": self.objective}, checkpoint=saved)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint into a folder of ray's.
