@@ -102,8 +102,6 @@ class Windows:
 
     Args:
         steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
-        window_size: Micro-batches in an update.
-        device: The device for counts of items.
         restore_random_states: Sets the random states stored with a position. A checkpoint without a position passes
             None, which loads those of the checkpoint's own file, as HF does. It runs once the first window after a skip
             is read, or before an epoch that starts at its beginning.
@@ -121,9 +119,7 @@ class Windows:
         loader: Loader,
         *,
         steps: TrainingSteps,
-        window_size: int,
         counts: RunCounts,
-        device: torch.device,
         start: ResumePoint | None = None,
         restore_random_states: Callable[[PlainState | None], None] | None = None,
         has_length: bool = True,
@@ -131,9 +127,9 @@ class Windows:
         self.loader = loader
         self._has_length = has_length
         self.steps = steps
-        self.window_size = window_size
+        self.window_size = steps.args.gradient_accumulation_steps  # stays if a callback changes the arguments
         self.counts = counts
-        self.device = device
+        self.device = steps.args.device
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
         self._restore_rng = restore_random_states or _write_known_rng

@@ -55,7 +55,8 @@ class MicroBatches(Windows):
     gives_windows = False
 
     def __init__(self, loader: Loader, **settings: object) -> None:
-        super().__init__(loader, **{**settings, "steps": _OneByOne()})  # type: ignore[arg-type]  # passed on
+        super().__init__(loader, **settings)  # type: ignore[arg-type]  # passed on
+        self.steps = _OneByOne()  # type: ignore[assignment]  # all that windows of one batch need
 
     def __iter__(self) -> Iterator[Batch]:
         return (window.micro_batches[0] for window in super().__iter__())
@@ -204,7 +205,7 @@ class HFDataModule(pl.LightningDataModule):
             args = copy.copy(args)
             args.__dict__["max_steps"] = self.trainer.max_steps if self.trainer.max_steps > 0 else NO_END
         counts = steps.set_initial_training_values(args, loader)
-        return steps._make_windows(loader, counts, kind=functools.partial(kind, has_length=is_finite))
+        return kind(loader, steps=steps, counts=counts, has_length=is_finite)
 
     @property
     def val_dataloader(self) -> Callable[[], EvaluationLoaders]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.data.collators import PaddingCollator, default_data_collator
-from hf_compat.data.types import Batch, Collator, DataSource, Loader
+from hf_compat.data.types import Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import EvalLoopOutput
@@ -93,9 +93,6 @@ class StepsBase:
 
     if TYPE_CHECKING:  # in `StepMethods`
 
-        def get_batch_samples(
-            self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
-        ) -> tuple[list[Batch], torch.Tensor | int | None]: ...
         def _model_with_forward(self) -> nn.Module: ...
 
     def _set_up_data(

@@ -1,4 +1,4 @@
-"""Data loaders, samplers, columns, counts, and the windows of an update."""
+"""Data loaders, samplers, columns and counts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.samplers import IterableDatasetSlice, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
-from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
@@ -36,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataloaderMethods(StepsBase):
-    """The overridable methods that load data, count a run's updates and cut its data into them."""
+    """The overridable methods that load data and count a run's updates."""
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Make the loader of training micro-batches.
@@ -316,25 +314,3 @@ class DataloaderMethods(StepsBase):
         return 1
 
     get_cp_size = get_sp_size = get_tp_size
-
-    def _make_windows(
-        self,
-        loader: Loader,
-        counts: RunCounts,
-        start: ResumePoint | None = None,
-        kind: Callable[..., Windows] = Windows,
-        restore_random_states: Callable[[PlainState | None], None] | None = None,
-    ) -> Windows:
-        """Cut a loader's micro-batches into updates, from a start on.
-
-        `restore_random_states` sets the random states of the start. With None it sets those of the checkpoint.
-        """
-        return kind(
-            loader,
-            steps=self,
-            window_size=self.args.gradient_accumulation_steps,
-            counts=counts,
-            device=self.args.device,
-            start=start,
-            restore_random_states=restore_random_states,
-        )

@@ -26,6 +26,7 @@ from hf_compat.engine.strategies import (
     wrapped_model,
 )
 from hf_compat.engine.window_trainer import NO_BATCHES, WindowTrainer
+from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import TrainOutput
@@ -94,7 +95,9 @@ class TrainingMethods(TrainerBase):
             )
             self._resumer.start(run)
             restore_random_states = functools.partial(self._resumer.restore_random_states, resume_from_checkpoint)
-            run.windows = self._make_windows(loader, counts, run.start, restore_random_states=restore_random_states)
+            run.windows = Windows(
+                loader, steps=self, counts=counts, start=run.start, restore_random_states=restore_random_states
+            )
         with fitting(self, run) as (trainer, module):
             trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
