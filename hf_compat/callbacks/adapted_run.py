@@ -258,8 +258,9 @@ class AdaptedRun(pl.Callback):
         """Log the summary of the run, and end it. With a limit of one checkpoint, only the best stays."""
         updates = self.state.global_step - self._first_update
         samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
-        train_loss, nonfinite = self.losses.mean(self.state.global_step), self.losses.nonfinite_over_processes()
-        self._log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss, nonfinite))
+        train_loss, flos = self.losses.mean(self.state.global_step), self.state.total_flos
+        nonfinite = self.losses.nonfinite_updates
+        self._log(run_summary(self._start_time, samples, updates, flos, train_loss, nonfinite))
         best, found = self.state.best_model_checkpoint, list(self._checkpoints())
         for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
             remove_or_warn(old, trainer.strategy.remove_checkpoint)

@@ -323,14 +323,13 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
     if data is not None:
         step = int(checkpoint["global_step"])
-        (
-            RunState(
-                data=data,
-                moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
-                losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
-                callbacks=checkpoint.get("callbacks", {}),
-            )
-        ).save(folder)
+        resumed = RunState(
+            data=data,
+            moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
+            losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
+            callbacks=checkpoint.get("callbacks", {}),
+        )
+        torch.save(resumed.to_plain(), os.path.join(folder, RUN_STATE_NAME))
         if data.rng is not None:
             torch.save(unpack_rng(data.rng), os.path.join(folder, layout.RNG_STATE_NAME))
 

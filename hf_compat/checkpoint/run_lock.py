@@ -157,8 +157,7 @@ class RunLock:
                 "Hint: make room or give write permission there, or name another folder."
             ) from error
         # Disks may round times, so a count that grows shows that the run lives
-        self._is_over = threading.Event()
-        self._heartbeat = threading.Thread(target=self._beat, args=(self._is_over,), name="hf_compat-lock", daemon=True)
+        self._heartbeat = threading.Thread(target=self._beat, name="hf_compat-lock", daemon=True)
         self._heartbeat.start()
 
     def renew(self) -> None:
@@ -245,9 +244,9 @@ class RunLock:
             if _read_owner(self._path) == self.owner:
                 os.unlink(self._path)
 
-    def _beat(self, is_over: threading.Event) -> None:
+    def _beat(self) -> None:
         beats = 0
-        while not is_over.wait(HEARTBEAT_SECONDS):
+        while not self._is_over.wait(HEARTBEAT_SECONDS):
             beats += 1
             with contextlib.suppress(OSError):  # the next save looks again, and says so
                 if _read_owner(self._path) == self.owner:

@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import io
 import logging
-import os
 import re
 from argparse import Namespace
 from collections import OrderedDict
@@ -237,10 +236,6 @@ class RunState:
         """Convert this state to nested dicts: the content of `run_state.pt`."""
         parts = {"data": self.data.to_plain(), "moment": self.moment.value}
         return {"version": RUN_STATE_VERSION, **vars(self), **parts}
-
-    def save(self, folder: str, rank: int = 0, world_size: int = 1) -> None:
-        """Write this state into a checkpoint folder."""
-        torch.save(self.to_plain(), os.path.join(folder, of_rank(RUN_STATE_NAME, rank, world_size)))
 
     @classmethod
     def load(cls, checkpoint: str, rank: int = 0, world_size: int = 1) -> RunState | None:

@@ -62,10 +62,6 @@ class CheckpointMethods(TrainerBase):
         state = self._fit_model_state
         return state if state is not None and state.model is self.model else make_model_state(self.model)
 
-    def _rank_file(self, name: str) -> str:
-        """Name this rank's own copy of a file."""
-        return layout.of_rank(name, self.args.process_index, self.args.world_size)
-
     def _get_output_dir(self, trial: Trial) -> str:
         """Name the folder for checkpoints. A search's trial has its own within the output folder.
 
@@ -109,7 +105,8 @@ class CheckpointMethods(TrainerBase):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
-        torch.save(read_legacy_rng(), os.path.join(output_dir, self._rank_file(layout.RNG_STATE_NAME)))
+        name = layout.of_rank(layout.RNG_STATE_NAME, self.args.process_index, self.args.world_size)
+        torch.save(read_legacy_rng(), os.path.join(output_dir, name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
@@ -319,8 +316,9 @@ class CheckpointMethods(TrainerBase):
             return
         if checkpoint is None:
             return
-        own, first = self._rank_file(layout.RNG_STATE_NAME), layout.of_rank(layout.RNG_STATE_NAME, 0, 2)
-        places = [own, first, layout.RNG_STATE_NAME]  # with another number of ranks use rank 0's
+        own = layout.of_rank(layout.RNG_STATE_NAME, self.args.process_index, self.args.world_size)
+        # with another number of ranks use rank 0's
+        places = [own, layout.of_rank(layout.RNG_STATE_NAME, 0, 2), layout.RNG_STATE_NAME]
         path = next(filter(None, map(Contents(checkpoint).find, places)), None)
         if path is None:
             shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")

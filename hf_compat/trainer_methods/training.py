@@ -140,7 +140,7 @@ class TrainingMethods(TrainerBase):
         updates = self.state.global_step - self._run.updates_before  # the durations cover this call only
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
-        nonfinite = self._run.losses.nonfinite_over_processes()
+        nonfinite = self._run.losses.nonfinite_updates
         metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
         if not self._memory_tracker.skip_memory_metrics:  # name the stage, as transformers 4 cannot derive it here
             self._memory_tracker.stop("train")
@@ -258,7 +258,8 @@ class TrainerModule(WindowModule):
             leave_at_exit()
         if stage == "fit":  # an evaluation reads and writes no checkpoint
             super().setup(stage)
-            self.steps._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
+            with failing_together(CheckpointError, self.steps._resumer.is_loading):
+                self.steps._resumer.restore(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
 
     def on_fit_start(self) -> None:
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
@@ -267,7 +268,8 @@ class TrainerModule(WindowModule):
         limit_waiting(host.args.ddp_timeout)
         host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
         host._fit_model_state = model_state_of(strategy, host.model)
-        host._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
+        with failing_together(CheckpointError, host._resumer.is_loading):
+            host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
         host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler

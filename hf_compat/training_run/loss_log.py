@@ -221,13 +221,11 @@ class LossLog:
         self.last_logged = updates_done
         return entries | self.averages.take()
 
-    def nonfinite_over_processes(self) -> int:
-        """Return the largest number of updates with a replaced loss among the ranks. Every rank has to call it."""
-        self._read()
-        return max(gather_objects(self.nonfinite_updates))
-
     def mean(self, updates_done: int) -> float:
-        """Return the run's mean loss over updates. The sum since the last log moves to `total`."""
+        """Return the run's mean loss over updates. The sum since the last log moves to `total`.
+
+        Afterwards `nonfinite_updates` counts all updates of this rank.
+        """
         self.total += self._read(self.since_last_log)[0]
         self.since_last_log.zero_()
         return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, for a run without updates

@@ -30,7 +30,7 @@ from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.state import INTERVALS, TrainerState
-from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
+from hf_compat.runtime.collectives import agree, broadcast_object
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
@@ -173,11 +173,6 @@ class Resumer:
                     getattr(self._host, stage.method)(checkpoint)
                 else:
                     stage.action(self, checkpoint)
-
-    def restore_together(self, moment: ResumeAt, checkpoint: str | None) -> None:
-        """Restore on all ranks of the run. If one fails, all do."""
-        with failing_together(CheckpointError, self.is_loading):
-            self.restore(moment, checkpoint)
 
     def start(self, run: TrainingRun) -> None:
         """Set the id of a run for manifests, and its position before its data is cut into updates.

@@ -253,8 +253,10 @@ def run_summary(
     """Return `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `total_flos` and `train_loss`.
 
     The times begin at `start_time` (`time.time()`, seconds), as do samples and updates. Operations and mean loss are
-    of the whole run. The summary has `nonfinite_steps`, with a warning, if losses were not finite.
+    of the whole run. The summary has `nonfinite_steps`, with a warning, if losses were not finite: the number of the
+    rank that had most updates with such losses. Every rank has to call it.
     """
+    nonfinite_updates = max(gather_objects(nonfinite_updates))
     speeds = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_updates)
     summary = {**speeds, "total_flos": total_flos, "train_loss": train_loss}
     if not nonfinite_updates:

@@ -24,6 +24,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import safetensors
+import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
@@ -356,7 +357,8 @@ class Saver:
             host._save_rng_state(folder)
             run_state = host._run.state(host, self._extras)
             if run_state is not None and (args.should_save or args.world_size > 1):
-                run_state.save(folder, args.process_index, args.world_size)
+                name = layout.of_rank(RUN_STATE_NAME, args.process_index, args.world_size)
+                torch.save(run_state.to_plain(), os.path.join(folder, name))
         if args.should_save:
             host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
             host.state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
