@@ -138,6 +138,20 @@ def test_what_would_run_otherwise_is_refused_at_once(tmp_path):
     assert not (tmp_path / "project").exists()
 
 
+def test_weight_decay_of_biases_too(tmp_path):
+    text = (
+        (SCRIPTS / "custom_loss.py")
+        .read_text()
+        .replace("TrainingArguments(", "TrainingArguments(weight_decay=0.1, ", 1)
+    )
+    own = "def decaying(self, model):\n    return [name for name, _ in model.named_parameters()]\n\n\n"
+    text = text.replace("parser = ", f"{own}Trainer.get_decay_parameter_names = decaying\nparser = ", 1)
+    (tmp_path / "custom_loss.py").write_text(text)
+    told = eject(tmp_path / "custom_loss.py", "--output_dir", tmp_path / "out", folder=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "NO_DECAY = []" in (tmp_path / "project" / "module.py").read_text()
+
+
 @pytest.mark.matrix
 def test_what_cannot_be_written_is_left_to_do(tmp_path):
     text = (SCRIPTS / "own_optimizer.py").read_text()
