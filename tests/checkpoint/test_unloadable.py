@@ -277,6 +277,17 @@ def test_a_whole_checkpoint_of_another_model_is_no_damage(make_args, tmp_path, c
     assert "seal" not in str(error.value) and "skipped" not in caplog.text
 
 
+def test_weights_of_another_model_in_a_file_of_torch_are_named(make_args, tmp_path):
+    folder = written(make_args, tmp_path) / "checkpoint-6"
+    torch.save(toy.Classifier(classes=7).state_dict(), folder / "pytorch_model.bin")
+    for name in ("model.safetensors", "manifest.json"):
+        (folder / name).unlink()
+    with pytest.raises(
+        CheckpointMismatch, match=r"(?s)another model, and pytorch_model\.bin .*`outer.weight` has the shape"
+    ):
+        train(make_args(**VALUES), str(folder))
+
+
 def test_a_missing_folder_is_called_so(make_args, tmp_path):
     out = written(make_args, tmp_path)
     with pytest.raises(CheckpointError, match=r"(?s)no such folder.*Beside it: .*checkpoint-6") as caught:
