@@ -36,7 +36,7 @@ from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old, translate_legacy
 from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.runtime.launch import environment_with
-from hf_compat.runtime.text import nearest, shown
+from hf_compat.runtime.text import nearest
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
 Made = Any  # an object that the user's configuration names
@@ -304,20 +304,28 @@ def in_todays_names(
         if today or name in changed[prefix]:
             places[prefix] = len(turned)
     for prefix, place in sorted(places.items(), key=lambda item: -item[1]):
-        turned[place:place] = _todays_options(prefixes[prefix], said[prefix])
+        joined = _set_by_old_names({name: read_plain(text) for name, text in said[prefix].items()})
+        turned[place:place] = [
+            f"--{prefixes[prefix]}{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in joined.items()
+        ]
     return turned
 
 
-def _todays_options(prefix: str, said: Mapping[str, str]) -> list[str]:
-    """Make the options of the current arguments that old names set."""
+def _set_by_old_names(values: Mapping[str, Spec]) -> dict[str, Spec]:
+    """The current arguments that the old names among values set, joined with those among the values.
+
+    Raises:
+        ArgumentError: They contradict each other.
+    """
     checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
-    given = {name: read_plain(text) for name, text in said.items()}
+    today = [new for old in OLD_NAMES.keys() & values.keys() for new in todays_values(old, values[old])]
+    inert = {name for name, row in OLD_NAMES.items() if row.inert}
+    given = {n: value for n, value in values.items() if n in today or n in OLD_NAMES.keys() - inert}
     read, _ = read_all(checks, given)  # the class names problems
     with warnings.catch_warnings(action="ignore"):  # the class warns
-        arguments, _ = translate_legacy(read, checks.keys(), checks)
-    today = dict.fromkeys(new for old in OLD_NAMES.keys() & given.keys() for new in todays_values(old, given[old]))
-    values = {name: plain(arguments[name]) for name in today}
-    return [f"--{prefix}{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in values.items()]
+        arguments, _ = translate_legacy({**given, **read}, checks.keys(), checks)
+    return {name: plain(arguments[name]) for name in today}
 
 
 def todays_values(name: str, value: Spec) -> dict[str, Spec]:
@@ -398,15 +406,10 @@ def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *furthe
     """Parse the values of a file or a script, in which arguments may have old names."""
     if "" in _ARGUMENTS.get(self, []):
         values = dict(vars(obj) if isinstance(obj, Namespace) else obj)
-        for name in [name for name in values if name in OLD_NAMES]:
-            for today, said in todays_values(name, values[name]).items():
-                if values.setdefault(today, said) != said:
-                    raise ArgumentError(
-                        f"`{shown(name, values[name])}` is an old name for `{shown(today, said)}`, but "
-                        f"`{shown(today, values[today])}` was given too.\n\nHint: keep `{today}` only."
-                    )
-            if todays_values(name, values[name]):
-                del values[name]
+        today = _set_by_old_names(values)
+        for name in [name for name in values if name in OLD_NAMES and todays_values(name, values[name])]:
+            del values[name]
+        values |= today
         obj = Namespace(values) if isinstance(obj, Namespace) else values  # type: ignore[no-untyped-call]  # theirs
     parsed: Namespace = ArgumentParser.parse_object(self, obj, *further, **options)
     return parsed

@@ -308,7 +308,10 @@ def test_old_names_in_the_whole_command_line(recwarn):
     assert cli.model.steps.args.eval_strategy == "steps"
     config = copy.deepcopy(CLI)
     config["model"]["args"]["init_args"]["warmup_ratio"] = 0.25
-    assert lightning_cli(config=config).model.steps.args.warmup_steps == 0.25
+    config["model"]["args"]["init_args"] |= {"dispatch_batches": False, "split_batches": True}  # of one argument
+    args = lightning_cli(config=config).model.steps.args
+    assert args.warmup_steps == 0.25
+    assert (args.accelerator_config.dispatch_batches, args.accelerator_config.split_batches) == (False, True)
 
 
 def test_an_old_name_and_its_successor_contradict_each_other(capsys):
