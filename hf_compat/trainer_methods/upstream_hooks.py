@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from torch import nn
-from torch.utils.data import DataLoader
 
+from hf_compat.data.types import Loader
 from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once, warn_user
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
@@ -22,8 +21,6 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase
-
-Loader: TypeAlias = DataLoader[object]
 
 
 class UnmeasuredMemory:
