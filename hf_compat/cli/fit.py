@@ -77,6 +77,10 @@ DATA = {
 }
 # The arguments for generation apply to a `trainer_class` that generates.
 FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+_DEFAULTS = {
+    name: field.default_factory() if callable(field.default_factory) else field.default
+    for name, field in FIELDS.items()
+}
 _LISTS = {name for name, field in FIELDS.items() if "list" in str(field.type)}
 _ARGUMENT_NAMES = {*FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
 FUNCTIONS = {
@@ -171,7 +175,7 @@ def make_parser(command: str) -> ArgumentParser:
     hints = typing.get_type_hints(Seq2SeqTrainingArguments)
     for name, field in FIELDS.items():
         meaning = field.metadata["help"]
-        parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=default_of(field), help=meaning)
+        parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=_DEFAULTS[name], help=meaning)
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     for name in OLD_NAMES:  # accepted, but neither listed nor printed
@@ -204,14 +208,6 @@ def _kind_of(hint: Hint) -> Hint:
     if parts <= {str, type(None)}:  # a run may be called 2024
         return str | int | float | None
     return hint
-
-
-def default_of(field: dataclasses.Field[Any]) -> Value:
-    """The default of an argument."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    assert field.default_factory is not dataclasses.MISSING  # every argument has a default
-    return field.default_factory()
 
 
 def as_sections(words: Sequence[str]) -> list[str]:
@@ -394,11 +390,11 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
     """Make the training arguments of a configuration."""
     values = config["args"]
     if len(given & set(FIELDS)) > len(FIELDS) / 2:  # a printed configuration, which has the defaults as well
-        given = {name for name in given & set(FIELDS) if values[name] != default_of(FIELDS[name])}
+        given = {name for name in given & set(FIELDS) if values[name] != _DEFAULTS[name]}
     known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
     args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
-    left_out = {name for name in set(FIELDS) - given if args[name] == default_of(FIELDS[name])}
+    left_out = {name for name in set(FIELDS) - given if args[name] == _DEFAULTS[name]}
     chosen = {name: value for name, value in args.items() if name not in left_out}
     absent = sorted(set(chosen) - {field.name for field in fields(kind)} - set(OWN_ARGUMENTS))
     if absent:

@@ -268,18 +268,13 @@ class CallbackHandler(_WithoutMethods):
             )
         self.callbacks.append(instance)
 
-    def _find(self, callback: Callback | type) -> Callback | None:
-        for candidate in self.callbacks:
-            if is_callback_of(candidate, callback) if isinstance(callback, type) else candidate == callback:
-                return candidate
-        return None
-
     def pop_callback(self, callback: Callback | type) -> Callback | None:
         """Remove the first callback that is `callback` or of that class. It is None if there is none."""
-        found = self._find(callback)
-        if found is not None:
-            self.callbacks.remove(found)
-        return found
+        for found in self.callbacks:
+            if is_callback_of(found, callback) if isinstance(callback, type) else found == callback:
+                self.callbacks.remove(found)
+                return found
+        return None
 
     def remove_callback(self, callback: Callback | type) -> None:
         """Remove a callback.

@@ -154,13 +154,13 @@ def passing(expected: str, test: Callable[[object], bool], takes_text: bool = Fa
     return ValueType(expected, read, takes_text)
 
 
-def _is_writable(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and not _UNWRITABLE.search(value)
-
-
 TRUTH_VALUE = ValueType("true or false", _read_truth)
 TEXT = ValueType("text", _read_text, takes_text=True)
-NAME = passing("a non-empty text", _is_writable, takes_text=True)
+NAME = passing(
+    "a non-empty text",
+    lambda value: isinstance(value, str) and bool(value.strip()) and not _UNWRITABLE.search(value),
+    takes_text=True,
+)
 NONE = passing("None", lambda value: value is None)
 ANYTHING = ValueType("anything", lambda value: value, takes_text=True)
 
