@@ -150,8 +150,10 @@ class TrainingMethods(TrainerBase):
         if self.args.load_best_model_at_end and best is not None:
             with self._loading_whole_weights():
                 self._load_best_model()
-        if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
-            self._saver.keep_best_alone(self._get_output_dir(trial), best)
+        if self.args.should_save:
+            folder = self._get_output_dir(trial)  # upstream calls an override here with any limit
+            if self.args.save_total_limit == 1 and best is not None:
+                self._saver.keep_best_alone(folder, best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
         if self.args.push_to_hub:
