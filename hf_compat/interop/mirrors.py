@@ -1,9 +1,13 @@
-"""Modules that replace those of `transformers`, with our names where we have them and its own otherwise."""
+"""Modules that replace those of `transformers`, with our names where we have them and its own otherwise.
+
+Objects of our classes are instances of the `transformers` classes that they replace.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 
 from hf_compat.runtime.text import need
 
@@ -70,3 +74,58 @@ def mirror(module: str) -> tuple[Lookup, Callable[[], list[str]]]:
         return getattr(theirs, name)
 
     return lookup, lambda: sorted(ours)
+
+
+# Libraries test for these classes with `isinstance`. Arguments are adopted instead (`arguments.py`).
+_ASKED_FOR = frozenset({"Trainer", "Seq2SeqTrainer"})
+
+
+class _NotOurs:
+    """Hides a name of transformers' class that our class lacks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise AttributeError(f"{owner.__name__!r} has no attribute {self.name!r}")
+
+
+def acknowledge(ours: object, theirs: object) -> None:
+    """Make our class a subclass of transformers' own, and inherit only its name.
+
+    A library that has imported transformers' class before `patch()` then finds our objects to be instances of it.
+    """
+    if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
+        return
+    if not issubclass(ours, theirs):
+        names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
+        hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
+        ours.__bases__ = (
+            *ours.__bases__,
+            type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs}),
+        )
+
+
+def kin_of(kind: type) -> type | None:
+    """The class of transformers that a class made by `acknowledge` replaces, or None."""
+    return vars(kind).get("_stands_for")
+
+
+def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str, tuple[type, type]]]:
+    """Pair transformers' subclasses of a class that ours replaces with classes that are subclasses of ours, too.
+
+    Objects of transformers that we lack (a tracker's callback) then are instances of our class.
+    """
+    subclasses: list[type] = type.__subclasses__(theirs)
+    for kind in subclasses:
+        if kind.__module__.partition(".")[0] == "transformers" and not issubclass(kind, ours):
+            if kind.__name__ not in known:
+                yield kind.__name__, (kind, heir_of(kind, ours))  # type: ignore[arg-type]  # classes have a hash
+            yield from heirs(kind, ours, known)
+
+
+@functools.cache
+def heir_of(kind: type, ours: type) -> type:
+    """Make a subclass of both, once for each pair."""
+    content = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, ours), content)

@@ -20,7 +20,8 @@ from types import ModuleType
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
-from hf_compat.interop.releases import REPLACED, guest_of, modules_there, need_names
+from hf_compat.interop.mirrors import acknowledge, heirs, kin_of
+from hf_compat.interop.releases import guest_of, modules_there, need_names
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
@@ -101,6 +102,9 @@ def tell_of_unread_globals() -> None:
         )
 
 
+_originals: dict[str, type] = {}  # `module:qualified name` → a replaced class
+
+
 def _name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
@@ -121,7 +125,7 @@ def _reduced(value: object) -> tuple[object, ...]:
 
 def with_class(function: Callable[..., object], name: str, *arguments: object) -> object:
     """Call a function with transformers' own class. Pickles name this function."""
-    return function(REPLACED.get(name) or pkgutil.resolve_name(name), *arguments)
+    return function(_originals.get(name) or pkgutil.resolve_name(name), *arguments)
 
 
 # The modules that define replaced names. All are imported before anything is replaced, so that transformers' own
@@ -192,7 +196,7 @@ def patch() -> None:
     for cls, _ in swap.pairs.values():
         if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
             copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
-            REPLACED[_name_of(cls)] = cls
+            _originals[_name_of(cls)] = cls
     _exchange({id(theirs): ours for theirs, ours in swap.pairs.values()})
     for module, name in swap.not_loaded:
         setattr(module, name, swap.pairs[name][1])
@@ -218,9 +222,9 @@ def unpatch() -> None:
     if inspect.getsource is _getsource_for_readers:  # other code may have replaced it since
         inspect.getsource = _getsource
     log_as_transformers(False)
-    for cls in REPLACED.values():
+    for cls in _originals.values():
         copyreg.dispatch_table.pop(cls, None)
-    REPLACED.clear()
+    _originals.clear()
     GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
@@ -237,7 +241,12 @@ def _begin() -> _Swap:
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
     pairs = dict(_pairs(modules_there(HOMES)))
     need_names(pairs, _NEEDED, "`hf_compat.patch()`")
+    theirs, ours = pairs["TrainerCallback"]
+    assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
+    pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}
     public = pairs.keys() & set(sys.modules["transformers"].__all__)
+    for theirs, ours in pairs.values():
+        acknowledge(ours, theirs)
     return _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
 
 
@@ -246,8 +255,6 @@ def _pairs(homes: list[ModuleType]) -> Iterator[tuple[str, tuple[object, object]
     package = importlib.import_module("hf_compat")
     mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
     names = [*((package, name) for name in package.__all__), *((one, name) for one in mirrors for name in dir(one))]
-    # our Trainer adds it, and no module of ours mirrors its home
-    names.append((importlib.import_module("hf_compat.hf.callbacks"), "JITCheckpointCallback"))
     for module, name in names:
         ours = getattr(module, name)
         if name not in _KEPT and _is_defined_in(ours, "hf_compat"):
@@ -298,6 +305,7 @@ def _holders(originals: list[object]) -> Iterator[str]:
     while pending:
         kinds: list[type] = type.__subclasses__(pending.pop())
         for kind in kinds:
-            pending.append(kind)
-            if not _is_defined_in(kind, "transformers"):
-                yield f"{kind.__module__}.{kind.__qualname__}"
+            if not _is_defined_in(kind, "hf_compat") and kin_of(kind) is None:
+                pending.append(kind)
+                if not _is_defined_in(kind, "transformers"):
+                    yield f"{kind.__module__}.{kind.__qualname__}"

@@ -20,6 +20,7 @@ from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import PROFILES, Guest
+from hf_compat.interop.mirrors import kin_of
 from hf_compat.runtime.text import need
 
 # The oldest release that was tested. Older ones work as far as they have the names.
@@ -76,15 +77,12 @@ def _check_quantized(model: nn.Module, has_adapters: bool) -> None:
         raise ArgumentError(f"`model` is quantized by {method}, which cannot be trained.\n\nHint: use another one.")
 
 
-# `module:qualified name` → a class of transformers that `patch()` has replaced
-REPLACED: dict[str, type] = {}
-
-
 def trainer_of_transformers(name: str) -> type:
     """Transformers' own `Trainer` or `Seq2SeqTrainer`, even if ours replaces it."""
-    module = "transformers." + {"Trainer": "trainer", "Seq2SeqTrainer": "trainer_seq2seq"}[name]
-    found: type = REPLACED.get(f"{module}:{name}") or getattr(importlib.import_module(module), name)
-    return found
+    module = {"Trainer": "trainer", "Seq2SeqTrainer": "trainer_seq2seq"}[name]
+    found: type = getattr(importlib.import_module(f"transformers.{module}"), name)
+    kin = (kin_of(kind) for kind in found.__mro__)
+    return next((kind for kind in kin if kind is not None and kind.__name__ == name), found)
 
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:

@@ -91,13 +91,17 @@ def main(folder):
         pass
 
     since, _ = train(MadeSince, OriginalArguments, f"{folder}/since", max_steps=1)
-    found["kin"] = [isinstance(one, transformers.Trainer) for one in (trainer, since)]
+    found["kin"] = [isinstance(one, kind) for one in (trainer, since) for kind in (transformers.Trainer, Original)]
+    trackers = transformers.integrations.MLflowCallback, transformers.integrations.CodeCarbonCallback
+    jit = sys.modules["transformers.trainer_jit_checkpoint"].JITCheckpointCallback
+    found["heirs"] = [issubclass(kind, transformers.TrainerCallback) for kind in (*trackers, jit)]
     found["leaks"] = [n for n in ("_run_epoch", "_mixed_mesh_grad_norm", "nowhere") if hasattr(trainer, n)]
     hf_compat.unpatch()
     hf_compat.unpatch()
     after = snapshot()
     found["left"] = changes(before, {name: after[name] for name in before})
     found["loaded_since"] = [name for name in after.keys() - before.keys() if ours_in(sys.modules.get(name, sys))]
+    found["kin_after"] = [isinstance(trainer, transformers.Trainer), isinstance(trainer, hf_compat.Trainer)]
     found["is_original"] = transformers.Trainer is Original and transformers.trainer.Trainer is Original
     again, found["again"] = train(transformers.Trainer, transformers.TrainingArguments, f"{folder}/again")
     found["again_module"] = type(again).__module__

@@ -72,8 +72,9 @@ def test_both_engines_train_alike_before_within_and_after(found):
     assert found["again_module"] == "transformers.trainer"
 
 
-def test_our_trainer_is_an_instance_of_the_name_and_has_nothing_of_theirs(found):
-    assert found["kin"] == [True] * 2 and found["leaks"] == []
+def test_our_trainer_is_an_instance_of_both_classes_and_has_nothing_of_theirs(found):
+    assert found["heirs"] == [True] * 3, "callbacks that only transformers has are callbacks, too"
+    assert found["kin"] == [True] * 4 and found["kin_after"] == [True, True] and found["leaks"] == []
 
 
 def test_who_holds_the_originals_is_told_once_what_to_do(found):
