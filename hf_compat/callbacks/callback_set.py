@@ -41,7 +41,7 @@ from hf_compat.hf.callbacks import (
     callback_kind,
 )
 from hf_compat.hf.state import export_states
-from hf_compat.interop.transformers_models import global_of_trainer, notebooks_callback
+from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.training_run.run import RunHost
 
@@ -290,10 +290,11 @@ class CallbackSet:
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
         trackers = [callback for callback in reporting_callbacks(host.args) if callback_kind(callback) not in kinds]
-        jit = [JITCheckpointCallback] if host.args.enable_jit_checkpoint else []
+        jit = [known_to_transformers(JITCheckpointCallback)] if host.args.enable_jit_checkpoint else []
         defaults = global_of_trainer("DEFAULT_CALLBACKS")  # a script may have replaced transformers' list
         if not isinstance(defaults, (list, tuple)):
             defaults = [DefaultFlowCallback]
+        defaults = [known_to_transformers(kind) if kind is DefaultFlowCallback else kind for kind in defaults]
         candidates = [_adopted(callback) for callback in [*defaults, *trackers, *jit, *given]]
         host.callback_handler = CallbackHandler(
             [callback for callback in candidates if not isinstance(callback, pl.Callback)],
@@ -308,11 +309,11 @@ class CallbackSet:
             if isinstance(candidate, JITCheckpointCallback):
                 candidate.trainer = host
         if host.args.disable_tqdm:
-            host.add_callback(PrinterCallback)
+            host.add_callback(known_to_transformers(PrinterCallback))
         elif not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self.lightning):
             # a script may have replaced transformers' default
             own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
-            host.add_callback(own or notebooks_callback() or ProgressCallback)
+            host.add_callback(own or notebooks_callback() or known_to_transformers(ProgressCallback))
         host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
 
     def add(self, callback: Callback) -> None:

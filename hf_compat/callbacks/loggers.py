@@ -14,7 +14,7 @@ from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
 from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import reporting_callback
+from hf_compat.interop.transformers_models import known_to_transformers, reporting_callback
 from hf_compat.runtime.text import is_installed, missing_package
 
 _OTHER = "pytorch_lightning"
@@ -65,7 +65,7 @@ def _reporting_callback(wanted: str | Logger) -> Callback:
     if not is_installed(module):
         raise missing_package(module, install, f"`report_to={wanted!r}`")
     if wanted in _OWN:
-        return _OWN[wanted]()
+        return known_to_transformers(_OWN[wanted])()
     theirs = reporting_callback(wanted)
     if theirs is None:
         raise MissingPackage(

@@ -76,7 +76,8 @@ def mirror(module: str) -> tuple[Lookup, Callable[[], list[str]]]:
     return lookup, lambda: sorted(ours)
 
 
-# Libraries test for these classes with `isinstance`. Arguments are adopted instead (`arguments.py`).
+# Libraries test for these classes with `isinstance`. Arguments are adopted instead (`arguments.py`), and callbacks
+# that a Trainer adds by itself have both classes (`transformers_models.py`).
 _ASKED_FOR = frozenset({"Trainer", "Seq2SeqTrainer"})
 
 

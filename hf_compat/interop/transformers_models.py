@@ -5,6 +5,7 @@ They are models, tokenizers, data sets, generation configs and callbacks. Liger'
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
+from hf_compat.hf.callbacks import EVENTS, TrainerCallback
 from hf_compat.interop.releases import check_quantization, of_transformers, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
@@ -433,6 +435,26 @@ def global_of_trainer(name: str) -> object:
     return None if before is None or here is None or is_same_global(before.get(name), here) else here
 
 
+# Modules of transformers with the callbacks that a Trainer adds by default.
+_HOMES = (
+    "transformers.trainer_callback",
+    "transformers.integrations.integration_utils",
+    "transformers.trainer_jit_checkpoint",
+)
+
+
+def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
+    """Make our class a subclass of transformers' class of the same name, too, if that is imported.
+
+    The methods of all events are ours.
+    """
+    for home in _HOMES:
+        theirs = getattr(loaded(home), kind.__name__, None)
+        if isinstance(theirs, type) and not issubclass(kind, theirs):
+            return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
+    return kind
+
+
 def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
     found = of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
@@ -445,3 +467,23 @@ def of_installed(module: str, name: str) -> object:
         return None
     found: object = getattr(importlib.import_module(f"transformers.{module}"), name, None)
     return found
+
+
+@functools.cache
+def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
+    content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    # If `patch()` came before the import of theirs, our base is its base, and its events would come before ours
+    events = {name: getattr(ours, name) for name in EVENTS}
+
+    def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
+        """Copy or pickle by our class, because this class cannot be found by its name."""
+        return _made_again, (ours, vars(callback))
+
+    return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})
+
+
+def _made_again(ours: type[TrainerCallback], attributes: dict[str, object]) -> TrainerCallback:
+    kind = known_to_transformers(ours)
+    callback = object.__new__(kind)
+    vars(callback).update(attributes)
+    return callback

@@ -8,7 +8,7 @@ from types import ModuleType
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
-from hf_compat.interop.transformers_models import reporting_callback
+from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import Directions, Options
 from hf_compat.training_run.run import RunHost
@@ -51,10 +51,9 @@ def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, opt
             "Hint: use `backend='optuna'`."
         )
     upstream = _upstream("wandb", direction)
-    theirs = reporting_callback("wandb")
-    assert theirs is not None  # transformers is there
     held = host.pop_callback(WandbCallback)
-    host.add_callback(held if isinstance(held, theirs) else theirs())  # their search looks for their own class
+    kind = known_to_transformers(type(held) if isinstance(held, WandbCallback) else WandbCallback)
+    host.add_callback(held if isinstance(held, kind) else kind())
     space = host.hp_space(None)
     space.setdefault("metric", {})
     host.hp_space = lambda trial: space

@@ -1,4 +1,4 @@
-"""Equivalent callbacks of transformers and ours count as one for adding and removing."""
+"""Equivalent callbacks of transformers and ours count as one for adding, removing and `isinstance`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_either_class_removes_the_other(make_args, name, given, asked):
 def test_what_a_trainer_adds_is_removed_by_the_class_of_transformers(make_args, tmp_path):
     trainer = make(make_args, report_to="tensorboard", logging_dir=str(tmp_path / "logs"))
     for kind in (transformers.PrinterCallback, TensorBoardCallback):
-        [ours] = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == kind.__name__]
+        [ours] = [one for one in trainer.callback_handler.callbacks if isinstance(one, kind)]
         assert trainer.pop_callback(kind) is ours and trainer.pop_callback(kind) is None
     trainer.remove_callback(transformers.DefaultFlowCallback)
     assert names(trainer) == []
@@ -79,6 +79,8 @@ def test_a_run_goes_on_without_the_printer(make_args, capsys, kind):
 
 def test_the_classes_stay_ours(make_args, capsys):
     trainer = make(make_args, max_steps=2, logging_steps=1)
-    assert hf_compat.PrinterCallback in map(type, trainer.callback_handler.callbacks)
+    [printer] = [one for one in trainer.callback_handler.callbacks if isinstance(one, transformers.PrinterCallback)]
+    assert isinstance(printer, hf_compat.PrinterCallback)
+    assert type(printer).on_log is hf_compat.PrinterCallback.on_log
     trainer.train()
     assert capsys.readouterr().out.count("'grad_norm'") == 2  # printed once each
