@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -21,7 +22,7 @@ from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import GradNorm, Window
 from hf_compat.errors import DataError
-from hf_compat.hf.callbacks import EVENTS, CallbackHandler
+from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
@@ -51,7 +52,46 @@ def fires_at_hooks(kind: Kind) -> Kind:
 
 
 @fires_at_hooks
-class HFBridge(pl.Callback):
+class HFEvents(pl.Callback):
+    """One segment of the HF callbacks, between two Lightning callbacks.
+
+    Args:
+        bridge: Fires the events.
+        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
+    """
+
+    def __init__(self, bridge: HFBridge, segment: int) -> None:
+        self.bridge = bridge
+        self.segment = segment
+
+    def fire(self, event: str, *of_hook: Given) -> None:
+        """Fire a hook's event for this segment. The first segment also prepares it."""
+        if self.segment == 0:
+            self.bridge.prepare(event, *of_hook)
+        if event != "on_step_end" or of_hook[3].is_trained:  # the window
+            self.bridge.fire(event, self.segment)
+
+
+def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
+    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
+
+    Args:
+        order: Callbacks of both kinds in the order in which they were added.
+        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
+    """
+    segments: list[set[int]] = [set()]
+    segment_of: dict[int, int] = {}
+    for entry in order:
+        if isinstance(entry, pl.Callback):
+            segments.append(set())
+        else:
+            segment_of[id(entry)] = len(segments) - 1
+    for callback in hf_callbacks:
+        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
+    return segments
+
+
+class HFBridge(HFEvents):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
@@ -60,6 +100,7 @@ class HFBridge(pl.Callback):
     """
 
     def __init__(self, host: RunHost, run: TrainingRun) -> None:
+        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
         self.host = host
         self.run = run
         self.epoch = run.start.epoch - 1
@@ -68,11 +109,46 @@ class HFBridge(pl.Callback):
         self._last_saved = -1
         self._requested_kwargs: set[str] = set()
         self._outputs_hook: RemovableHandle | None = None
+        self._order: list[pl.Callback | Callback] | None = None  # of both kinds, if there are Lightning callbacks
 
-    def fire(self, event: str, *of_hook: Given) -> None:
-        """Fire an event. A callback may replace the control."""
-        host = self.host
-        host.control = getattr(host.callback_handler, event)(host.args, host.state, host.control)
+    def lightning_callback_list(
+        self, lightning_callbacks: list[pl.Callback], order: list[pl.Callback | Callback]
+    ) -> list[pl.Callback]:
+        """List the user's Lightning callbacks with HF's events between them, and this bridge last."""
+        self._order = order if lightning_callbacks else None
+        self.segment = len(lightning_callbacks)
+        arranged: list[pl.Callback] = []
+        for segment, callback in enumerate(lightning_callbacks):
+            arranged += (HFEvents(self, segment), callback)
+        return [*arranged, self]
+
+    def fire(self, event: str, segment: int | None = None) -> None:
+        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
+        host, handler = self.host, self.host.callback_handler
+        call, outer = getattr(handler, event), handler.active_ids
+        if segment is not None and self._order is not None:
+            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
+            if segment:  # the handler's own method clears flags, which must happen only once
+                call = functools.partial(handler.call_event, event)
+        try:
+            host.control = call(host.args, host.state, host.control)
+        finally:
+            handler.active_ids = outer
+
+    def prepare(self, event: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
+        """Do what comes before a hook's event, before the first callback of either kind hears of it."""
+        if event == "on_epoch_begin":
+            self._begin_epoch()
+        elif event == "on_step_begin":
+            self.run.moment = SavedAt.UPDATE
+        elif event == "on_epoch_end":
+            self._stop_without_data()
+            # the control has this flag, too, and an HF callback of this event may clear it
+            trainer.should_stop = False
+        elif event == "on_prediction_step" and self._requested_kwargs:
+            outputs, batch = given[:2]
+            inputs = getattr(batch, "inputs", batch)
+            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
 
     def keep_requested_kwargs(self, keeps: bool = True) -> None:
         """Keep only the losses, inputs or outputs that callbacks ask for, because this costs memory. False keeps none.
@@ -97,7 +173,7 @@ class HFBridge(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         host, run = self.host, self.run
         self.keep_requested_kwargs()
-        self.fire("on_train_begin")
+        super().on_train_start(trainer, pl_module)
         host._refuse_late_overrides()  # a callback may have replaced a method
         if host.args.eval_on_start:
             host._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
@@ -106,7 +182,7 @@ class HFBridge(pl.Callback):
         elif host.state.global_step >= max(host.state.max_steps, 1):  # resumed at its epoch's last update
             host.control.should_training_stop = True
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _begin_epoch(self) -> None:
         self.epoch += 1
         start = self.run.start
         is_first = self.epoch == start.epoch
@@ -117,13 +193,6 @@ class HFBridge(pl.Callback):
             control = self.host.control
             control.should_log = control.should_evaluate = control.should_save = False
         self.keep_requested_kwargs()
-        self.fire("on_epoch_begin")
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
-    ) -> None:
-        self.run.moment = SavedAt.UPDATE
-        self.fire("on_step_begin")
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
@@ -157,8 +226,8 @@ class HFBridge(pl.Callback):
             self._writer.check()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if batch.is_trained:
-            self.fire("on_step_end")
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flag_agreement.sources.in_updates)
             if self.host.stop_signals.are_watched and self.host.stop_signals.agree():
@@ -173,22 +242,10 @@ class HFBridge(pl.Callback):
             windows.leave_epoch(is_over=control.should_epoch_stop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an epoch, then log, evaluate and save according to the flags. Training stops after one without data."""
-        host, run, windows = self.host, self.run, self.run.windows
-        if windows is not None and not windows.saw_data:
-            self._refuse_empty_stream()
-            logger.warning(
-                "The training data had no samples in epoch %d. Training stops at update %d of %d.",
-                self.epoch,
-                host.state.global_step,
-                host.state.max_steps,
-            )
-            host.control.should_training_stop = True
-        # the control has this flag, too, and an HF callback of this event may clear it
-        is_of_lightning = trainer.should_stop and not host.control.should_training_stop
-        trainer.should_stop = False
-        self.fire("on_epoch_end")
-        if trainer.should_stop or is_of_lightning:  # set by a Lightning callback for the end of this epoch
+        """End an epoch, then log, evaluate and save according to the flags."""
+        host, run = self.host, self.run
+        super().on_train_epoch_end(trainer, pl_module)
+        if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
             host.control.should_training_stop = True
         run.moment = SavedAt.EPOCH_END
         if isinstance(pl_module, WindowModule):
@@ -196,15 +253,25 @@ class HFBridge(pl.Callback):
         self._act_on_flags(trainer, run.flag_agreement.sources.in_epochs)
         trainer.should_stop = host.control.should_training_stop
 
-    def _refuse_empty_stream(self) -> None:
-        """Refuse a stream without any sample, as nothing was trained."""
+    def _stop_without_data(self) -> None:
+        """Stop after an epoch without data, and refuse a stream without any sample, as nothing was trained."""
+        state, windows = self.host.state, self.run.windows
+        if windows is None or windows.saw_data:
+            return
         dataset = getattr(self.run.loader, "dataset", None)
-        if self.host.state.global_step == 0 and isinstance(dataset, IterableDataset):
+        if state.global_step == 0 and isinstance(dataset, IterableDataset):
             raise DataError(
                 f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
                 "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
                 "gives no more."
             )
+        logger.warning(
+            "The training data had no samples in epoch %d. Training stops at update %d of %d.",
+            self.epoch,
+            state.global_step,
+            state.max_steps,
+        )
+        self.host.control.should_training_stop = True
 
     def _obey_signals(self) -> None:
         """Write a checkpoint and stop, as a signal has asked to."""
@@ -246,23 +313,6 @@ class HFBridge(pl.Callback):
         )
         if trainer.should_stop:  # set by a Lightning callback after the evaluation
             host.control.should_training_stop = True
-
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Given,
-        batch: Given,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Fire `on_prediction_step` after a predicted batch."""
-        if self._requested_kwargs:
-            inputs = getattr(batch, "inputs", batch)
-            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
-        self.fire("on_prediction_step")
-
-    on_test_batch_end = on_validation_batch_end
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close progress bars, so that the error message starts on its own line."""

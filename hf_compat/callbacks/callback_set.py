@@ -1,4 +1,4 @@
-"""`CallbackSet` holds a Trainer's Lightning callbacks and their loggers, and makes its HF handler.
+"""`CallbackSet` holds a Trainer's callbacks of both kinds in one order, and their loggers.
 
 Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Those that would
 have no effect here, or a wrong one, are refused before training.
@@ -271,11 +271,13 @@ class CallbackSet:
 
     Attributes:
         lightning: The Lightning callbacks.
+        order: The order in which callbacks of both kinds were added.
     """
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
         self.lightning: list[pl.Callback] = []
+        self.order: list[pl.Callback | Callback] = []
 
     def fill(self, callbacks: Sequence[Callback] | None) -> None:
         """Make the handler of the defaults, the trackers of `report_to`, the user's callbacks, and a bar or printer.
@@ -328,7 +330,7 @@ class CallbackSet:
         self._note(candidate)
 
     def _note(self, candidate: Callback) -> None:
-        """Keep a Lightning callback. Only one progress bar of both kinds stays."""
+        """Keep a Lightning callback, and note any callback's position in the order."""
         if isinstance(candidate, pl.Callback):
             check_lightning_callback(candidate, self._host.model)
             stateful = [c for c in [*self.lightning, candidate] if type(c).state_dict is not pl.Callback.state_dict]
@@ -339,6 +341,7 @@ class CallbackSet:
                     "Hint: set them up differently, or override `state_key`."
                 )
             self.lightning.append(candidate)
+        self.order.append(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
             for other in (ProgressCallback, notebooks_callback()):  # one bar only
                 if other is not None:
@@ -352,6 +355,7 @@ class CallbackSet:
             found = self._host.callback_handler.pop_callback(callback)
         else:
             self.lightning.remove(found)
+        self.order[:] = [entry for entry in self.order if entry is not found]
         return found
 
     def checkpoint_of_exception(self) -> str | None:

@@ -449,7 +449,7 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
     The methods of all events are ours.
     """
     for home in _HOMES:
-        theirs = getattr(loaded(home), kind.__name__, None)
+        theirs = getattr(sys.modules.get(home), kind.__name__, None)
         if isinstance(theirs, type) and not issubclass(kind, theirs):
             return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
     return kind

@@ -167,7 +167,7 @@ class TrainingMethods(TrainerBase):
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         own = self._callbacks
-        callbacks = [*own.lightning, bridge]
+        callbacks = bridge.lightning_callback_list(own.lightning, own.order)
         loggers = own.loggers() if own.lightning else []  # only Lightning callbacks log to them
         options = {name: value for name, value in self._lightning_options.items() if value is not None}
         options.pop("max_time", None)  # the limit of fits, by a callback

@@ -52,7 +52,7 @@ class Theirs(transformers.Trainer):
 
 ours = hf_compat.Trainer, hf_compat.TrainingArguments
 assert trained(*ours, Listens()) == [False] * 3
-assert trained(*ours, Hears(), Listens()) == ["lightning", False] * 3, "Lightning's come first"
+assert trained(*ours, Hears(), Listens()) == ["lightning", False] * 3, "in the order of the list"
 assert trained(Theirs, transformers.TrainingArguments, hf_compat.LightningCallbackAdapter(Hears())) == ["lightning"] * 3
 fired.clear()
 bare_trainer([hf_compat.HFCallbackAdapter(Listens())], folder, max_steps=3, accumulate_grad_batches=1).fit(

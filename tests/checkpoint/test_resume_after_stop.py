@@ -212,15 +212,14 @@ def test_max_steps_gives_way_to_epochs(api, tmp_path):
     assert resumed["state"]["global_step"] == 3 and resumed["state"]["epoch"] == 1.0
 
 
-class _Spends(plc.Callback):
-    """Lets a timer's time run out at an update. The timer comes after it."""
+def _spend(timer, at: int):
+    """Return an HF callback that lets a timer's time run out at an update."""
 
-    def __init__(self, timer, at: int):
-        self.timer, self.at = timer, at
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == at:
+            timer._start_time["train"] -= 8 * 3600
 
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.at:
-            self.timer._start_time["train"] -= 8 * 3600
+    return lambda api: type("Spend", (api.TrainerCallback,), {"on_step_end": on_step_end})()
 
 
 @pytest.mark.parametrize("at", [1, 8, 13])
@@ -233,7 +232,7 @@ def test_lightnings_timer(tmp_path, at, again):
         return Run(hf_compat, folder, callbacks, toy.rows, **args).train(resume)
 
     timer = plc.Timer("00:08:00:00")
-    stopped = run(tmp_path, lambda api: [_Spends(timer, at), timer])
+    stopped = run(tmp_path, lambda api: [_spend(timer, at)(api), timer])
     assert stopped["state"]["global_step"] == at
     longer = [] if again == "without" else [plc.Timer(timedelta(hours=16))]
     resumed = run(tmp_path, lambda api: longer, str(tmp_path / f"checkpoint-{at}"))

@@ -87,6 +87,7 @@ class Session:
             trainer._callbacks = CallbackSet(trainer)
             for one in callbacks:
                 handler.add_callback(one)
+                trainer._callbacks.order.append(one)
             vars(trainer)["log"] = lambda logs, start_time=None: None  # an override may report to a tracker
             logging.disable(logging.CRITICAL)
             with warnings.catch_warnings():
