@@ -340,6 +340,11 @@ def _is_set(args: TrainingArguments, name: str) -> bool:
     return getattr(args, name) not in (default, None, {})
 
 
+def decays_all(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
+    """Whether weight decay covers biases and norms, too, as DeepSpeed makes one group by its section `optimizer`."""
+    return uses_deepspeed(args, variables) and "optimizer" in _config_of(args, variables)
+
+
 def schedule_section(args: TrainingArguments, variables: Mapping[str, str], updates: int) -> Config | None:
     """Resolve the section `scheduler`, which selects one of DeepSpeed's schedules. None if there is none.
 

@@ -22,7 +22,7 @@ from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
-from hf_compat.plan.deepspeed import schedule_section
+from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache, launcher_variables, variable
@@ -429,6 +429,8 @@ class OptimizationMethods(StepsBase):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Set `optimizer` unless it is set, with weight decay on all parameters except biases and norms.
 
+        DeepSpeed's section `optimizer` asks for weight decay on all.
+
         Mirrors:
             `transformers.Trainer.create_optimizer`, 5.23.
         """
@@ -444,9 +446,10 @@ class OptimizationMethods(StepsBase):
                 {"params": [], "weight_decay": self.args.weight_decay},
                 {"params": [], "weight_decay": 0.0},
             ]
+            all_decay = self.is_deepspeed_enabled and decays_all(self.args, launcher_variables())
             for name, parameter in target.named_parameters():
                 if parameter.requires_grad:
-                    groups[name not in decaying]["params"].append(parameter)
+                    groups[not all_decay and name not in decaying]["params"].append(parameter)
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)

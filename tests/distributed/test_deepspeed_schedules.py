@@ -47,6 +47,10 @@ for _row in KEYS[-3:]:
     _row[2]["bf16"] = True
 
 
+# The section makes one group, so biases decay, too
+DECAYS = (None, 2, {"config": {"optimizer": TORCHS_ADAMW}, "weight_decay": 0.5, "lr_scheduler_type": "constant"})
+
+
 def found_by(folder, rows):
     """Return what the Trainers of both packages log for each row, on two processes."""
     found = {}
@@ -60,10 +64,13 @@ def found_by(folder, rows):
 
 
 def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_path):
-    found = found_by(tmp_path, ROWS)
-    *ours, resumed = found["hf_compat"]
-    assert ours == found["transformers"] and len(ours) == len(ROWS) and all(len(logs) == 6 for logs in ours)
+    found = found_by(tmp_path, [*ROWS, DECAYS])
+    *ours, decayed, resumed = found["hf_compat"]
+    *theirs, decayed_there = found["transformers"]
+    assert ours == theirs and len(ours) == len(ROWS) and all(len(logs) == 6 for logs in ours)
     assert resumed == ours[0]
+    # upstream sums up the norm of gradients in another order
+    assert [row[::2] for row in decayed] == [row[::2] for row in decayed_there]
 
 
 @pytest.mark.matrix
