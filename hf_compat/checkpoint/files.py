@@ -241,6 +241,17 @@ class _Walker(pickle._Unpickler):  # written in Python: each step can be replace
         return Named(pid)
 
 
+def member_of(kind: object, name: str) -> object:
+    """Stand in for `getattr` in a pickle. Python 3.11.0 to 3.11.3 write the members of enums by it.
+
+    Raises:
+        pickle.UnpicklingError: It asks for anything else.
+    """
+    if not isinstance(kind, type) or not hasattr(kind, "__members__"):
+        raise pickle.UnpicklingError("it calls builtins.getattr")
+    return kind.__members__[name]
+
+
 def _with_own_tuples(step: Callable[[_Walker], None]) -> Callable[[_Walker], None]:
     def with_own(walker: _Walker) -> None:
         step(walker)

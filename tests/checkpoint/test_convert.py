@@ -6,6 +6,7 @@ weights that the processes then held.
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 import shutil
@@ -19,6 +20,8 @@ from compare import same
 from safetensors.torch import load_file
 
 from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.files import member_of
+from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.cli.main import main as command
 from hf_compat.errors import CheckpointError, HfCompatWarning
 
@@ -94,6 +97,32 @@ def test_dcp_shards_one_file_at_a_time(tmp_path):
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
     assert same(again.state_dict(), model.state_dict())
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 2
+
+
+def test_an_index_that_an_early_python_3_11_has_written(tmp_path, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda self, proto: (getattr, (type(self), self.name)))
+    dcp.save({"model.a": torch.ones(2)}, checkpoint_id=tmp_path / "shards")
+    convert(str(tmp_path / "shards"), str(tmp_path / "hf"))
+    assert same(load_file(next((tmp_path / "hf").glob("*.safetensors"))), {"a": torch.ones(2)})
+
+
+class Asks:
+    def __init__(self, of: object, name: str) -> None:
+        self.reduced = getattr, (of, name)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize(("of", "name"), [(Asks, "mro"), (os, "system"), (torch.Tensor, "data")])
+def test_getattr_gives_nothing_but_members_of_enums(tmp_path, of, name):
+    with pytest.raises(pickle.UnpicklingError, match="getattr"):
+        member_of(of, name)
+    torch.save(Asks(torch.Tensor, name), tmp_path / "it.pt")
+    with pytest.raises(CheckpointError, match=r"it\.pt cannot be read"):
+        read_torch_file(str(tmp_path / "it.pt"), allowed=[torch.Tensor, (member_of, "builtins.getattr")])
 
 
 def test_an_index_cannot_name_files_elsewhere(tmp_path):

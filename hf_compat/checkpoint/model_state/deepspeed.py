@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 
-from hf_compat.checkpoint.files import Plain
+from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import optimizer_problem, refuse
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import (
@@ -305,10 +305,8 @@ class _PlainReader:
         # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
         name = os.path.relpath(path, self._contents.folder).replace(os.sep, "/")
         found = [name.rpartition(".") for name in OWN_TYPES]
-        return read_torch_file(
-            self._contents.need(name),
-            allowed=[getattr(importlib.import_module(module), name) for module, _, name in found],
-        )
+        types = [getattr(importlib.import_module(module), name) for module, _, name in found]
+        return read_torch_file(self._contents.need(name), allowed=[*types, (member_of, "builtins.getattr")])
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._replaced, name)
