@@ -1,6 +1,6 @@
 """Private attributes of Lightning, each in one function, base class or constant.
 
-`loops.py` and `window_trainer.py` have those of its loops and its trainer.
+`window_trainer.py` has those of its loops and its trainer.
 
 Each docstring gives the reason and the condition for removal. `tests/house/test_lightning_internals.py` finds uses
 outside this file.

@@ -1,34 +1,56 @@
-"""`WindowTrainer`: the `lightning.Trainer` for a `WindowModule`. Uses private attributes of Lightning 2.6.
+"""`WindowTrainer`: the `lightning.Trainer` for a `WindowModule`, and its loops.
 
-Lightning's own trainer installs signal handlers, exits on Ctrl-C and announces devices. Scripts written for HF's
-Trainer expect none of this.
+It uses private attributes of Lightning 2.6. Lightning's own trainer installs signal handlers, exits on Ctrl-C and
+announces devices. Scripts written for HF's Trainer expect none of this.
+
+For every batch Lightning's own loops enter profiler contexts, call empty hooks, move batches and collect metrics. With
+a small model that is half of a training step. The loops here look up overridden hooks once an epoch or evaluation, and
+again when the callbacks change. They call only those, in Lightning's order, with the same arguments and progress
+counters. Lightning's own code runs for other batches than ours, for profilers, and if the module, the strategy or the
+precision plugin overrides a hook around a batch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from traceback import walk_tb
+from typing import Any, Literal, ParamSpec
 
 import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.optimization.manual import ManualResult
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import CombinedLoader, _Sequential
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hf_compat.engine import loops
-from hf_compat.engine.internals import do_nothing
-from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationBatches
+from hf_compat.engine.internals import WRITTEN_FOR, do_nothing, note_metrics
+from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
     DeepSpeedPrecision,
+    DirectStepsStrategy,
     ForwardPrecision,
     HFDDPStrategy,
     HFDeepSpeedStrategy,
@@ -37,9 +59,404 @@ from hf_compat.engine.strategies import (
     LaunchedEnvironment,
 )
 from hf_compat.plan.translate import LightningPlan
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import Launch
 
 logger = logging.getLogger(__name__)
+
+# Whether these loops support the installed Lightning. If not, its own code runs for every batch.
+IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
+# Lightning logs every hook call here, at level DEBUG.
+_CALLS = logging.getLogger("lightning.pytorch.trainer.call")
+
+Hook = Callable[..., object]
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listeners:
+    """The hooks to call for each batch, looked up with the trainer's callbacks of that time."""
+
+    module: WindowModule
+    names: tuple[str, str, str]  # of the hook before a batch, the step, and the hook after it. Logged metrics get them
+    before: Sequence[Hook]  # a batch
+    step: Hook  # the module's, or the strategy's if that adds something
+    takes_index: bool  # whether the module's step accepts `batch_idx`
+    after: Sequence[Hook]  # a batch
+    before_optimizer: Sequence[Hook]  # steps
+    backward_is_plain: bool  # a backward pass has no hooks
+    optimizer_is_plain: bool  # an optimizer's step needs nothing but these hooks
+
+
+def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "test"]) -> Listeners | None:
+    """Look up the hooks of a running trainer. None if Lightning's own code has to run its batches.
+
+    It has to with a profiler, in debugging, and with own transfers of batches.
+    """
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
+    assert isinstance(module, WindowModule)  # a `WindowTrainer` runs no other
+    own = pl.LightningModule
+    begin, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
+    step = "training_step" if stage == "train" else f"{stage}_step"
+    if (
+        not IS_KNOWN
+        or not isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
+        or _CALLS.isEnabledFor(logging.DEBUG)
+        or is_replaced(module, "on_before_batch_transfer", DataHooks)
+        or is_replaced(module, "transfer_batch_to_device", DataHooks)
+        or is_replaced(module, "on_after_batch_transfer", DataHooks)
+        or is_replaced(strategy, "batch_to_device", Strategy)
+        or is_replaced(precision, "convert_input", Precision)
+    ):
+        return None
+    if stage == "train" and (
+        is_replaced(module, begin, own)
+        or is_replaced(module, end, own)
+        or is_replaced(strategy, begin, Strategy)
+        or is_replaced(strategy, "post_training_step", Strategy)
+    ):
+        return None
+    own_step: Hook = getattr(module, step)
+    is_ours = type(precision) is ForwardPrecision
+    is_unscaled = is_ours and precision.scaler is None  # type: ignore[attr-defined]  # a subclass may have changes
+    return Listeners(
+        module=module,
+        names=(begin, step, end),
+        before=hooks_of(trainer, begin),
+        step=own_step if is_ours and not is_replaced(strategy, step, DirectStepsStrategy) else getattr(strategy, step),
+        takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
+        after=hooks_of(trainer, end),
+        before_optimizer=hooks_of(trainer, "on_before_optimizer_step"),
+        backward_is_plain=is_unscaled
+        and not (hooks_of(trainer, "on_before_backward") or hooks_of(trainer, "on_after_backward"))
+        and not is_replaced(module, "backward", own)
+        and not is_replaced(strategy, "backward", Strategy)
+        and not is_replaced(strategy, "pre_backward", Strategy)
+        and not is_replaced(strategy, "post_backward", Strategy),
+        optimizer_is_plain=is_unscaled and not is_replaced(strategy, "optimizer_step", Strategy),
+    )
+
+
+def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
+    """Bind one hook of every callback that overrides it to the trainer and its module. The module's own comes last."""
+    module, found = trainer.lightning_module, list[Hook]()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
+        if is_replaced(callback, name, pl.Callback):
+            found.append(functools.partial(getattr(callback, name), trainer, module))
+    if is_replaced(module, name, pl.LightningModule):
+        found.append(getattr(module, name))
+    return found
+
+
+class CarriedStop(Exception):
+    """Carries a `StopIteration` of user code through Lightning's loops."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__("a StopIteration was raised outside the data")
+        self.error = error
+
+
+def carrying_stops(method: Callable[P, None]) -> Callable[P, None]:
+    """Turn a `StopIteration` from a model, loss, optimizer or callback into an error.
+
+    Lightning's loops would take it for the end of the data, and silently skip the update or the rest of the epoch.
+    Remove it when they catch only the exceptions of their data fetcher.
+    """
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except StopIteration as error:
+            if any("loops.fetchers" in frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)):
+                raise  # the end of the data
+            raise CarriedStop(error) from error
+
+    return run
+
+
+class LeanEpochLoop(_TrainingEpochLoop):
+    """The epochs of a `WindowModule`, which optimizes manually. One batch is one window and one update."""
+
+    _listeners: Listeners | None = None
+    _seen: list[pl.Callback] | None = None  # the callbacks that the listeners were looked up with
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Skip the exchange between ranks, as Lightning handles no signal here."""
+
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        """Start no validation. HF's flags do."""
+        return False
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        self._seen = None  # a callback may have gained a hook since
+        if isinstance(self.trainer.profiler, PassThroughProfiler):
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = do_nothing_closure
+
+    @property
+    def done(self) -> bool:
+        """Whether the epoch is over."""
+        if self._restarting or self.trainer.should_stop or not IS_KNOWN:
+            return super().done
+        updates = self.manual_optimization.optim_step_progress.total.completed
+        progress = self.batch_progress
+        return (
+            (self.max_steps != -1 and updates >= self.max_steps)
+            or progress.is_last_batch
+            or progress.current.ready == self.trainer.fit_loop.max_batches
+        )
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        """Train on one window."""
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        if trainer.callbacks != self._seen:
+            self._look_up()
+        listeners = self._listeners
+        if self._restarting or listeners is None:
+            carrying_stops(super().advance)(data_fetcher)
+            return
+        if self.val_loop._restarting:
+            self.val_loop.restarting = False
+        window, _, _ = next(data_fetcher)
+        total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
+        current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        connector, index = trainer._logger_connector, current.ready
+        fields = listeners.module.__dict__  # `nn.Module` searches for a parameter of that name first
+        optimizers, manual = trainer.strategy._lightning_optimizers, self.manual_optimization
+        progress.is_last_batch = data_fetcher.done
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = window, None, None
+        try:
+            fields["_current_fx_name"] = "on_train_batch_start"
+            for hook in listeners.before:
+                hook(window, index)
+            total.started, current.started = total.started + 1, current.started + 1
+            fields["_current_fx_name"] = "training_step"
+            for optimizer in optimizers:
+                optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
+            loss = listeners.step(window, index)
+            for optimizer in optimizers:
+                optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
+            outputs: dict[str, object] = (
+                {"loss": loss.detach()}
+                if type(loss) is torch.Tensor
+                else ManualResult.from_training_step_output(loss).asdict()  # type: ignore[arg-type]  # it checks
+            )
+            total.processed, current.processed = total.processed + 1, current.processed + 1
+            fields["_current_fx_name"] = "on_train_batch_end"
+            for hook in listeners.after:
+                hook(outputs, window, index)
+        except StopIteration as error:
+            raise CarriedStop(error) from error
+        fields["_current_fx_name"] = None
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+        if results:
+            connector.on_batch_end()
+            connector.update_train_step_metrics()
+        else:
+            results.batch = results.batch_size = None
+
+    def _look_up(self) -> None:
+        """Look up the hooks of the current callbacks."""
+        self._seen, module = list(self.trainer.callbacks), self.trainer.lightning_module
+        self._listeners = found = find_listeners(self.trainer, "train")
+        if isinstance(module, WindowModule):  # updates without Lightning's own code around them, which calls hooks
+            mechanics, backward_is_plain = module.mechanics, found is not None and found.backward_is_plain
+            is_direct = backward_is_plain and mechanics.engine is None
+            module.steps.accelerator.run_backward = None if is_direct else mechanics.backward
+            module.take_step = self._step_directly if found is not None and found.optimizer_is_plain else None
+
+    def _step_directly(self) -> None:
+        """Step the optimizer as `LightningOptimizer.step` ends up doing."""
+        listeners, optimizer = self._listeners, self.trainer.strategy._lightning_optimizers[0]._optimizer
+        assert listeners is not None  # a batch is under way
+        progress, fields = self.manual_optimization.optim_step_progress, listeners.module.__dict__
+        total, current = progress.total, progress.current
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        outer, fields["_current_fx_name"] = fields["_current_fx_name"], "on_before_optimizer_step"
+        for hook in listeners.before_optimizer:
+            hook(optimizer)
+        fields["_current_fx_name"] = outer
+        optimizer.step()
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        """Count the batch."""
+        if self._listeners is None or self._skip_next_val:
+            super().on_advance_end(data_fetcher)
+            return
+        self._batches_that_stepped += 1
+        if self.trainer.should_stop:
+            self._save_loggers_on_train_batch_end()
+        if self.trainer._signal_connector.received_sigterm and not self._is_training_done:
+            raise SIGTERMException
+
+
+class _OneLoaderFetcher(_PrefetchDataFetcher):
+    """Reads the batches of one loader with a length, in place of Lightning's own fetcher, which has started."""
+
+    def __init__(self, fetcher: _PrefetchDataFetcher) -> None:
+        super().__init__(fetcher.prefetch_batches)
+        vars(self).update(vars(fetcher))
+        loaders: _Sequential = fetcher.iterator._iterator  # type: ignore[union-attr]  # a `CombinedLoader`
+        self._batches, self._index = loaders.iterators[0], loaders._idx
+        loader = loaders.iterables[0]
+        # As in HF, a loader ends where its data does. A stream may hold more samples than its `__len__` says.
+        self._reads_all = type(loader) is EvaluationBatches and self.length == loader.length
+
+    def __next__(self) -> tuple[object, int, int]:
+        if self.done and not self._reads_all:
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.done = True
+            raise
+        index, self._index = self._index, self._index + 1
+        self.fetched += 1
+        self.done = self.fetched >= self.length  # type: ignore[operator]  # `on_run_start` has checked it
+        return batch, index, 0
+
+    def teardown(self) -> None:
+        """Also release the loader, which ends its workers."""
+        super().teardown()
+        self._batches = iter(())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
+
+    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
+    is_last: bool = True  # calls their hooks for its end
+    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
+
+
+WHOLE = EvaluationPart()
+
+
+class LeanEvaluationLoop(_EvaluationLoop):
+    """Evaluates a `WindowModule`, whose steps move each `EvaluationBatch` to the device themselves."""
+
+    _listeners: Listeners | None = None
+    _seen: list[pl.Callback] | None = None  # as in training
+    part: EvaluationPart = WHOLE
+    _verified: tuple[pl.LightningModule, int] | None = None
+
+    def setup_data(self) -> None:
+        """Take `EvaluationBatches` as they are.
+
+        Lightning asks the device for the number of batches on all ranks, and prepares to make loaders anew.
+        """
+        trainer, batches = self.trainer, self._data_source.instance
+        limit = trainer.limit_test_batches if trainer.testing else trainer.limit_val_batches
+        is_whole = isinstance(limit, float) and limit == 1.0  # 1 is a single batch
+        if type(batches) is not EvaluationBatches or not is_whole or not IS_KNOWN or trainer.world_size > 1:
+            super().setup_data()
+            return
+        self._combined_loader = CombinedLoader(batches, "sequential")
+        self._max_batches = [float("inf") if batches.length is None else batches.length]
+        self._seen_batches_per_dataloader = defaultdict(int)
+
+    def _verify_dataloader_idx_requirement(self) -> None:
+        """Look at the signatures of a module's hooks once. Each evaluation of a fit has the same module."""
+        now = (self.trainer.lightning_module, self.num_dataloaders)
+        if self._verified != now:
+            super()._verify_dataloader_idx_requirement()
+            self._verified = now
+
+    @contextlib.contextmanager
+    def _hearing(self, is_heard: bool) -> Iterator[None]:
+        """Call no hook of a callback within the context, unless it is to be heard.
+
+        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
+        a loop can pause between two loaders.
+        """
+        trainer, callbacks = vars(self.trainer), self.trainer.callbacks  # type: ignore[attr-defined]  # as above
+        if not is_heard:
+            trainer["callbacks"] = []
+        try:
+            yield
+        finally:
+            if not is_heard:
+                trainer["callbacks"] = callbacks
+
+    def on_run_start(self) -> None:
+        """Start an evaluation, or a part of one."""
+        part = self.part
+        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
+        if part.is_last and part.earlier:
+            note_metrics(self.trainer, part.earlier)
+        with self._hearing(part.is_first):
+            super().on_run_start()
+        self._look_up()
+        fetcher = self._data_fetcher
+        if fetcher is not None and self._listeners is not None:
+            fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
+            loaders = getattr(fetcher.iterator, "_iterator", None)
+            is_one = type(loaders) is _Sequential and len(loaders.iterables) == len(loaders.iterators) == 1
+            if is_one and type(fetcher) is _PrefetchDataFetcher and not fetcher.batches and fetcher.length is not None:
+                self._data_fetcher = _OneLoaderFetcher(fetcher)
+
+    def _look_up(self) -> None:
+        """Look up the hooks of the current callbacks."""
+        trainer = self.trainer
+        self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
+        is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
+        self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation") if is_usual else None
+
+    def on_run_end(self) -> list[Mapping[str, float]]:  # type: ignore[override]  # Lightning's own type is private
+        """End an evaluation, or a part of one."""
+        with self._hearing(self.part.is_last):
+            return super().on_run_end()  # type: ignore[return-value]  # as above
+
+    def _evaluation_step(
+        self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
+    ) -> None:
+        """Evaluate one batch."""
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        if trainer.callbacks != self._seen:  # type: ignore[attr-defined]  # as above
+            self._look_up()
+        listeners = self._listeners
+        if listeners is None or type(batch) is not EvaluationBatch:
+            carrying_stops(super()._evaluation_step)(batch, batch_idx, dataloader_idx, dataloader_iter)
+            return
+        total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
+        current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        connector, fields = trainer._logger_connector, listeners.module.__dict__
+        outer = fields["_current_fx_name"]  # the hook of the training batch, within a fit
+        name_before, name_of_step, name_after = listeners.names
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        try:
+            fields["_current_fx_name"] = name_before
+            for hook in listeners.before:
+                hook(batch, batch_idx)
+            total.started, current.started = total.started + 1, current.started + 1
+            fields["_current_fx_name"] = name_of_step
+            output = listeners.step(batch, batch_idx) if listeners.takes_index else listeners.step(batch)
+            total.processed, current.processed = total.processed + 1, current.processed + 1
+            fields["_current_fx_name"] = name_after
+            for hook in listeners.after:
+                hook(output, batch, batch_idx)
+        except StopIteration as error:
+            raise CarriedStop(error) from error
+        fields["_current_fx_name"] = outer
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+        self._has_run = True
+        seen = self._seen_batches_per_dataloader
+        if results:
+            connector.on_batch_end()
+            connector.update_eval_step_metrics(seen[dataloader_idx])
+        else:
+            results.batch = results.batch_size = None
+        seen[dataloader_idx] += 1
+        if trainer._signal_connector.received_sigterm and not progress.is_last_batch:
+            raise SIGTERMException
+
 
 # Callbacks that Lightning would add by default, with the switch for each.
 _SWITCHED_ON: dict[type[pl.Callback], str] = {
@@ -148,7 +565,7 @@ class WindowTrainer(pl.Trainer):
             # the user may choose the CPU on purpose
             warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
             super().__init__(**{**settings, **options})
-        if not loops.IS_KNOWN:
+        if not IS_KNOWN:
             installed = lightning.__version__
             logger.info("hf_compat does not support the loops of Lightning %s, so steps are slower.", installed)
         self._sigint_handler: Any = None  # Python's handler of Ctrl-C, as returned by `signal.getsignal`
@@ -227,11 +644,5 @@ class WindowTrainer(pl.Trainer):
             raise
 
 
-class _NoBatches:
-    """Validation data for a fit whose evaluations use their own. Without any, Lightning would never validate."""
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(())
-
-
-NO_BATCHES = _NoBatches()
+# Validation data for a fit whose evaluations use their own. Without any, Lightning would never validate.
+NO_BATCHES = EvaluationBatches(iter(()))

@@ -15,10 +15,9 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.types import DataSource, Loader
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
-from hf_compat.engine.loops import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import wrap_forward
-from hf_compat.engine.window_trainer import WindowTrainer
+from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
 from hf_compat.errors import SearchError
 from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics

@@ -9,7 +9,7 @@ from lightning.pytorch import callbacks as plc
 from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainerCallback
-from hf_compat.engine import loops as lean_evaluation
+from hf_compat.engine import window_trainer as lean_evaluation
 
 SETS = {"a": rows(8, seed=1), "b": rows(12, seed=2), "c": rows(4, seed=3)}
 

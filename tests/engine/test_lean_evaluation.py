@@ -16,8 +16,8 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.engine import loops as lean_loop
-from hf_compat.engine.loops import LeanEvaluationLoop
+from hf_compat.engine import window_trainer as lean_loop
+from hf_compat.engine.window_trainer import LeanEvaluationLoop
 from hf_compat.trainer_methods.training import TrainerModule
 
 # Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to an evaluation.

@@ -13,8 +13,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.engine import loops as lean_loop
-from hf_compat.engine.loops import find_listeners
+from hf_compat.engine import window_trainer as lean_loop
+from hf_compat.engine.window_trainer import find_listeners
 
 # Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to a step.
 HOOKS = [

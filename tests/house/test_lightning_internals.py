@@ -1,7 +1,7 @@
-"""Internals of Lightning are touched in three files only: found by names, read off both sources.
+"""Internals of Lightning are touched in two files only: found by names, read off both sources.
 
-`engine/internals.py` has a function or base class for each; `engine/window_trainer.py` and
-`engine/loops.py` are Lightning's trainer and loops.
+`engine/internals.py` has a function or base class for each; `engine/window_trainer.py` has Lightning's trainer and
+loops.
 
 Private names have a leading underscore; the classes and modules of Lightning's trainer, loops, strategies, precision
 plugins and core define them. Undocumented names are what the private classes of trainer and loops (loops, connectors,
@@ -29,7 +29,7 @@ from lightning.pytorch import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_compat"
 HOME = PACKAGE / "engine" / "internals.py"
-HOMES = (HOME, *(PACKAGE / "engine" / name for name in ("window_trainer.py", "loops.py")))
+HOMES = (HOME, PACKAGE / "engine" / "window_trainer.py")
 SOURCES = (
     "pytorch/trainer",
     "pytorch/loops",
