@@ -13,8 +13,7 @@ from toy import Classifier, NanAt
 
 import hf_compat
 from hf_compat import HFCallbackAdapter
-from hf_compat.callbacks import adapted_run
-from hf_compat.callbacks.adapted_run import AdaptedRun
+from hf_compat.callbacks.hf_in_lightning import AdaptedRun
 from hf_compat.errors import MissingMetric
 from hf_compat.hf.state import TrainerState
 
@@ -230,11 +229,23 @@ def test_a_checkpoint_of_the_first_versions_is_refused(tmp_path):
         run.restore({"state": asdict(TrainerState()), "callbacks": {}, "loss_sum": 1.5, "last_logged": 4})
 
 
-@pytest.mark.parametrize(
-    ("batches", "expected"), [(10, 18), (5, 9), (7, 9 + 2 * 2)], ids=["two epochs", "one", "one and two batches"]
-)
-def test_samples_of_several_loaders_are_counted(batches, expected):
-    """Epochs of 5 and 4 samples in batches of 2. A whole epoch counts its short batch; the rest counts full ones."""
-    both = [DataLoader(range(5), batch_size=2), DataLoader(range(4), batch_size=2)]
-    assert adapted_run._samples(both, batches, world_size=1) == expected
-    assert adapted_run._samples([*both, iter(())], batches, world_size=1) is None
+class Uneven(HandWritten):
+    """Takes any batches."""
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val_loss", 1.0, batch_size=1)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_samples_of_several_loaders_are_counted(tmp_path, limit):
+    """Sets of 5 and 4 samples in batches of 2. A short batch counts its own samples."""
+    adapter = HFCallbackAdapter(hf_compat.TrainerCallback())
+    both = [DataLoader(torch.ones(size, 1), batch_size=2) for size in (5, 4)]
+    trainer = bare_trainer([adapter], tmp_path, limit_val_batches=limit)
+    trainer.validate(Uneven(Classifier(), 1), both, verbose=False)
+    [log] = adapter.state.log_history
+    samples, batches = (9, 5) if limit is None else (8, 4)
+    assert log["eval_samples_per_second"] / log["eval_steps_per_second"] == pytest.approx(samples / batches, rel=1e-2)
+    texts = DataLoader(["a", "b"], batch_size=2)
+    trainer.validate(Uneven(Classifier(), 1), texts, verbose=False)
+    assert "eval_samples_per_second" not in adapter.state.log_history[-1]
