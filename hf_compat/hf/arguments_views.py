@@ -246,10 +246,21 @@ class ArgumentViews:
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in PROCESS_ATTRIBUTES}
 
-    def _set(self, jit_mode: bool = False, **values: object) -> Self:
-        if jit_mode:
-            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name without a field
-        good, problems = read_all(self._checks(), values)
+    def _set(self, given: Mapping[str, object], *prefixes: str, **renamed: str) -> Self:
+        """Set the arguments of a method's parameters. An argument has the parameter's name, or a prefix before it.
+
+        Args:
+            given: The method's parameters and other arguments, with their values.
+            prefixes: The beginnings of the arguments' names.
+            renamed: Parameters with another name → argument.
+        """
+        checks, values = self._checks(), {}
+        for name, value in given.items():
+            names = (renamed.get(name, ""), *(f"{prefix}{name}" for prefix in prefixes), name)
+            argument = next((one for one in names if one in checks), None)
+            if argument is not None:  # `self` and `jit_mode` are none
+                values[argument] = value
+        good, problems = read_all(checks, values)
         problems += [
             f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."
             for kind, steps in _COUNTING
@@ -259,6 +270,8 @@ class ArgumentViews:
             raise ArgumentError("\n\n".join(problems))
         for name, value in good.items():
             setattr(self, name, value)
+        if given.get("jit_mode"):
+            setattr(self, "jit_mode_eval", True)  # noqa: B010 - an old name without a field
         return self
 
     def set_training(
@@ -275,17 +288,9 @@ class ArgumentViews:
     ) -> Self:
         """Set batch size, length and optimizer numbers of the training, and `do_train`."""
         recompute = activation_checkpointing if gradient_checkpointing is None else gradient_checkpointing
+        given = {**locals(), "activation_checkpointing": recompute, "gradient_checkpointing": recompute}
         return self._set(
-            do_train=True,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
-            weight_decay=weight_decay,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            seed=seed,
-            activation_checkpointing=recompute,
-            gradient_checkpointing=recompute,
+            {**given, "do_train": True}, batch_size="per_device_train_batch_size", num_epochs="num_train_epochs"
         )
 
     def set_evaluate(
@@ -299,22 +304,13 @@ class ArgumentViews:
         jit_mode: bool = False,
     ) -> Self:
         """Set when and how to evaluate, and `do_eval`. `jit_mode` is `jit_mode_eval` of 4.x."""
-        self._set(
-            jit_mode=jit_mode,
-            eval_strategy=strategy,
-            eval_steps=steps,
-            per_device_eval_batch_size=batch_size,
-            eval_accumulation_steps=accumulation_steps,
-            eval_delay=delay if delay is not None else 0,
-            prediction_loss_only=loss_only,
-        )
-        return self._set(do_eval=self.eval_strategy != IntervalStrategy.NO)
+        given = {**locals(), "delay": 0 if delay is None else delay}
+        self._set(given, "eval_", "prediction_", batch_size="per_device_eval_batch_size")
+        return self._set({"do_eval": self.eval_strategy != IntervalStrategy.NO})
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set how to predict, and `do_predict`. `jit_mode` is `jit_mode_eval` of 4.x."""
-        return self._set(
-            jit_mode=jit_mode, do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only
-        )
+        return self._set({**locals(), "do_predict": True}, "prediction_", batch_size="per_device_eval_batch_size")
 
     def set_save(
         self,
@@ -324,9 +320,7 @@ class ArgumentViews:
         on_each_node: bool = False,
     ) -> Self:
         """Set when to save and how much to keep."""
-        return self._set(
-            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
-        )
+        return self._set(locals(), "save_")
 
     def set_logging(
         self,
@@ -340,16 +334,7 @@ class ArgumentViews:
         replica_level: str = "passive",
     ) -> Self:
         """Set the content, the time and the place of logs."""
-        return self._set(
-            logging_strategy=strategy,
-            logging_steps=steps,
-            report_to=report_to,
-            log_level=level,
-            logging_first_step=first_step,
-            logging_nan_inf_filter=nan_inf_filter,
-            log_on_each_node=on_each_node,
-            log_level_replica=replica_level,
-        )
+        return self._set(locals(), "logging_", "log_", replica_level="log_level_replica")
 
     def set_push_to_hub(
         self,
@@ -361,15 +346,7 @@ class ArgumentViews:
         revision: str | None = None,
     ) -> Self:
         """Set the uploads to the Hub, and `push_to_hub`."""
-        return self._set(
-            push_to_hub=True,
-            hub_model_id=model_id,
-            hub_strategy=strategy,
-            hub_token=token,
-            hub_private_repo=private_repo,
-            hub_always_push=always_push,
-            hub_revision=revision,
-        )
+        return self._set({**locals(), "push_to_hub": True}, "hub_")
 
     def set_optimizer(
         self,
@@ -382,15 +359,7 @@ class ArgumentViews:
         args: str | None = None,
     ) -> Self:
         """Set the optimizer and its numbers."""
-        return self._set(
-            optim=name,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            adam_beta1=beta1,
-            adam_beta2=beta2,
-            adam_epsilon=epsilon,
-            optim_args=args,
-        )
+        return self._set(locals(), "adam_", "optim_", name="optim")
 
     def set_lr_scheduler(
         self,
@@ -407,12 +376,8 @@ class ArgumentViews:
         """
         if warmup_ratio > 1:
             warmup_steps, warmup_ratio = warmup_ratio, warmup_steps
-        return self._set(
-            lr_scheduler_type=name,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            warmup_steps=warmup_steps or warmup_ratio,
-        )
+        given = {**locals(), "warmup_steps": warmup_steps or warmup_ratio}
+        return self._set(given, name="lr_scheduler_type", num_epochs="num_train_epochs")
 
     def set_dataloader(
         self,
@@ -430,20 +395,7 @@ class ArgumentViews:
         sampler_seed: int | None = None,
     ) -> Self:
         """Set how data is loaded."""
-        return self._set(
-            per_device_train_batch_size=train_batch_size,
-            per_device_eval_batch_size=eval_batch_size,
-            dataloader_drop_last=drop_last,
-            dataloader_num_workers=num_workers,
-            dataloader_pin_memory=pin_memory,
-            dataloader_persistent_workers=persistent_workers,
-            dataloader_prefetch_factor=prefetch_factor,
-            dataloader_multiprocessing_context=multiprocessing_context,
-            dataloader_in_order=in_order,
-            auto_find_batch_size=auto_find_batch_size,
-            ignore_data_skip=ignore_data_skip,
-            data_seed=sampler_seed,
-        )
+        return self._set(locals(), "dataloader_", "per_device_", sampler_seed="data_seed")
 
 
 for _name, _way_out in _HELPERS.items():
