@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -34,9 +35,9 @@ from hf_compat.cli.scored_weights import (
     wanted_checkpoint,
 )
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import (
@@ -45,12 +46,11 @@ from hf_compat.interop.object_parser import (
     SPEC,
     Hint,
     Made,
+    add_old_names,
     build,
     build_data,
     build_or_import,
     import_path,
-    in_todays_names,
-    todays_values,
 )
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
@@ -117,17 +117,12 @@ class ConfigParser(ArgumentParser):
     def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
         """Write a configuration as text that makes the same run again.
 
-        Tokens are left out. Arguments have today's names. An argument that the `trainer` section decides appears only
-        there.
+        Tokens are left out. An argument appears under the name and in the section in which the user gave it.
         """
         text: Namespace = _without_secrets(cfg)
-        # each value appears once, by today's name, in the section where the user gave it
         args, trainer = text.get("args"), text.get("trainer")
         if not (args is None or trainer is None):
-            for name in OLD_NAMES:
-                if (value := args.pop(name, None)) is not None:
-                    for today, said in todays_values(name, value).items():
-                        args[today] = said
+            drop_defaults(vars(args), checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments))
             for name, value in vars(trainer).items():
                 if value is not None and name in EQUIVALENTS:
                     for argument in EQUIVALENTS[name](value):
@@ -178,8 +173,7 @@ def make_parser(command: str) -> ArgumentParser:
         parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=_DEFAULTS[name], help=meaning)
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
-    for name in OLD_NAMES:  # accepted, but neither listed nor printed
-        parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_old_names(parser, "args.")
     for name in EQUIVALENTS:
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the equivalent argument")
     import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
@@ -211,8 +205,27 @@ def _kind_of(hint: Hint) -> Hint:
 
 
 def as_sections(words: Sequence[str]) -> list[str]:
-    """Turn the options of an HF command line into those of the `args` section."""
-    return in_todays_names(words, {"": "args."}, _ARGUMENT_NAMES, _LISTS)
+    """Turn the options of an HF command line into those of the `args` section.
+
+    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
+    """
+    turned: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, equals, text = word.removeprefix("--").partition("=")
+        name = option.replace("-", "_")
+        is_off = name not in _ARGUMENT_NAMES and name.removeprefix("no_") in _ARGUMENT_NAMES
+        if not word.startswith("--") or not (name in _ARGUMENT_NAMES or is_off):
+            turned.append(word)
+            continue
+        name = name.removeprefix("no_") if is_off else name
+        values = ["false"] if is_off else [text] if equals else []
+        while waiting and not (equals or is_off or waiting[0].startswith("--")) and (name in _LISTS or not values):
+            values.append(waiting.pop(0))
+        is_list = name in _LISTS and bool(values) and not (is_off or values[0].startswith("["))
+        turned.append(f"--args.{name}={json.dumps(values) if is_list else ''.join(values or ['true'])}")
+    return turned
 
 
 # jsonargparse lists the options of one part by `--args.help`.

@@ -20,7 +20,7 @@ from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import parts_of, plain
-from hf_compat.interop.object_parser import Hint, read_plain, reader_of
+from hf_compat.interop.object_parser import Hint, reader_of
 from hf_compat.runtime.text import bool_or_none, brief, without_secrets
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ class HfArgumentParser(argparse.ArgumentParser):
                         *options,
                         nargs="?",
                         const=True,
-                        type=read_plain,
                         default=argparse.SUPPRESS,
                         help=argparse.SUPPRESS,
                     )

@@ -272,7 +272,7 @@ OLD_NAMES: dict[str, OldName] = {
         kind=or_none(TRUTH_VALUE),
     ),
     "_n_gpu": replace(
-        _inert("4.2-4.57", number(Range(low=-1)), -1, "the number of devices is found out", 0, 1),
+        _inert("4.2-4.57", _COUNT_OR_OFF, -1, "the number of devices is found out", 0, 1),
         read=lambda args: args.n_gpu,
     ),
     "fp16_backend": _inert("4.1-4.57", _BACKEND, "auto", _TORCHS, *_AMP),
@@ -342,6 +342,14 @@ def translate_legacy(
             said_by[new] = shown(name, value)
     name_repository(arguments, old)
     return arguments, {name: value for name, value in old.items() if value is not None}
+
+
+def drop_defaults(values: Translation, checks: Mapping[str, ArgumentCheck]) -> None:
+    """Remove the defaults that a parser adds beside old names, which they would contradict."""
+    for old in OLD_NAMES.keys() & values.keys():
+        for name in OLD_NAMES[old].translate(read_old(old, values[old], checks)):
+            if name in values and checks[name].read(values[name]) == checks[name].default:
+                del values[name]
 
 
 def name_repository(arguments: Translation, old: Translation) -> None:

@@ -8,7 +8,7 @@ A configuration names classes, functions and classmethods by their paths. A text
     compute_metrics: my_project.accuracy
 
 Options such as `--data.train_dataset.init_args.n 32` set parts of an object, by the types of its constructor. Old names
-of arguments are translated, and an error for an unknown name suggests the nearest known one.
+of arguments are options, too, and an error for an unknown name suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import json
 import re
 import sys
 import typing
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.errors import ArgumentError, HfCompatError, warn_user
-from hf_compat.hf.argument_values import checks_of, read_all
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old, translate_legacy
-from hf_compat.hf.value_types import parts_of, plain
+from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
+from hf_compat.hf.value_types import parts_of
 from hf_compat.runtime.launch import environment_with
 from hf_compat.runtime.text import nearest
 
@@ -251,108 +248,16 @@ def reader_of(hint: Hint) -> Callable[[str], Spec]:
     return read
 
 
-def read_plain(word: str | bool) -> bool | int | float | str:
-    """Read the value of an old name as a truth value, a number or text."""
-    if isinstance(word, bool) or word.lower() in ("true", "false"):
-        return str(word).lower() == "true"
-    for read in (int, float):
-        try:
-            return read(word)
-        except ValueError:
-            continue
-    return word
-
-
-def in_todays_names(
-    words: Sequence[str], prefixes: Mapping[str, str], names: Collection[str], lists: Collection[str] = ()
-) -> list[str]:
-    """Rewrite the options of arguments by current names, which override a file's. Other words stay.
-
-    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` mean the same as in HF.
-
-    Args:
-        words: A command line.
-        prefixes: The beginnings of the options of arguments → their new beginnings.
-        names: The arguments whose options are rewritten.
-        lists: The arguments that take several words.
-    """
-    turned: list[str] = []
-    said: dict[str, dict[str, str]] = {}
-    changed: dict[str, set[str]] = {}  # the arguments that old names set
-    places: dict[str, int] = {}  # behind the last option of such an argument
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        option, equals, text = word.removeprefix("--").partition("=")
-        prefix = next((one for one in prefixes if word.startswith(f"--{one}")), None)
-        name = option.removeprefix(prefix or "").replace("-", "_")
-        is_off = name not in names and name.removeprefix("no_") in names
-        if prefix is None or not (name in names or is_off):
-            turned.append(word)
-            continue
-        values = ["false"] if is_off else [text] if equals else []
-        while waiting and not (equals or is_off or waiting[0].startswith("--")) and (name in lists or not values):
-            values.append(waiting.pop(0))
-        is_list = name in lists and bool(values) and not values[0].startswith("[")
-        name, text = name.removeprefix("no_") if is_off else name, json.dumps(values) if is_list else "".join(values)
-        value = text if values else "true"
-        said.setdefault(prefix, {})[name] = value
-        today = todays_values(name, read_plain(value)) if name in OLD_NAMES else {}
-        changed.setdefault(prefix, set()).update(today)
-        if not today:
-            turned.append(f"--{prefixes[prefix]}{name}={value}")
-        if today or name in changed[prefix]:
-            places[prefix] = len(turned)
-    for prefix, place in sorted(places.items(), key=lambda item: -item[1]):
-        joined = _set_by_old_names({name: read_plain(text) for name, text in said[prefix].items()})
-        turned[place:place] = [
-            f"--{prefixes[prefix]}{name}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in joined.items()
-        ]
-    return turned
-
-
-def _set_by_old_names(values: Mapping[str, Spec]) -> dict[str, Spec]:
-    """The current arguments that the old names among values set, joined with those among the values.
-
-    Raises:
-        ArgumentError: They contradict each other.
-    """
-    checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
-    today = [new for old in OLD_NAMES.keys() & values.keys() for new in todays_values(old, values[old])]
-    inert = {name for name, row in OLD_NAMES.items() if row.inert}
-    given = {n: value for n, value in values.items() if n in today or n in OLD_NAMES.keys() - inert}
-    read, _ = read_all(checks, given)  # the class names problems
-    with warnings.catch_warnings(action="ignore"):  # the class warns
-        arguments, _ = translate_legacy({**given, **read}, checks.keys(), checks)
-    return {name: plain(arguments[name]) for name in today}
-
-
-def todays_values(name: str, value: Spec) -> dict[str, Spec]:
-    """Translate an old name to current ones. The result is empty if it has no effect or no counterpart."""
-    row = OLD_NAMES[name]
-    if row.inert or name in ATTRIBUTES_ONLY:
-        return {}
-    translated: Mapping[str, Spec] = row.translate(
-        read_old(name, value, checks_of(TrainingArguments, TrainingArguments))
-    )
-    return {today: plain(said) for today, said in translated.items()}
-
-
 # The input of `build`. The parser leaves it as written, as it would set None for required parameters.
 # In a list, one with `list` would make `+=` put each text into a list of its own.
 ONE_SPEC = bool | int | float | dict | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 SPEC = ONE_SPEC | list  # type: ignore[type-arg]
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: --|option ')([\w.-]+)", re.IGNORECASE)
 _NO_CALLBACK = re.compile(r"Import path ([\w.]+) does not correspond to a subclass of Callback")
-# By parser: the places of training arguments in it, "" for their own parser, "args." for a group.
-_ARGUMENTS: WeakKeyDictionary[ArgumentParser, list[str]] = WeakKeyDictionary()
 
 
 def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further: Spec, **options: Spec) -> Namespace:
-    """Parse a command line, which may have options for parts of objects and old names of arguments."""
-    prefixes = {prefix: prefix for prefix in _ARGUMENTS.get(self, [])}
-    words = in_todays_names(sys.argv[1:] if args is None else args, prefixes, OLD_NAMES)
+    """Parse a command line, which may have options for parts of objects."""
     open_types: dict[str, Hint] = {}  # the places of objects whose parts the parser does not know
     for action in self._actions:
         hint = getattr(action, "_typehint", None)
@@ -364,7 +269,7 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
     # another word for a model may be the name of a known class, or a file
     sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
     try:
-        line, of_objects = take_words(words, sections)
+        line, of_objects = take_words(sys.argv[1:] if args is None else args, sections)
         # these options give required objects, too
         given = {word.section for word in of_objects if word.path in ((), ("class_path",))}
         required = [action for action in self._actions if action.dest in given and action.required]
@@ -402,34 +307,29 @@ def _tell_of_unread_variables(parser: ArgumentParser) -> None:
             warn_user(f"The environment variable {name} is not read.\n\nHint: {whole}='{value}'")
 
 
-def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *further: Spec, **options: Spec) -> Namespace:
-    """Parse the values of a file or a script, in which arguments may have old names."""
-    if "" in _ARGUMENTS.get(self, []):
-        values = dict(vars(obj) if isinstance(obj, Namespace) else obj)
-        today = _set_by_old_names(values)
-        for name in [name for name in values if name in OLD_NAMES and todays_values(name, values[name])]:
-            del values[name]
-        values |= today
-        obj = Namespace(values) if isinstance(obj, Namespace) else values  # type: ignore[no-untyped-call]  # theirs
-    parsed: Namespace = ArgumentParser.parse_object(self, obj, *further, **options)
-    return parsed
-
-
 def add_class_arguments(
     self: ArgumentParser, class_type: type, nested_key: str | None = None, *further: Spec, **options: Spec
 ) -> list[str]:
-    """Add the arguments of a class. Old names of training arguments are accepted, too, and not listed by the help."""
+    """Add the arguments of a class, and for training arguments their old names."""
     added: list[str] = ArgumentParser.add_class_arguments(self, class_type, nested_key, *further, **options)
     if isinstance(class_type, type) and issubclass(class_type, TrainingArguments):
-        prefix = f"{nested_key}." if nested_key else ""
-        _ARGUMENTS.setdefault(self, []).append(prefix)
-        for name in OLD_NAMES:
-            self.add_argument(f"--{prefix}{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        add_old_names(self, f"{nested_key}." if nested_key else "")
     return added
+
+
+def add_old_names(parser: ArgumentParser, prefix: str) -> None:
+    """Add the options of training arguments' old names. Configurations hold those that were given."""
+    for name, row in OLD_NAMES.items():
+        meaning = f"{row.lifetime}. Today: {row.means}"
+        parser.add_argument(f"--{prefix}{name}", type=ANYTHING, default=argparse.SUPPRESS, help=meaning)
 
 
 def instantiate_classes(self: ArgumentParser, cfg: Namespace, **options: Spec) -> Namespace:
     """Make the objects of a configuration. An error of this package is raised without jsonargparse's dump of values."""
+    cfg = cfg.clone()
+    checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
+    for section in (cfg, *(part for _, part in cfg.items(branches=True) if isinstance(part, Namespace))):
+        drop_defaults(vars(section), checks)
     try:
         made: Namespace = ArgumentParser.instantiate_classes(self, cfg, **options)
     except (TypeError, ValueError) as error:

@@ -8,7 +8,6 @@ from hf_compat.interop import object_parser
 # LightningCLI makes this parser itself. It reads parts of objects and old names as `hf-compat fit` does.
 for _method in (
     object_parser.parse_args,
-    object_parser.parse_object,
     object_parser.instantiate_classes,
     object_parser.add_class_arguments,
     object_parser.error,

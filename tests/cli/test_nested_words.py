@@ -306,6 +306,10 @@ def said_by(name, value):
 def test_old_names_in_the_whole_command_line(recwarn):
     cli = lightning_cli("--model.args.evaluation_strategy=steps", "--model.args.tpu_num_cores=2")
     assert cli.model.steps.args.eval_strategy == "steps"
+    cli.parser.save(cli.config, "saved.yaml", overwrite=True)
+    written = yaml.safe_load(Path("saved.yaml").read_text())
+    again = lightning_cli(config={name: written[name] for name in ("model", "data")})
+    assert again.model.steps.args.eval_strategy == "steps"
     config = copy.deepcopy(CLI)
     config["model"]["args"]["init_args"]["warmup_ratio"] = 0.25
     config["model"]["args"]["init_args"] |= {"dispatch_batches": False, "split_batches": True}  # of one argument
@@ -314,11 +318,11 @@ def test_old_names_in_the_whole_command_line(recwarn):
     assert (args.accelerator_config.dispatch_batches, args.accelerator_config.split_batches) == (False, True)
 
 
-def test_an_old_name_and_its_successor_contradict_each_other(capsys):
+@pytest.mark.parametrize("words", [[], ["--model.args.evaluation_strategy=steps"]])
+def test_an_old_name_and_its_successor_contradict_each_other(words):
     config = copy.deepcopy(CLI)
-    config["model"]["args"]["init_args"] |= {"evaluation_strategy": "steps", "eval_strategy": "epoch"}
-    assert "is an old name for" in refusal(capsys, config=config)
-    # a word overrides the file, whichever name it has
-    config["model"]["args"]["init_args"].pop("evaluation_strategy")
-    cli = lightning_cli("--model.args.evaluation_strategy=steps", config=config)
-    assert cli.model.steps.args.eval_strategy == "steps"
+    config["model"]["args"]["init_args"] |= {"eval_strategy": "epoch"}
+    if not words:
+        config["model"]["args"]["init_args"] |= {"evaluation_strategy": "steps"}
+    with pytest.raises(ArgumentError, match=r"is an old name for .*`eval_strategy='epoch'`"):
+        lightning_cli(*words, config=config)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_compat.cli.fit import as_sections
+from hf_compat.cli.fit import Run, as_sections
 from hf_compat.cli.main import main
-from hf_compat.errors import ArgumentError
 
 PROJECT = """
 from pathlib import Path
@@ -152,20 +151,36 @@ def test_what_the_trainer_section_does_not_take_is_told(words, message, capsys):
     assert message in capsys.readouterr().err and not Path("first").exists()
 
 
-def test_an_old_name_and_its_successor_may_not_contradict_each_other_in_one_command():
-    """Either order; the value of a configuration file gives way to both."""
-    for words in (["--evaluation_strategy", "steps", "--eval_strategy", "no"], ["--eval_strategy=no", "--no_cuda"]):
-        words = [*words, "--evaluation_strategy=steps"]
-        with pytest.raises(ArgumentError, match=r"`evaluation_strategy='steps'` .* `eval_strategy='no'`"):
-            as_sections(words)
-    assert as_sections(["--eval_strategy", "steps", "--evaluation_strategy", "steps", "--async_save"]) == [
-        "--args.eval_strategy=steps", "--args.eval_strategy=steps", "--args.async_save=true",
-    ]  # fmt: skip
-    # two old names of one argument, and an option that the rest of the line would replace
+@pytest.mark.parametrize("words", [
+    ["--evaluation_strategy", "steps", "--eval_strategy", "no"], ["--eval_strategy=no", "--evaluation_strategy=steps"],
+    ["--evaluation_strategy=steps"],
+])  # fmt: skip
+def test_an_old_name_and_its_successor_may_not_contradict_each_other(words, capsys):
+    """Either order. The last one contradicts the file."""
+    write({"args": {"eval_strategy": "no"}})
+    assert main(["fit", "-c", "run.yaml", *words]) == 2
+    told = capsys.readouterr().err
+    assert "`evaluation_strategy='steps'`" in told and "`eval_strategy='no'`" in told and "keep `eval_strategy`" in told
+
+
+@pytest.mark.filterwarnings("ignore:.*`fsdp` is off")
+def test_old_names_on_a_command_line():
+    # two old names of one argument, and an option of it. An old name without a successor stays
+    write({"args": {"max_steps": 1, "logging_dir": "logs"}})
     words = ["--fsdp_min_num_params", "7", "--fsdp_transformer_layer_cls_to_wrap=A", "--fsdp_config", '{"xla": false}']
-    *_, last = as_sections(words)
-    assert json.loads(last.partition("=")[2]) == {
-        "min_num_params": 7, "transformer_layer_cls_to_wrap": "A", "xla": False,
-    }  # fmt: skip
+    assert main(["fit", "-c", "run.yaml", *words, "--evaluation_strategy=epoch"]) == 0
+    args = yaml.safe_load(Path("first/config.yaml").read_text())["args"]
+    assert (args["evaluation_strategy"], args["logging_dir"]) == ("epoch", "logs") and "eval_strategy" not in args
+    run = Run("fit", ["-c", "first/config.yaml"])
+    assert run.args.eval_strategy == "epoch" and run.args.logging_dir == "logs"
+    assert run.args.fsdp_config == {"min_num_params": 7, "transformer_layer_cls_to_wrap": "A", "xla": False}
+
+
+def test_words_of_an_hf_command_line_are_options_of_the_section():
+    words = ["--label_names", "a", "b", "--bf16", "--no-fp16", "--evaluation-strategy", "steps", "--data.x", "1"]
+    assert as_sections(words) == [
+        '--args.label_names=["a", "b"]', "--args.bf16=true", "--args.fp16=false", "--args.evaluation_strategy=steps",
+        "--data.x", "1",
+    ]  # fmt: skip
     assert as_sections(["--run_name=", "--no_bf16=1"]) == ["--args.run_name=", "--args.bf16=false"]
-    assert "--args.use_cpu=true" in as_sections(["--no_cuda", "--learning_rate", "5e-5"])
+    assert "--args.no_cuda=true" in as_sections(["--no_cuda", "--learning_rate", "5e-5"])

@@ -152,18 +152,15 @@ def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
 
 def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-    from hf_compat.hf.legacy import OLD_NAMES
-    from hf_compat.interop.object_parser import todays_values
+    from hf_compat.hf.legacy import OLD_NAMES, remembered
     from hf_compat.tools.explanation import explain
 
     values: dict[str, object] = {}
-    given: set[str] = set()  # by their current names
     for pair in chosen.words:
         name, equals, text = pair.lstrip("-").partition("=")
         if not equals:
             raise ArgumentError(f"{pair!r} is not name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
-        given |= set(todays_values(name, values[name])) if name in OLD_NAMES else {name}
     values |= {} if chosen.compat is None else {"compat": _value(chosen.compat)}
     plain = {one.name for one in dataclasses.fields(TrainingArguments)}
     added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
@@ -171,6 +168,9 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     with _assumed(chosen):
         args = kind(**values)  # type: ignore[arg-type]  # it checks the values itself
         explanation = explain(args, parameters=chosen.parameters, trained=chosen.trained)
+    given = set(values)
+    for name, value in remembered(args).items():
+        given |= OLD_NAMES[name].translate(value).keys()
     # Without those that follow from the given ones
     listed = tuple(argument for argument in explanation.arguments if argument.name in given)
     return dataclasses.replace(explanation, arguments=listed)
