@@ -1,7 +1,7 @@
 """TensorBoard and Weights & Biases as HF callbacks, with HF's keys, and the continuing of MLflow's runs.
 
-`trackers.json` names the tracker run of an output folder, so that a resumed training continues it. A damaged file costs
-a warning, and new runs of all trackers. Its paths are ignored if they lead outside the output folder.
+`trackers.json` names the runs of an output folder in wandb and MLflow, so that a resumed training continues them. A
+damaged file costs a warning, and new runs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ _RUN_ID = re.compile(r"[^/\\#?%:\x00-\x1f\ud800-\udfff]{1,128}")  # the ids that
 class RunRecord(TypedDict, total=False):
     """The record of a tracker's run."""
 
-    logdir: str  # folder of a TensorBoard run
-    id: str  # of a wandb or MLflow run
+    id: str
     step: int  # update of the last log
     logs: int  # of that update
 
@@ -54,7 +53,6 @@ def _is_count(value: object) -> bool:
 
 
 _FIELDS: dict[str, Callable[[object], bool]] = {
-    "logdir": lambda value: isinstance(value, str) and bool(value) and "\0" not in value,
     "id": lambda value: isinstance(value, str) and _RUN_ID.fullmatch(value) is not None,
     "step": _is_count,
     "logs": _is_count,
@@ -70,7 +68,6 @@ class RunMemory:
     """The run of a tracker that an output folder belongs to."""
 
     def __init__(self, folder: str, tracker: str) -> None:
-        self.folder = folder
         self.path = os.path.join(folder, TRACKERS_NAME)
         self.tracker = tracker
         self._warned: set[str] = set()
@@ -79,36 +76,13 @@ class RunMemory:
         """Read the run's record."""
         return cast(RunRecord, self._records()[self.tracker])
 
-    def logdir(self) -> str | None:
-        """Find the run's folder, and create it if missing. Warn of a folder outside the output folder, and ignore it.
-
-        The output folder may have another author. Only arguments and variables may name folders outside it.
-        """
-        named = self.read().get("logdir")
-        if named is None:
-            return None
-        path = os.path.expanduser(named)
-        try:
-            is_below = Path(path).resolve().is_relative_to(Path(self.folder).resolve())  # follows links
-        except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
-            is_below = False
-        why = "outside " + self.folder
-        try:
-            if is_below:
-                os.makedirs(path, exist_ok=True)
-                return path
-        except OSError as error:
-            why = f"which cannot be used ({error.strerror})"
-        self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, {why}, and is ignored.")
-        return None
-
     def write(self, **values: Unpack[RunRecord]) -> None:
         """Add to the record. A kill leaves the old record. A file that cannot be written costs a warning."""
         known = self._records()
         known[self.tracker] |= values
         partial = f"{self.path}.tmp"
         try:
-            os.makedirs(self.folder or ".", exist_ok=True)
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
             with open(partial, "x", encoding="utf-8") as file:  # never follow an existing link
@@ -148,7 +122,7 @@ class TensorBoardCallback(TrainerCallback):
         argument `logging_dir`, to the variable `TENSORBOARD_LOGGING_DIR`, or to `runs/…` in the output folder.
 
     Differs:
-        A resumed training continues in the folder of its run. Points after the checkpoint are replaced.
+        A resumed training continues in the newest folder of `runs`. Points after the checkpoint are replaced.
     """
 
     def __init__(self, tb_writer: SummaryWriter | None = None) -> None:
@@ -165,17 +139,16 @@ class TensorBoardCallback(TrainerCallback):
             return self.tb_writer
         from torch.utils.tensorboard import SummaryWriter
 
-        memory = RunMemory(str(args.output_dir), "tensorboard")
         chosen = chosen_logging_dir(args) or variable("TENSORBOARD_LOGGING_DIR")
-        if chosen is None and state.global_step > 0:
-            chosen = memory.logdir()
         if chosen is None:
             chosen = os.path.join(str(args.output_dir), default_logdir())
-        if state.is_hyper_param_search and state.trial_name and os.path.basename(chosen) != state.trial_name:
+            runs = Path(chosen).parent
+            if state.global_step > 0 and runs.is_dir():  # the folder of the last run
+                chosen = str(max(filter(Path.is_dir, runs.iterdir()), key=os.path.getmtime, default=chosen))
+        if state.is_hyper_param_search and state.trial_name:
             chosen = os.path.join(chosen, state.trial_name)  # one run for each trial
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
-        memory.write(logdir=self.logging_dir)
         self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
         return self.tb_writer
 

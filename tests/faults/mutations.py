@@ -40,6 +40,7 @@ import lightning.pytorch as pl
 import payloads
 import toy
 import transformers
+import wandb
 from damage import Damage
 from tqdm import tqdm
 
@@ -87,6 +88,15 @@ def trained(out: Path, resume: object = None, model: torch.nn.Module | None = No
     trainer.train(resume_from_checkpoint=resume)
     assert resume is None or trainer.state.global_step == 5
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def tracked(out: Path, resume: object = None) -> Weights:
+    """Train with a run of wandb that exists in this process only."""
+    os.environ["WANDB_MODE"] = "disabled"
+    try:
+        return trained(out, resume, report_to="wandb")
+    finally:
+        wandb.finish()
 
 
 def adapted() -> torch.nn.Module:
@@ -252,8 +262,7 @@ FORMS = {
         uses={"fit": lambda out: fit(out, str(out / "it.ckpt")), "convert": into_folder("it.ckpt")},
     ),
     "trackers.json": Form(
-        write=lambda out: trained(out, report_to="tensorboard"), place="", most=40, only=("trackers.json",),
-        uses={"by True": lambda out: trained(out, True, report_to="tensorboard")},
+        write=tracked, place="", most=40, only=("trackers.json",), uses={"by True": lambda out: tracked(out, True)},
     ),
     "plot": Form(write=write_state, place="", uses={"plot": plotted}, most=60, only=("trainer_state.json",)),
 }  # fmt: skip
