@@ -31,7 +31,7 @@ from hf_compat.engine.internals import (
     validates_after_this_batch,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.strategies import UpdateMechanics, wrapped_model
+from hf_compat.engine.strategies import UpdateMechanics
 from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping, stepping_of_all
@@ -133,10 +133,12 @@ class WindowModule(HooksOfPlainBatches):
         }
 
     def on_fit_start(self) -> None:
-        """Connect the steps' forward and backward passes to Lightning's strategy."""
+        """Connect the steps' forward and backward passes to Lightning's strategy.
+
+        A subclass has set their `model_wrapped`, which is compiled here if the arguments ask for it.
+        """
         self.leave_fit()  # a fit that failed
         steps = self.steps
-        steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
         self.mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
         self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
@@ -146,10 +148,6 @@ class WindowModule(HooksOfPlainBatches):
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
             self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)
-
-    def _called_model(self) -> nn.Module:
-        """Return the model that forward passes call, wrapped by the strategy."""
-        return wrapped_model(self.trainer.strategy, self.steps.model)
 
     @property
     def stepping(self) -> Stepping:

@@ -35,7 +35,6 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpeedStrategy, call_hooks_before_step
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
@@ -201,15 +200,15 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
-    """Compile a model. A compiled model is returned as it is, and so is any model if `how` is None.
+def compiled(model: nn.Module, how: Compilation) -> nn.Module:
+    """Compile a model. A compiled model is returned as it is.
 
     Both share their parameters. The original still runs uncompiled.
 
     Mirrors:
         The end of `accelerate.Accelerator.prepare_model`, 1.15.
     """
-    if how is None or uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
+    if uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
         return model
     keywords = how.keywords()
     if is_deepspeed_engine(model):  # the engine compiles the module inside it
@@ -241,7 +240,7 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
     """
     if isinstance(model, FSDPModule):
         return
-    half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    half = DTYPES.get(precision)
     shard = functools.partial(
         fully_shard,
         mesh=mesh,
@@ -451,12 +450,6 @@ def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
     wrapped = strategy.model
     is_around = isinstance(wrapped, DistributedDataParallel) and wrapped.module is model
     return wrapped if wrapped is not None and (is_around or is_deepspeed_engine(wrapped)) else model
-
-
-def model_state_of(strategy: Strategy, model: nn.Module) -> ModelState:
-    """Return a reader and writer for the state of a strategy's model."""
-    writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
-    return make_model_state(model, wrapped_model(strategy, model), writes_shards)
 
 
 class DeepSpeedPrecision(ForwardPrecision):

@@ -297,9 +297,10 @@ class HFModule(OverridePoints, LoadableModule):
         kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
         return None if inspect.Parameter.VAR_KEYWORD in kinds else self
 
+    @property
     def _called_model(self) -> nn.Module:
-        """Return this module if it has its own `forward`, else the model as the strategy wraps it."""
-        return self if self._has_own_forward else super()._called_model()
+        """This module if it has its own `forward`, else the model."""
+        return self if self._has_own_forward else self.model
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
@@ -345,7 +346,7 @@ class HFModule(OverridePoints, LoadableModule):
         own = [name for name in _STEPS if getattr(type(self), name) is not getattr(HFModule, name)]
         if self._returns_loss_for_updates:
             own.remove("training_step")  # HF's update calls it
-        called = steps.model_wrapped = self._called_model()
+        called = steps.model_wrapped = self._called_model
         move_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
@@ -385,7 +386,7 @@ class HFModule(OverridePoints, LoadableModule):
         """Restore the model and the data module."""
         self._is_set_up = False
         show_expected()
-        unwrap_forward(self._called_model())
+        unwrap_forward(self._called_model)
         end_hooks(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "is_set_up"):
@@ -540,7 +541,7 @@ class HFModule(OverridePoints, LoadableModule):
         steps.take_device(self.device)
         steps.take_forward_of(self.forward_owner)
         call_overrides(self, steps)
-        steps.model_wrapped = self if self._has_own_forward else self.model
+        steps.model_wrapped = self._called_model
         return steps
 
     def _in_true_precision(self, batch: Batch) -> Batch:

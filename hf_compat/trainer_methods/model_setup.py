@@ -93,9 +93,10 @@ class ModelMethods(StepsBase):
     def compiled(self, model: nn.Module) -> nn.Module:
         """Compile a model if the arguments ask for it, once for each model."""
         held = self._compiled_model
-        if held is None or held is model or uncompiled(held) is not model:
-            held = self._compiled_model = compiled(model, compilation_of(self.args))
-        return held
+        if held is None or uncompiled(held) is not model:
+            how = compilation_of(self.args)
+            held = self._compiled_model = None if how is None else compiled(model, how)
+        return model if held is None else held
 
     def _set_use_cache(self) -> None:
         """Set `use_cache` in the model's configuration, which changes the last bits of gradients.

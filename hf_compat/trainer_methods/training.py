@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
+from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
 from hf_compat.engine.internals import start_from
@@ -20,7 +21,6 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
     ForwardPrecision,
     HFFSDP2Strategy,
-    model_state_of,
     uncompiled,
     wrap_forward,
     wrapped_model,
@@ -217,8 +217,7 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
             run.module = run.lightning_trainer = None
             windows.close()
             held = host._compiled_model
-            is_compiled = held is not None and uncompiled(held) is host.model
-            host.model_wrapped = held if held is not None and is_compiled else host.model
+            host.model_wrapped = host.model if held is None or uncompiled(held) is not host.model else held
             host.accelerator.leave_fit()
             bridge.keep_requested_kwargs(False)
     finally:
@@ -268,8 +267,9 @@ class TrainerModule(WindowModule):
         host, run, strategy = self.steps, self.steps._run, self.trainer.strategy
         run.stops_at_start, self.trainer.should_stop = self.trainer.should_stop, False  # else no start of the run
         limit_waiting(host.args.ddp_timeout)
-        host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
-        host._fit_model_state = model_state_of(strategy, host.model)
+        host.model_wrapped = wrapped_model(strategy, host.model)
+        writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
+        host._fit_model_state = make_model_state(host.model, host.model_wrapped, writes_shards)
         with failing_together(CheckpointError, host._resumer.is_loading):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
