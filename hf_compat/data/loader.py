@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -44,17 +43,13 @@ class OpenPasses:
     """
 
     def __init__(self) -> None:
-        self._loaders: list[Callable[[], Iterable[Batch] | None]] = []
-
-    def begin(self, loader: Iterable[Batch]) -> None:
-        """Add a loader whose pass starts."""
-        self._loaders.append(weakref.ref(loader))
+        self.loaders: list[Callable[[], Iterable[Batch] | None]] = []  # weak references, to which a pass adds its own
 
     def end(self, loader: Iterable[Batch]) -> None:
         """Remove a loader that was read to its end."""
-        for held in tuple(self._loaders):
+        for held in tuple(self.loaders):
             if held() is loader:
-                self._loaders.remove(held)
+                self.loaders.remove(held)
 
     @contextlib.contextmanager
     def reading(self, loader: Iterable[Batch]) -> Iterator[None]:
@@ -63,18 +58,18 @@ class OpenPasses:
         def held() -> Iterable[Batch]:
             return loader
 
-        self._loaders.append(held)
+        self.loaders.append(held)
         try:
             yield
         finally:
             with contextlib.suppress(ValueError):  # it has ended
-                self._loaders.remove(held)
+                self.loaders.remove(held)
 
     @property
     def innermost(self) -> Iterable[Batch] | None:
         """The loader that is being read, or None."""
-        self._loaders = [held for held in self._loaders if held() is not None]
-        return self._loaders[-1]() if self._loaders else None
+        self.loaders = [held for held in self.loaders if held() is not None]
+        return self.loaders[-1]() if self.loaders else None
 
 
 # Keywords of torch's `DataLoader` that do not choose samples.
@@ -87,16 +82,6 @@ _OPTIONS = (
 def options_of(loader: DataLoader[Batch]) -> dict[str, Any]:
     """Return the options of a loader that do not choose samples, as keywords of torch's loader."""
     return {name: getattr(loader, name) for name in _OPTIONS}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
-    """The point at which a pass over a loader starts."""
-
-    skip: int  # batches that were trained on already
-    lookahead: Batch | None  # the next batch, if it had been read ahead
-    source: PositionState | None  # the state of a stateful iterable data set
-    after_start: Callable[[], None]  # restores random states, after the pass has started and before it reads
 
 
 def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
@@ -139,6 +124,8 @@ class PreparedDataLoader(DataLoader[Batch]):
     ) -> None:
         self.passes = passes or OpenPasses()
         self._shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
+        # torch's seed, if it is used for shuffling and none was given
+        self.shuffle_seed = self._shuffler.initial_seed if self._shuffler is not None and seed is None else None
         self.rank_slice = rank_slice or RankSlice()
         self._is_map_style = not isinstance(dataset, IterableDataset)
         dispatches = self.rank_slice.dispatch_batches
@@ -150,12 +137,16 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.drops_last = bool(options.get("drop_last", False))
         if self.rank_slice.world_size > 1 and not self.dispatches:
             dataset, options = self._sliced(dataset, options)
+        size, ranks = self.samples_of_a_batch, self.rank_slice
+        # samples that all ranks together get at a time, or None if batch sizes vary. Accelerate's name
+        self.total_batch_size = size if size is None or ranks.split_batches else size * ranks.world_size
         self.device = device
         self.non_blocking = non_blocking
         self.skip_batches = 0
         self.iteration = 0
         self.lookahead: Batch | None = None
-        self._resume: Resume | None = None
+        # how the next pass starts: what runs before it reads, and the batch that was read ahead
+        self._resume: tuple[Callable[[], None] | None, Batch | None] = None, None
         # The interrupted run already had persistent workers, so new ones must start as if they were those
         self.replaces_workers = False
         self._skipping: SkipFirstBatches | None = None
@@ -200,12 +191,6 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     # Accelerate's names, for scripts that read them from a prepared loader
     @property
-    def total_batch_size(self) -> int | None:
-        """Samples that all ranks together get at a time, or None if batch sizes vary."""
-        size = self.samples_of_a_batch
-        return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
-
-    @property
     def total_dataset_length(self) -> int:
         """Number of samples of all ranks."""
         whole: DataSource = self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
@@ -237,16 +222,10 @@ class PreparedDataLoader(DataLoader[Batch]):
             self._skipping = SkipFirstBatches(indices, self.skip_batches)
         return self._skipping
 
-    @property
-    def shuffle_seed(self) -> int | None:
-        """Torch's seed used for shuffling. None if a seed was given, or none is needed."""
-        shuffler = self._shuffler
-        return shuffler.initial_seed if shuffler is not None and shuffler.is_torchs_seed else None
-
-    @shuffle_seed.setter
-    def shuffle_seed(self, seed: int) -> None:
+    def shuffle_with(self, seed: int) -> None:
+        """Shuffle with torch's seed of another run, unless a seed was given."""
         if self.shuffle_seed is not None and self._shuffler is not None:
-            self._shuffler.initial_seed = seed
+            self.shuffle_seed = self._shuffler.initial_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, and of samplers and data sets that have epochs."""
@@ -254,7 +233,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         whole = getattr(order, "batch_sampler", None)  # of which the order is one rank's share
         single = getattr(order if whole is None else whole, "sampler", None)
-        _set_epoch((order, whole, single, self.sampler, self.dataset), epoch)
+        for part in (order, whole, single, self.sampler, self.dataset):
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
@@ -263,9 +245,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         is_counted = self._is_map_style or self.rank_slice.world_size > 1
         if is_counted and size is not None and not self.drops_last and has_length(self.dataset):
             self.remainder = self.total_dataset_length % size
-        self.passes.begin(self)
+        self.passes.loaders.append(weakref.ref(self))
         self.set_epoch(self.iteration)
-        resume, self._resume = self._resume, None
         if self._iterator is not None:  # the iterator of persistent workers holds its first pass's indices
             self._iterator._index_sampler = self._index_sampler
         held = HeldChildSignals() if self.num_workers else contextlib.nullcontext()
@@ -276,7 +257,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         try:
             if signals is not None:
                 signals.deliver()
-            yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
+            yield from self._dispatched(batches) if self.dispatches else self._read_ahead(batches)
             self.passes.end(self)
         except BaseException as error:
             # End the workers of a pass that is left early, as an error's traceback would keep them alive
@@ -292,23 +273,27 @@ class PreparedDataLoader(DataLoader[Batch]):
         # runs with other seeds, and later epochs, do not repeat what is drawn within the workers
         seeded = torch.Generator().manual_seed((torch.initial_seed() + self.iteration) % 2**63)
         drawn_from, self.generator = self.generator, seeded
-        _set_epoch((self.dataset,), 0)
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(0)
         try:
             return super().__iter__()
         finally:
             self.generator = drawn_from
-            _set_epoch((self.dataset,), self.iteration)
+            if callable(set_epoch):
+                set_epoch(self.iteration)
 
-    def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
+    def _read_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield this rank's batches, each after the next one has been read."""
+        (restore, lookahead), self._resume = self._resume, (None, None)
         if not self._is_map_style and self.skip_batches:
             read_and_drop(batches, self.skip_batches)
-        if resume is not None:
+        if restore is not None:
             if self._skipping is not None:
                 self._skipping.prime()
-            resume.after_start()
+            restore()
         read, device = self._reader(batches), self.device
-        current = read() if resume is None or resume.lookahead is None else resume.lookahead
+        current = read() if lookahead is None else lookahead
         if current is _END:
             return
         # whether the next batch is copied while the current one is trained on
@@ -364,27 +349,37 @@ class PreparedDataLoader(DataLoader[Batch]):
 
         return read
 
-    def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
+    def _dispatched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield this rank's part of the batches that rank 0 reads."""
+        (restore, _), self._resume = self._resume, (None, None)
         own = batches if self.rank_slice.rank == 0 else None
         rounds = dispatched(own, self.rank_slice, self.drops_last)
         if self.skip_batches:
             read_and_drop(rounds, self.skip_batches)
-        if resume is not None:
-            resume.after_start()
+        if restore is not None:
+            restore()
         for batch, samples, is_last in rounds:
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
                 self.iteration += 1
             yield move_to_device(batch, self.device, self.non_blocking)
 
-    def resume_at(self, resume: Resume) -> None:
-        """Start the next pass after batches that were trained on already."""
-        self._resume = resume
-        self.skip_batches = resume.skip + (resume.lookahead is not None)
+    def resume_at(
+        self, skip: int, lookahead: Batch | None, source: PositionState | None, after_start: Callable[[], None]
+    ) -> None:
+        """Start the next pass after batches that were trained on already.
+
+        Args:
+            skip: The number of these batches.
+            lookahead: The next batch, if it had been read ahead.
+            source: The state of a stateful iterable data set.
+            after_start: Restores random states, after the pass has started and before it reads.
+        """
+        self._resume = after_start, lookahead
+        self.skip_batches = skip + (lookahead is not None)
         load = getattr(self.dataset, "load_state_dict", None)
-        if resume.source is not None and callable(load) and not self._is_map_style:
-            load(resume.source)
+        if source is not None and callable(load) and not self._is_map_style:
+            load(source)
             self.skip_batches = 0
 
     def source_state(self) -> PositionState | None:
@@ -392,14 +387,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         read = getattr(self.dataset, "state_dict", None)
         alone = self.rank_slice.world_size == 1
         return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
-
-
-def _set_epoch(parts: Iterable[object], epoch: int) -> None:
-    """Set the epoch of all samplers and data sets that have one."""
-    for part in parts:
-        set_epoch = getattr(part, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:
@@ -422,28 +409,7 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
     return None
 
 
-def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
-    """Return a loader that starts after `skip` batches. It avoids reading their samples if possible."""
-    if isinstance(loader, PreparedDataLoader):
-        loader.skip_batches = skip
-        return loader
-    if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler:
-        batches = SkipFirstBatches(loader.batch_sampler, skip)
-        return DataLoader(loader.dataset, batch_sampler=batches, **options_of(loader))
-    return _ReadAndDrop(loader, skip)
-
-
-class _ReadAndDrop:
-    """An iterable of batches without its first ones, which are read and dropped."""
-
-    def __init__(self, loader: Iterable[Batch], skip: int) -> None:
-        self.loader = loader
-        self.skip = skip
-
-    def __getattr__(self, name: str) -> Any:  # whatever the loader has
-        return getattr(self.loader, name)
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self.loader)
-        read_and_drop(batches, self.skip)
-        return batches
+def skip_first_batches(loader: DataLoader[Batch], skip: int) -> DataLoader[Batch]:
+    """Return a plain loader of torch's that starts after `skip` batches, without reading their samples."""
+    batches = SkipFirstBatches(loader.batch_sampler, skip)  # type: ignore[arg-type]  # callers know that it has one
+    return DataLoader(loader.dataset, batch_sampler=batches, **options_of(loader))

@@ -35,7 +35,6 @@ class SeededRandomSampler(RandomSampler):
             base.data_source, replacement=base.replacement, num_samples=base._num_samples, generator=base.generator
         )
         self.initial_seed = torch.random.initial_seed() if seed is None else seed
-        self.is_torchs_seed = seed is None
         self.epoch = 0
         self.generator = base.generator if base.generator is not None else torch.Generator()
 

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.collators import shown_value
-from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
+from hf_compat.data.loader import PreparedDataLoader, read_and_drop, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
@@ -164,7 +165,7 @@ class Windows:
         self._start: ResumePoint | None = start
         self._is_exact = start.position is not None
         if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
-            self.loader.shuffle_seed = start.shuffle_seed
+            self.loader.shuffle_with(start.shuffle_seed)
         self.next_epoch = self._epoch = start.epoch
         self._done = 0
         self._is_leaving = self._is_over = self._is_rewound = False
@@ -325,56 +326,59 @@ class Windows:
             first window is read.
         """
         start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
-        self._is_leaving = self._is_over = self._is_rewound = False
+        position, done = start.position, start.skip_micro_batches
+        self._is_leaving = self._is_over = start.epoch_is_over
+        self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        position = start.position
         rng, restores = self._rng_of_lightning_checkpoint, start.restores_rng_file
         if position is not None:
             rng, restores = position.rng, position.rng is not None
+            done = position.micro_batches_done if position.is_open else 0
         restore = functools.partial(self._restore_rng, rng) if restores else None
-        if position is not None and position.is_open:
-            done = self._done = position.micro_batches_done
-            self._epoch_rng, self.saw_data = position.epoch_rng, done > 0 or start.epoch_is_over
-            if not start.epoch_is_over:
-                return self._rest_of_epoch(position, restore or do_nothing), done, None
-            self._is_leaving = self._is_over = True
-            if restore is not None:
-                restore()
-            return iter(()), done, None
-        done = self._done = 0 if position is not None else start.skip_micro_batches
-        if restore is not None and not done:
+        self._done, self.saw_data = done, done > 0 or start.epoch_is_over
+        is_open = position is not None and position.is_open
+        if restore is not None and (start.epoch_is_over or not (is_open or done)):
             restore()
             restore = None
-        self._epoch_rng, self.saw_data = read_rng(), done > 0
-        return self._begin(skip_first_batches(self.loader, done) if done else self.loader), done, restore
-
-    def _rest_of_epoch(self, position: DataPosition, restore: Callable[[], None]) -> Iterator[Batch]:
+        if position is None or not position.is_open:
+            self._epoch_rng = read_rng()
+            return self._begin(done), done, restore
+        self._epoch_rng = position.epoch_rng
+        if start.epoch_is_over:
+            return iter(()), done, None
         # draw the epoch's order again, from the same random states
         if position.epoch_rng is not None:
             write_rng(position.epoch_rng)
-        done, loader = position.micro_batches_done, self.loader
-        if isinstance(loader, PreparedDataLoader):
-            loader.resume_at(
-                Resume(skip=done, lookahead=position.lookahead, source=position.source, after_start=restore)
-            )
-            return self._begin(loader)
-        if position.source is not None:
-            loader.load_state_dict(position.source)
-        else:
-            loader = skip_first_batches(loader, done)
-        micro_batches = self._begin(loader)
-        sampler = getattr(loader, "batch_sampler", None)
-        if isinstance(sampler, SkipFirstBatches):
-            sampler.prime()
-        restore()
-        return micro_batches
+        return self._begin(done, position, restore or do_nothing), done, None
 
-    def _begin(self, loader: Loader) -> Iterator[Batch]:
+    def _begin(
+        self, skip: int, position: DataPosition | None = None, after_start: Callable[[], None] = do_nothing
+    ) -> Iterator[Batch]:
+        """Start a pass after `skip` micro-batches, of which an exact position tells more."""
+        loader, source = self.loader, None if position is None else position.source
+        is_ours = isinstance(loader, PreparedDataLoader)
+        has_batches = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        if is_ours and position is not None:
+            loader.resume_at(skip, position.lookahead, source, after_start)
+        elif is_ours and skip:
+            loader.skip_batches = skip
+        elif source is not None:
+            loader.load_state_dict(source)
+            skip = 0
+        elif has_batches and loader.batch_sampler is not None and (skip or position is not None):
+            loader, skip = skip_first_batches(loader, skip), 0
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
-        if isinstance(loader, PreparedDataLoader):
+        if is_ours:
             loader.replaces_workers = self._is_exact and self._epoch > 0
         self._pass = iter(loader)
+        if not is_ours:
+            if skip:
+                read_and_drop(self._pass, skip)
+            sampler = getattr(loader, "batch_sampler", None)
+            if position is not None and isinstance(sampler, SkipFirstBatches):
+                sampler.prime()
+            after_start()
         return self._pass
 
     def _warn_of_shortage(self) -> None:
