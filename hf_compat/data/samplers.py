@@ -68,11 +68,6 @@ def measure_lengths(dataset: DataSource, name: str) -> list[int]:
     return [len(sample[name]) for sample in dataset]
 
 
-def _started_late(sampler: Iterable[int], skip: int) -> Iterator[int]:
-    """Start a pass when its first index is requested. Random numbers are drawn then, as in torch's batch sampler."""
-    yield from islice(iter(sampler), skip, None)
-
-
 class SkipFirstBatches(Sampler[list[int]]):
     """A batch sampler without its first batches, whose samples are never read."""
 
@@ -82,29 +77,23 @@ class SkipFirstBatches(Sampler[list[int]]):
         self._pass: Iterator[list[int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._pass = self._remaining()
-        return self._batches_left()
-
-    def _batches_left(self) -> Iterator[list[int]]:
-        while (batch := next(self._pass, None)) is not None:
-            yield batch
+        if type(self.batches) is BatchSampler:
+            # skipping single indices is much faster than building batches of them
+            sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
+            if isinstance(sampler, SeededRandomSampler):
+                indices = sampler.rest(skip)
+            elif isinstance(sampler, SequentialSampler):
+                indices = iter(range(skip, len(sampler)))
+            else:  # its pass starts, and draws random numbers, when its first index is requested
+                indices = islice(chain.from_iterable((sampler,)), skip, None)
+            self._pass = iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
+        else:
+            self._pass = islice(iter(self.batches), self.skip, None)
+        return iter(lambda: next(self._pass, None), None)  # `prime` replaces the pass
 
     def prime(self) -> None:
         """Draw the order now. Otherwise samplers draw it from the global generator at their first index."""
         self._pass = chain(list(islice(self._pass, 1)), self._pass)
-
-    def _remaining(self) -> Iterator[list[int]]:
-        if type(self.batches) is not BatchSampler:
-            return islice(iter(self.batches), self.skip, None)
-        # skipping single indices is much faster than building batches of them
-        sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
-        if isinstance(sampler, SeededRandomSampler):
-            indices = sampler.rest(skip)
-        elif isinstance(sampler, SequentialSampler):
-            indices = iter(range(skip, len(sampler)))
-        else:
-            indices = _started_late(sampler, skip)
-        return iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length

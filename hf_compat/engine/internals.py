@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning
 import torch
@@ -334,14 +334,6 @@ def ranks_of(trainer: Trainer) -> tuple[int, int, int, int]:
     return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
 
 
-@runtime_checkable
-class HoldsBatches(Protocol):
-    """A window, or a batch of an evaluation."""
-
-    def change_batches(self, change: Callable[[object], object]) -> None:
-        """Replace each batch."""
-
-
 class HooksOfPlainBatches(LightningModule):
     """Passes plain batches to the transfer hooks: each micro-batch of a window, or the inputs of an evaluation batch.
 
@@ -351,12 +343,13 @@ class HooksOfPlainBatches(LightningModule):
 
     def _call_batch_hook(self, hook_name: str, batch: object, *args: object) -> object:
         call = super()._call_batch_hook
-        if not isinstance(batch, HoldsBatches):
+        change_batches = getattr(batch, "change_batches", None)  # of a window, or of a batch of an evaluation
+        if change_batches is None:
             return call(hook_name, batch, *args)
         selector = self.trainer._data_connector._datahook_selector
         owner = type(self if selector is None else selector.get_instance(hook_name))
         if getattr(owner, hook_name) is not getattr(DataHooks, hook_name):  # without an override the steps move inputs
-            batch.change_batches(lambda part: call(hook_name, part, *args))
+            change_batches(lambda part: call(hook_name, part, *args))
         return batch
 
 

@@ -13,9 +13,8 @@ from typing import Any, Literal, Self, cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.types import LRSchedulerConfig, OptimizerLRScheduler
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
@@ -97,17 +96,15 @@ class WindowModule(HooksOfPlainBatches):
         """Call the model."""
         return self.model(*args, **kwargs)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Make the optimizer and the schedule. Updates step the schedule, not Lightning."""
-        self.steps.create_optimizer_and_scheduler(self._planned_updates())
+    def configure_optimizers(self, updates: int | None = None) -> OptimizerLRScheduler:
+        """Make the optimizer, and the schedule for a number of updates. Updates step the schedule, not Lightning."""
+        planned = self.num_training_updates if updates is None else updates
+        assert planned is not None  # set before a fit of the Trainer
+        self.steps.create_optimizer_and_scheduler(planned)
         optimizer, scheduler = self.steps.optimizer, self.steps.lr_scheduler
         if scheduler is None or not is_schedule_of(scheduler, optimizer):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _planned_updates(self) -> int:
-        assert self.num_training_updates is not None  # set before a fit of the Trainer
-        return self.num_training_updates
 
     def setup(self, stage: str) -> None:
         """Enable this trainer to load HF folders as checkpoints."""
@@ -209,17 +206,18 @@ class WindowModule(HooksOfPlainBatches):
         is_skipped = mechanics.scaling is not None and mechanics.scaling.step_was_skipped
         window.is_trained = True
         self.observer.fire("on_optimizer_step")  # the gradients still exist
-        replaced = self._replaced_schedule()
+        is_replaced = self._has_other_schedule()
+        own = None if is_replaced else steps.lr_scheduler
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
         is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
         if is_of_deepspeed and not is_skipped:
-            self._step_schedules("step")
-        rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
+            self._step_schedules("step", own)
+        rate = steps.optimizer.param_groups[0]["lr"] if is_replaced else steps._get_learning_rate()
         norms = {} if grad_norm is None else {"grad_norm": grad_norm}
         self.__dict__["measured"] = {"learning_rate": rate, **norms}
         vars(steps.optimizer)["step_was_skipped"] = is_skipped
         if not is_of_deepspeed and not is_skipped:
-            self._step_schedules("step")
+            self._step_schedules("step", own)
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
         model.zero_grad()
@@ -241,36 +239,35 @@ class WindowModule(HooksOfPlainBatches):
     def _rate_of_update(self) -> float:
         """Return the learning rate, for an optimizer that needs it in the backward pass."""
         optimizer = self.trainer.optimizers[0]
-        if optimizer is self.steps.optimizer and self._replaced_schedule() is None:
+        if optimizer is self.steps.optimizer and not self._has_other_schedule():
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
-    def _step_schedules(self, moment: Literal["step", "epoch"]) -> None:
-        """Step the schedules that are due. Those that a callback or a subclass has installed replace the steps' own."""
-        scheduler, is_replaced = self.steps.lr_scheduler, self._replaced_schedule() is not None
+    def _step_schedules(self, moment: Literal["step", "epoch"], own: Any = None) -> None:
+        """Step the schedules that a callback or a subclass has installed and that are due, and the steps' `own`."""
         count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
             is_due = config.interval == moment and not config.reduce_on_plateau and count % config.frequency == 0
-            if is_due and config.scheduler is not scheduler:
+            if is_due and config.scheduler is not self.steps.lr_scheduler:
                 config.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
-        if moment == "step" and not is_replaced and scheduler is not None and not follows_metric(scheduler):
-            assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
-            # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
-            groups = self.steps.optimizer.param_groups
-            known = len(getattr(scheduler, "base_lrs", groups))
-            added = groups[known:]
-            for group in added:
-                group.setdefault("initial_lr", group["lr"])  # the other groups have it, so checkpoints expect it
-            del groups[known:]
-            try:
-                scheduler.step()
-            finally:
-                groups.extend(added)
+        if own is None or follows_metric(own):
+            return
+        # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
+        groups = self.steps.optimizer.param_groups
+        known = len(getattr(own, "base_lrs", groups))
+        added = groups[known:]
+        for group in added:
+            group.setdefault("initial_lr", group["lr"])  # the other groups have it, so checkpoints expect it
+        del groups[known:]
+        try:
+            own.step()
+        finally:
+            groups.extend(added)
 
-    def _replaced_schedule(self) -> LRSchedulerConfig | None:
-        """Return Lightning's entry of the first schedule that a callback or a subclass has installed, or None."""
+    def _has_other_schedule(self) -> bool:
+        """Whether a schedule that a callback or a subclass has installed replaces the steps' own."""
         configs = self.trainer.lr_scheduler_configs
-        return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
+        return bool(configs) and configs[0].scheduler is not self.steps.lr_scheduler
 
     def end_epoch(self) -> None:
         """Finish the epoch's data. Step a per-epoch schedule, which weight-averaging callbacks install.

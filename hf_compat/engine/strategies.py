@@ -36,11 +36,11 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpeedStrategy, call_hooks_before_step
-from hf_compat.engine.windows import TrainingSteps
+from hf_compat.engine.windows import Accelerator, TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine
-from hf_compat.optim.stepping import HeldOptimizer, Stepping
+from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
@@ -505,6 +505,41 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         precision.engine = self.set_up_engine()
 
     teardown = tear_down_in_place
+
+
+class HeldOptimizer:
+    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rhythm: Accelerator) -> None:
+        self.optimizer = optimizer
+        self._rhythm = rhythm
+        self._is_stepping = False  # whether the engine calls
+        self._own = {name: vars(optimizer)[name] for name in ("step", "zero_grad") if name in vars(optimizer)}
+        self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
+        vars(optimizer).update(self._held)
+
+    def _hold(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)  # a schedule has marked `step`
+        def held(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs) if self._is_stepping or self._rhythm.sync_gradients else None
+
+        return held
+
+    def step_with(self, take_step: Callable[[], object]) -> None:
+        """Let the engine step, even if the script has changed the rhythm."""
+        self._is_stepping = True
+        try:
+            take_step()
+        finally:
+            self._is_stepping = False
+
+    def release(self) -> None:
+        """Restore the optimizer's own methods. Methods that a schedule wrapped since then stay wrapped."""
+        for name, held in self._held.items():
+            if vars(self.optimizer).get(name) is held:
+                del vars(self.optimizer)[name]
+                vars(self.optimizer).update({name: self._own[name]} if name in self._own else {})
+        self._is_stepping = True  # methods that stay wrapped step as before
 
 
 class UpdateMechanics:

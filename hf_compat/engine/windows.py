@@ -110,6 +110,7 @@ class Windows:
 
     Attributes:
         is_held: Read nothing yet, as the set-up of a fit asks for a window too early.
+        updates_to_skip: Completed updates of the first epoch. 0 if that epoch is over.
     """
 
     gives_windows: ClassVar[bool] = True  # each is one Lightning batch
@@ -150,16 +151,6 @@ class Windows:
         if epoch and self._start is not None and self._start.epoch == 0 and self._start.position is None:
             self.start_at(ResumePoint(epoch=epoch))
 
-    @property
-    def updates_to_skip(self) -> int:
-        """Completed updates of the first epoch. 0 if that epoch is over."""
-        start = self._start
-        if start is None or start.epoch_is_over:
-            return 0
-        is_open = start.position is not None and start.position.is_open
-        done = start.position.micro_batches_done if is_open and start.position else start.skip_micro_batches
-        return done // self.window_size
-
     def start_at(self, start: ResumePoint) -> None:
         """Start the next pass at a point of a run."""
         self._start: ResumePoint | None = start
@@ -167,7 +158,10 @@ class Windows:
         if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
             self.loader.shuffle_with(start.shuffle_seed)
         self.next_epoch = self._epoch = start.epoch
-        self._done = 0
+        position = start.position
+        is_open = position is not None and position.is_open
+        self._done = position.micro_batches_done if position is not None and is_open else start.skip_micro_batches
+        self.updates_to_skip = 0 if start.epoch_is_over else self._done // self.window_size
         self._is_leaving = self._is_over = self._is_rewound = False
         self._epoch_rng: PlainState | None = None
 
@@ -325,17 +319,18 @@ class Windows:
             The micro-batches, the number of those before them, and a function that restores the random states once the
             first window is read.
         """
-        start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
-        position, done = start.position, start.skip_micro_batches
+        start, self._start = self._start, None
+        if start is None:
+            start, self._done = ResumePoint(epoch=self.next_epoch), 0
+        position, done = start.position, self._done
         self._is_leaving = self._is_over = start.epoch_is_over
         self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         rng, restores = self._rng_of_lightning_checkpoint, start.restores_rng_file
         if position is not None:
             rng, restores = position.rng, position.rng is not None
-            done = position.micro_batches_done if position.is_open else 0
         restore = functools.partial(self._restore_rng, rng) if restores else None
-        self._done, self.saw_data = done, done > 0 or start.epoch_is_over
+        self.saw_data = done > 0 or start.epoch_is_over
         is_open = position is not None and position.is_open
         if restore is not None and (start.epoch_is_over or not (is_open or done)):
             restore()

@@ -396,7 +396,7 @@ class HFModule(OverridePoints, LoadableModule):
         self._leave_own_step()
         super().teardown(stage)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> OptimizerLRScheduler:  # type: ignore[override]  # Lightning passes nothing
         """Make optimizer and schedule. Each native fit has its own."""
         steps = self.steps
         steps.forget_optimizer()
@@ -404,7 +404,7 @@ class HFModule(OverridePoints, LoadableModule):
         if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
-        chosen = super().configure_optimizers()
+        chosen = super().configure_optimizers(self._planned_updates())
         if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
             # the end of an evaluation steps it
             chosen["lr_scheduler"]["reduce_on_plateau"] = False  # type: ignore[typeddict-item]  # it has one

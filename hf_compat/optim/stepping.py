@@ -6,11 +6,10 @@ ones step within the backward pass, and LOMO runs the backward pass itself.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -277,47 +276,6 @@ def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -
 
 # torch's schedules need not watch it
 _step_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-
-
-class MicroBatchRhythm(Protocol):
-    """Knows whether a micro-batch is the last of its update."""
-
-    sync_gradients: bool
-
-
-class HeldOptimizer:
-    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end."""
-
-    def __init__(self, optimizer: Optimizer, rhythm: MicroBatchRhythm) -> None:
-        self.optimizer = optimizer
-        self._rhythm = rhythm
-        self._is_stepping = False  # whether the engine calls
-        self._own = {name: vars(optimizer)[name] for name in ("step", "zero_grad") if name in vars(optimizer)}
-        self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
-        vars(optimizer).update(self._held)
-
-    def _hold(self, method: Callable[..., Prepared]) -> Callable[..., Prepared]:
-        @functools.wraps(method)  # a schedule has marked `step`
-        def held(*args: Prepared, **kwargs: Prepared) -> Prepared:
-            return method(*args, **kwargs) if self._is_stepping or self._rhythm.sync_gradients else None
-
-        return held
-
-    def step_with(self, take_step: Callable[[], object]) -> None:
-        """Let the engine step, even if the script has changed the rhythm."""
-        self._is_stepping = True
-        try:
-            take_step()
-        finally:
-            self._is_stepping = False
-
-    def release(self) -> None:
-        """Restore the optimizer's own methods. Methods that a schedule wrapped since then stay wrapped."""
-        for name, held in self._held.items():
-            if vars(self.optimizer).get(name) is held:
-                del vars(self.optimizer)[name]
-                vars(self.optimizer).update({name: self._own[name]} if name in self._own else {})
-        self._is_stepping = True  # methods that stay wrapped step as before
 
 
 def unprepared(optimizer: Prepared) -> Prepared:
