@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
@@ -243,7 +244,7 @@ class WindowModule(HooksOfPlainBatches):
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
-    def _step_schedules(self, moment: Literal["step", "epoch"], own: Any = None) -> None:
+    def _step_schedules(self, moment: Literal["step", "epoch"], own: LRScheduler | None = None) -> None:
         """Step the schedules that a callback or a subclass has installed and that are due, and the steps' `own`."""
         count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:

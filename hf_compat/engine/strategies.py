@@ -518,9 +518,9 @@ class HeldOptimizer:
         self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
         vars(optimizer).update(self._held)
 
-    def _hold(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _hold(self, method: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(method)  # a schedule has marked `step`
-        def held(*args: Any, **kwargs: Any) -> Any:
+        def held(*args: object, **kwargs: object) -> object:
             return method(*args, **kwargs) if self._is_stepping or self._rhythm.sync_gradients else None
 
         return held
