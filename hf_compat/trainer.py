@@ -34,7 +34,7 @@ from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import brief, follow_level, log_line
 from hf_compat.runtime.inspection import delegated, is_replaced
-from hf_compat.runtime.launch import launcher_variables
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
@@ -202,10 +202,10 @@ class Trainer(
         """Set the arguments, then join the other ranks, set up logging and seed accordingly."""
         self.args = args
         self._plan = CurrentPlan()
-        if uses_deepspeed(args, launcher_variables()):  # its configuration depends on the model, which is not set yet
+        if uses_deepspeed(args, environment):  # its configuration depends on the model, which is not set yet
             check_supported(args)
             compilation_of(args)
-            parallel_sizes(args, launcher_variables())
+            parallel_sizes(args, environment)
         else:
             self._plan.of(args)
         args._refuse_claims()

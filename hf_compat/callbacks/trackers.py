@@ -26,7 +26,7 @@ from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite
 from hf_compat.hf.legacy import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.launch import set_for_children, variable
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import need
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class TensorBoardCallback(TrainerCallback):
             return self.tb_writer
         from torch.utils.tensorboard import SummaryWriter
 
-        chosen = chosen_logging_dir(args) or variable("TENSORBOARD_LOGGING_DIR")
+        chosen = chosen_logging_dir(args) or environment.get("TENSORBOARD_LOGGING_DIR")
         if chosen is None:
             chosen = os.path.join(str(args.output_dir), default_logdir())
             runs = Path(chosen).parent
@@ -205,7 +205,7 @@ class WandbCallback(TrainerCallback):
     def __init__(self) -> None:
         self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
         self._is_set_up = self._began = False
-        self._log_model = _log_model(variable("WANDB_LOG_MODEL", "false"))
+        self._log_model = _log_model(environment.get("WANDB_LOG_MODEL", "false"))
         self._memory: RunMemory | None = None
         self._skip_to = (-1, 0)  # the last step that a resumed run already has, and its number of logs
         self._logged = (-1, 0)
@@ -228,7 +228,7 @@ class WandbCallback(TrainerCallback):
         )
         self._wandb.define_metric("train/global_step")
         self._wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
-        watched = variable("WANDB_WATCH", "false")
+        watched = environment.get("WANDB_WATCH", "false")
         if watched in ("all", "parameters", "gradients"):
             self._wandb.watch(model, log=watched, log_freq=max(100, state.logging_steps))
         count = getattr(model, "num_parameters", None)
@@ -263,7 +263,7 @@ class WandbCallback(TrainerCallback):
         if "id" in known:
             options |= {"id": known["id"], "resume": "allow"}
             self._skip_to = (known.get("step", -1), known.get("logs", 0))
-        self._wandb.init(project=variable("WANDB_PROJECT", "huggingface"), **options)
+        self._wandb.init(project=environment.get("WANDB_PROJECT", "huggingface"), **options)
         self._memory.write(id=self._wandb.run.id)
 
     def _artifact(self, args: Args, facts: Mapping[str, object]) -> Any:  # wandb's
@@ -370,9 +370,9 @@ class MLflowRuns(_MLflowCallback):
             return
         memory = RunMemory(str(args.output_dir), "mlflow")
         known = memory.read().get("id") if state.global_step > 0 and not state.is_hyper_param_search else None
-        if known is not None and variable(RUN_ID) is None and self._ml_flow.active_run() is None:
+        if known is not None and environment.get(RUN_ID) is None and self._ml_flow.active_run() is None:
             try:
-                set_for_children(RUN_ID, known)
+                environment[RUN_ID] = known
                 super().setup(args, state, model)
                 history = self._ml_flow.MlflowClient().get_metric_history(known, "epoch")  # every log has an epoch
                 self._has = Counter(point.step for point in history)

@@ -21,15 +21,13 @@ from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.console import has_children, saying_what_is_awaited
 from hf_compat.runtime.launch import (
     end_with_launcher,
+    environment,
     find_place,
     is_launched,
     let_children_import_from,
     read_launch,
-    set_for_children,
-    variable,
-    wants_cpu,
 )
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.text import parse_switch, shown
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -74,7 +72,7 @@ def main(words: Sequence[str]) -> int:
         if machines.most > 1 or processes > 1:
             return _launch(chosen, machines, processes)
         if chosen.compat is not None:
-            set_for_children(VARIABLE, chosen.compat)
+            environment[VARIABLE] = chosen.compat
         patching.patch()
         tell_defaults()
     except HfCompatError as error:
@@ -154,7 +152,8 @@ def processes_of(chosen: argparse.Namespace, machines: Machines) -> int:
     """Count the processes to start. By default a process without a launcher starts one on each GPU."""
     if chosen.devices is not None:
         return number_of(chosen.devices)
-    if (is_launched() and machines.most == 1) or wants_cpu() or _ON_CPU.intersection(chosen.arguments):
+    is_on_cpu = parse_switch(environment, "ACCELERATE_USE_CPU") or _ON_CPU.intersection(chosen.arguments)
+    if (is_launched() and machines.most == 1) or is_on_cpu:
         return 1
     processes = number_of("auto")
     if processes > 1:
@@ -171,7 +170,7 @@ def tell_defaults() -> None:
     guest = followed()
     if guest is None or not guest.defaults or read_launch().process_index > 0:
         return
-    if (variable(VARIABLE) or guest.generation) != guest.generation:  # by `--compat` or the environment
+    if (environment.get(VARIABLE) or guest.generation) != guest.generation:  # by `--compat` or the environment
         return
     defaults = ", ".join(shown(name, value) for name, value in guest.defaults.items())
     today = f"; `--compat {NEWEST}` has today's" if guest.generation != NEWEST else ""
@@ -205,14 +204,14 @@ def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> i
 
     shown_by_rank = []
     if chosen.log_dir is not None:
-        set_for_children("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}]: ")
+        environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank ${rank}]: "
         shown_by_rank = ["--log_dir", chosen.log_dir, "--tee", "3"]
     port = machines.port or DEFAULT_PORT
     if machines.most == 1 and machines.port is None:
         meeting = ["--standalone"]
     elif machines.least < machines.most:  # torch numbers machines that leave and join
         # torch would keep the address of the store across rounds, though another machine may have become the first
-        set_for_children("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines.address}:{port}", "--rdzv_id", "hf_compat"]
     else:
         meeting = ["--node_rank", str(machines.rank), "--master_addr", machines.address, "--master_port", str(port)]

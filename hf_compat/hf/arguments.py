@@ -62,7 +62,7 @@ from hf_compat.hf.legacy import (
 )
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
-from hf_compat.runtime.launch import read_launch, variable
+from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import shown
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
@@ -556,7 +556,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
                 )
         elif may_be_asked():
             _ = self.distributed_state
-        is_asked = self.deepspeed or variable("ACCELERATE_USE_DEEPSPEED")
+        is_asked = self.deepspeed or environment.get("ACCELERATE_USE_DEEPSPEED")
         shared = share_deepspeed(self) if is_asked else None
         if shared is not None:
             vars(self)["hf_deepspeed_config"] = shared  # not by `setattr`, which accepts fields only

@@ -24,7 +24,7 @@ from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentVa
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
 from hf_compat.hf.legacy import Translation
 from hf_compat.hf.value_types import plain
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import environment
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -42,7 +42,7 @@ def normalise_arguments(args: TrainingArguments) -> None:
             object.__setattr__(args, name, copy.copy(row.none_means))
         if row.form is not None:  # the value has already been checked
             object.__setattr__(args, name, row.form(getattr(args, name)))
-    if variable("KUBEFLOW_TRAINER_SERVER_URL") is not None:
+    if environment.get("KUBEFLOW_TRAINER_SERVER_URL") is not None:
         args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
     config: ArgumentValue = args.accelerator_config  # an object by now
     num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
@@ -86,7 +86,7 @@ def fill_in(args: TrainingArguments) -> None:
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
     else:  # the variable of `accelerate launch --mixed_precision`
-        args.mixed_precision = str(variable("ACCELERATE_MIXED_PRECISION", "no")).lower()
+        args.mixed_precision = str(environment.get("ACCELERATE_MIXED_PRECISION", "no")).lower()
 
 
 def check_again(args: TrainingArguments) -> None:
@@ -297,7 +297,7 @@ def read_profile(
     checks_of_ours: Callable[[], Mapping[str, ArgumentCheck]],
 ) -> tuple[str, Translation]:
     """Choose the generation, and its defaults of the arguments that are not given."""
-    named = compat or variable(VARIABLE) or (_guests[0].generation if _guests else NEWEST)
+    named = compat or environment.get(VARIABLE) or (_guests[0].generation if _guests else NEWEST)
     if named == NEWEST and not _guests:
         return NEWEST, {}
     profile, ours = str(read_as(VARIABLE, COMPAT, named)), checks_of_ours()

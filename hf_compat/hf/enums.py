@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import NoReturn, TypeVar
 
 from hf_compat.errors import ArgumentError
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import is_installed
 
 
@@ -194,7 +194,7 @@ def available_trackers() -> list[str]:
     Differs:
         `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
     """
-    off = {name for key, value, name in _SWITCHES if (variable(key) or "").lower() in (value, "1")}
+    off = {name for key, value, name in _SWITCHES if (environment.get(key) or "").lower() in (value, "1")}
     found = [n for n, (module, _) in PACKAGES.items() if n not in _ONLY_BY_NAME and is_installed(module)]
     return [name for name in found if name not in off]
 
@@ -206,7 +206,7 @@ def with_platforms_tracker(trackers: list[str]) -> list[str]:
         `transformers.TrainingArguments`, 5.23. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
     """
     is_there = is_installed(PACKAGES["kubeflow"][0])
-    is_off = variable("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
+    is_off = environment.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
     return trackers if is_off or not is_there or "kubeflow" in trackers else [*trackers, "kubeflow"]
 
 

@@ -47,7 +47,7 @@ from hf_compat.hf.value_types import (
     read_choice,
     whole_number,
 )
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import is_secret, nearest, shown
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _logging_dir(args: ArgumentValue) -> str:
     """The folder for TensorBoard, which is fixed at the first reading."""
     folder: str | None = remembered(args).get("logging_dir")
     if folder is None:
-        folder = variable("TENSORBOARD_LOGGING_DIR") or os.path.join(str(args.output_dir), default_logdir())
+        folder = environment.get("TENSORBOARD_LOGGING_DIR") or os.path.join(str(args.output_dir), default_logdir())
         remember(args, {"logging_dir": folder})
     return os.path.expanduser(folder)
 

@@ -23,7 +23,7 @@ from hf_compat.hf.value_types import OPTIONS, TEXT, ValueType, read_options, rea
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 from hf_compat.runtime.console import saying_what_is_awaited
 from hf_compat.runtime.inspection import delegated
-from hf_compat.runtime.launch import is_launched, launcher_variables, read_launch, set_for_children, variable
+from hf_compat.runtime.launch import environment, is_launched, read_launch
 from hf_compat.runtime.text import need, parse_switch
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def share_deepspeed(args: TrainingArguments) -> object | None:
     Mirrors:
         `transformers.TrainingArguments.__post_init__`, 5.23, its last part.
     """
-    by_launcher = parse_switch(launcher_variables(), "ACCELERATE_USE_DEEPSPEED")
+    by_launcher = parse_switch(environment, "ACCELERATE_USE_DEEPSPEED")
     packages = ("transformers", "accelerate", "deepspeed")
     is_asked = (args.deepspeed or by_launcher) and is_launched()
     if not is_asked or not all(map(importlib.util.find_spec, packages)):
@@ -159,12 +159,12 @@ def start_deepspeed(device: torch.device) -> None:
     import deepspeed
     from torch.utils import cpp_extension
 
-    if variable("LOCAL_RANK") is None:  # DeepSpeed reads it, and Slurm and MPI have other names
+    if environment.get("LOCAL_RANK") is None:  # DeepSpeed reads it, and Slurm and MPI have other names
         launch = read_launch()
-        set_for_children("LOCAL_RANK", str(launch.local_process_index))
-        set_for_children("LOCAL_WORLD_SIZE", str(launch.local_world_size))
+        environment["LOCAL_RANK"] = str(launch.local_process_index)
+        environment["LOCAL_WORLD_SIZE"] = str(launch.local_world_size)
     # DeepSpeed compiles code on its first start. A build that was killed leaves a file, and torch waits for it forever
-    root = Path(variable("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    root = Path(environment.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     told = (
         f"DeepSpeed waits for a build of its code in {root}. If no other process compiles there, a build was killed: "
         "remove the files named `lock` below this folder"

@@ -32,7 +32,7 @@ from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
 from hf_compat.hf.value_types import parts_of
-from hf_compat.runtime.launch import environment_with
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import nearest
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
@@ -298,7 +298,7 @@ def _tell_of_unread_variables(parser: ArgumentParser) -> None:
     """Warn of environment variables for a part of an object. jsonargparse reads variables for whole options only."""
     prefix = f"{parser.env_prefix.replace('-', '_')}_" if isinstance(parser.env_prefix, str) else ""
     known = {f"{prefix}{action.dest}".replace(".", "__").upper() for action in parser._actions}
-    for name in sorted(environment_with({}).keys() - known):
+    for name in sorted(environment.keys() - known):
         whole = max((one for one in known if name.startswith(f"{one}__")), key=len, default=None)
         if whole is not None:
             value = "…"

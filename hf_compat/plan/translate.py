@@ -27,7 +27,7 @@ from hf_compat.interop.transformers_models import is_sharded_when_loaded
 from hf_compat.plan.argument_support import PRECISIONS, check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
-from hf_compat.runtime.launch import has_rendezvous, launcher_variables
+from hf_compat.runtime.launch import environment, has_rendezvous
 from hf_compat.runtime.text import did_you_mean, parse_switch, shown
 
 StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
@@ -253,33 +253,32 @@ class CurrentPlan:
 
 def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[StrategyName, dict[str, Any]]:
     """Choose the strategy of a run and its options."""
-    variables = launcher_variables()
     # Refuse unsupported options of `accelerate launch`
     switches = ("use_megatron_lm",)
-    refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
+    refused = [f"--{switch}" for switch in switches if parse_switch(environment, f"ACCELERATE_{switch.upper()}")]
     if refused:
         raise UnsupportedArgument(
             f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
             "Hint: leave it out (`accelerate config`)."
         )
     if is_sharded_when_loaded(model):
-        return "fsdp2", {"plan": _plan_of_loaded(args, variables, model)}
-    sizes, model_config = parallel_sizes(args, variables), getattr(model, "config", None)
+        return "fsdp2", {"plan": _plan_of_loaded(args, environment, model)}
+    sizes, model_config = parallel_sizes(args, environment), getattr(model, "config", None)
     in_parts = model is not None and is_partitioned(model)
-    if uses_deepspeed(args, variables):
+    if uses_deepspeed(args, environment):
         if args.world_size == 1 and not has_rendezvous():
             raise ArgumentError(
                 "`deepspeed` needs a launcher, and this process was started without one.\n\n"
                 "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
             )
-        resolved = deepspeed_config(args, variables, model_config)
+        resolved = deepspeed_config(args, environment, model_config)
         if in_parts and (stage := zero_stage(resolved)) != 3:
             raise ArgumentError(_IN_PARTS.format(f"the configuration asks for stage {stage}"))
         return "deepspeed", {"config": resolved}
     if in_parts:
         raise ArgumentError(_IN_PARTS.format("`deepspeed` is not set"))
-    if uses_fsdp(args, variables):
-        return "fsdp2", {"plan": _plan_of_fsdp(args, variables, sizes)}
+    if uses_fsdp(args, environment):
+        return "fsdp2", {"plan": _plan_of_fsdp(args, environment, sizes)}
     config = args.fsdp_config
     # by default, arguments of 4.x and 5.0 have a dict of empty values and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
@@ -363,9 +362,8 @@ class Compilation:
 
 def compilation_of(args: TrainingArguments) -> Compilation | None:
     """Read how the model is compiled. None if it is not."""
-    variables = launcher_variables()
     by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
-    backend = (by_arguments or variables.get(_DYNAMO + "BACKEND") or "no").lower()
+    backend = (by_arguments or environment.get(_DYNAMO + "BACKEND") or "no").lower()
     if backend in ("no", "none"):
         return None
     name = "torch_compile_backend" if by_arguments else _DYNAMO + "BACKEND"
@@ -373,7 +371,7 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
     if backend not in known:
         hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
         raise ArgumentError(f"`{shown(name, backend)}` is not a backend of torch.compile.\n\nHint: {hint}")
-    mode = args.torch_compile_mode or variables.get(_DYNAMO + "MODE") or "default"
+    mode = args.torch_compile_mode or environment.get(_DYNAMO + "MODE") or "default"
     if backend == "inductor":
         name = "torch_compile_mode" if args.torch_compile_mode else _DYNAMO + "MODE"
         from torch._inductor import list_mode_options  # slow: only where something is compiled
@@ -387,9 +385,9 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
     return Compilation(
         backend=backend,
         mode=mode,
-        fullgraph=parse_switch(variables, _DYNAMO + "USE_FULLGRAPH"),
-        dynamic=parse_switch(variables, dynamic) if dynamic in variables else None,
-        by_blocks=parse_switch(variables, _DYNAMO + "USE_REGIONAL_COMPILATION"),
+        fullgraph=parse_switch(environment, _DYNAMO + "USE_FULLGRAPH"),
+        dynamic=parse_switch(environment, dynamic) if dynamic in environment else None,
+        by_blocks=parse_switch(environment, _DYNAMO + "USE_REGIONAL_COMPILATION"),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tqdm.auto import tqdm
 
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import environment
 
 # A bar of tqdm, as text in a terminal and as a widget in a notebook.
 progress_bar = functools.partial(tqdm, dynamic_ncols=True)
@@ -47,7 +47,7 @@ def brief(method: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return method(*args, **kwargs)  # HF_COMPAT_TRACEBACKS=full shows the frames that are left out below
         except BaseException as error:
-            if variable("HF_COMPAT_TRACEBACKS") != "full":
+            if environment.get("HF_COMPAT_TRACEBACKS") != "full":
                 waiting: list[BaseException | None] = [error]
                 seen: set[int] = set()
                 while waiting:  # the error, and those that it followed from

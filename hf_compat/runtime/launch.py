@@ -1,7 +1,7 @@
 """Which process this is among those of a launcher, and which device it uses.
 
 `LAUNCHERS` has a row for each set of variables that launchers set, and `find_place` takes the first row that fits.
-Only this file and `runtime/seeding.py` read or write the process environment.
+The core reads and writes the variables of the process through `environment` only.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import overload
 
 import torch
 
@@ -24,6 +23,8 @@ from hf_compat.errors import ArgumentError
 from hf_compat.runtime.text import parse_switch
 
 Variables = Mapping[str, str]
+# Through it launchers, trackers and tools are heard, and the processes that this one starts
+environment: MutableMapping[str, str] = os.environ  # noqa: TID251 - the one place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,13 +178,12 @@ class Place:
         return self.launcher.may_start_machines and (self.local_world_size or 1) == 1
 
 
-def find_place(environment: Variables | None = None) -> Place | None:
+def find_place(variables: Variables = environment) -> Place | None:
     """Return what the first fitting row of the table says; None where no launcher has started this process.
 
     Raises:
         ArgumentError: A variable that should hold a number holds none.
     """
-    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     for row in LAUNCHERS:
         # an interactive shell of Slurm's is a step, too
         of_shell = row.rank[0] == "SLURM_PROCID" and variables.get("SLURM_JOB_NAME") in ("bash", "interactive")
@@ -253,39 +253,12 @@ def first_host(text: str) -> str:
     return host.partition(":")[0] if host.count(":") == 1 else host  # more than one: an address of IPv6
 
 
-@overload
-def variable(name: str) -> str | None: ...
-@overload
-def variable(name: str, default: str) -> str: ...
-def variable(name: str, default: str | None = None) -> str | None:
-    """Return a variable of the environment that trackers and tools are set by (`WANDB_PROJECT` …)."""
-    return os.environ.get(name, default)  # noqa: TID251 - see above
-
-
-_OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
-
-
-def launcher_variables() -> Mapping[str, str]:
-    """Return the variables that `accelerate launch` sets for strategies and precision."""
-    return {k: v for k, v in os.environ.items() if k.startswith(_OF_LAUNCHERS)}  # noqa: TID251 - see above
-
-
-def set_for_children(name: str, value: str) -> None:
-    """Set a variable of the environment, for this process and the Pythons that it starts."""
-    os.environ[name] = value  # noqa: TID251 - see above
-
-
-def environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of this process's environment, with further variables where it has them not."""
-    return {**values, **os.environ}  # noqa: TID251 - see above
-
-
 def let_children_import_from(folder: str) -> None:
     """Put a folder first among those where the Pythons that this process starts look for modules."""
-    said = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - see above
+    said = environment.get("PYTHONPATH", "")
     before = said.split(os.pathsep) if said else []  # an empty part is the working directory
     if folder not in before:
-        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *before])  # noqa: TID251 - see above
+        environment["PYTHONPATH"] = os.pathsep.join([folder, *before])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,16 +308,16 @@ def assuming(launch: Launch, device: str) -> Iterator[None]:
         _ASSUMED.reset(token)
 
 
-def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+def read_launch(variables: Variables = environment) -> Launch:
     """Read which process this is from what a launcher has set; the table is in `runtime/launch.py`.
 
     Raises:
         ArgumentError: A variable that should hold a number holds none, or too little is said.
     """
     assumed = _ASSUMED.get()
-    if assumed is not None and environment is None:
+    if assumed is not None and variables is environment:
         return assumed[0]
-    place = find_place(environment)
+    place = find_place(variables)
     if place is None or place.launcher.starts_machines or place.world_size is None:
         return Launch()
     row, world, nodes = place.launcher, place.world_size, place.nodes
@@ -372,9 +345,9 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     )
 
 
-def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+def is_launched(variables: Variables = environment) -> bool:
     """Whether a launcher has started this process as one that trains, alone or among others."""
-    place = find_place(environment)
+    place = find_place(variables)
     return place is not None and not place.launcher.starts_machines
 
 
@@ -384,16 +357,15 @@ def main_address() -> tuple[str, int]:
     Raises:
         ArgumentError: There are several machines, and nothing says the address of the first.
     """
-    variables = os.environ  # noqa: TID251 - launchers speak through it
     place = find_place()
-    address = variables.get("MASTER_ADDR") or (None if place is None else place.address)
+    address = environment.get("MASTER_ADDR") or (None if place is None else place.address)
     if not address and (nodes := read_launch().nodes) > 1:
         raise ArgumentError(
             f"The processes are on {nodes} machines, and `MASTER_ADDR` is not set.\n\n"
             "Hint: set it to the host name of the first machine, on all of them."
         )
-    job = re.sub(r"\D", "", variables.get("SLURM_JOB_ID", ""))[-4:]
-    port = variables.get("MASTER_PORT")
+    job = re.sub(r"\D", "", environment.get("SLURM_JOB_ID", ""))[-4:]
+    port = environment.get("MASTER_PORT")
     if port and not port.isdigit():
         raise ArgumentError(f"The environment has `MASTER_PORT={port!r}`, which is no port.\n\nHint: 29500, say.")
     return address or "127.0.0.1", int(port) if port else 15000 + int(job) if job else 29500
@@ -401,12 +373,7 @@ def main_address() -> tuple[str, int]:
 
 def has_rendezvous() -> bool:
     """Return whether the launcher has set torch's variables of the rendezvous."""
-    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
-
-
-def wants_cpu() -> bool:
-    """Return whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
-    return parse_switch(os.environ, "ACCELERATE_USE_CPU")  # noqa: TID251 - launchers speak through it
+    return "MASTER_ADDR" in environment and "MASTER_PORT" in environment
 
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
@@ -421,7 +388,7 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     assumed = _ASSUMED.get()
     if assumed is not None:
         return torch.device("cpu") if use_cpu else torch.device(assumed[1])
-    if use_cpu or wants_cpu():
+    if use_cpu or parse_switch(environment, "ACCELERATE_USE_CPU"):
         return torch.device("cpu")
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
@@ -465,13 +432,12 @@ def empty_device_cache() -> None:
 
 def slurm_job_id() -> str | None:
     """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell."""
-    variables = os.environ  # noqa: TID251 - SLURM speaks through it
-    if variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+    if environment.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return None
-    array = variables.get("SLURM_ARRAY_JOB_ID")
+    array = environment.get("SLURM_ARRAY_JOB_ID")
     if array is not None:
-        return f"{array}_{variables.get('SLURM_ARRAY_TASK_ID', '0')}"
-    return variables.get("SLURM_JOB_ID")
+        return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '0')}"
+    return environment.get("SLURM_JOB_ID")
 
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+
+from hf_compat.runtime.launch import environment
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -30,7 +31,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
 def seed_of_lightning() -> int | None:
     """The seed of the last `lightning.seed_everything` in this process or its parent, or None."""
-    seed = os.environ.get("PL_GLOBAL_SEED")  # noqa: TID251 - where Lightning keeps it
+    seed = environment.get("PL_GLOBAL_SEED")  # where Lightning keeps it
     return None if seed is None else int(seed)
 
 
@@ -52,7 +53,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
         "ASCEND_LAUNCH_BLOCKING": "1",
         "HCCL_DETERMINISTIC": "1",
     }
-    os.environ.update(settings)  # noqa: TID251 - CUDA reads nothing else
+    environment.update(settings)  # CUDA reads nothing else
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

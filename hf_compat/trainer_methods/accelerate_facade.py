@@ -44,7 +44,7 @@ from hf_compat.optim.stepping import Prepared, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
-from hf_compat.runtime.launch import launcher_variables
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.nested import Nested, leaves, slice_nested
 from hf_compat.runtime.seeding import legacy_globals
 from hf_compat.runtime.text import need
@@ -69,7 +69,7 @@ class DeepSpeedPlugin:
     def deepspeed_config(self) -> dict[str, object]:
         """DeepSpeed's configuration, each `auto` resolved."""
         with warnings.catch_warnings(action="ignore"):  # the training itself warns
-            config = deepspeed_config(self._args, launcher_variables())
+            config = deepspeed_config(self._args, environment)
         size = self._args.per_device_train_batch_size
         return {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": size, **config}
 

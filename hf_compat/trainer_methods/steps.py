@@ -25,7 +25,7 @@ from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unpre
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
-from hf_compat.runtime.launch import empty_device_cache, launcher_variables, variable
+from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
 from hf_compat.trainer_methods.base import StepsBase
 
@@ -446,7 +446,7 @@ class OptimizationMethods(StepsBase):
                 {"params": [], "weight_decay": self.args.weight_decay},
                 {"params": [], "weight_decay": 0.0},
             ]
-            all_decay = self.is_deepspeed_enabled and decays_all(self.args, launcher_variables())
+            all_decay = self.is_deepspeed_enabled and decays_all(self.args, environment)
             for name, parameter in target.named_parameters():
                 if parameter.requires_grad:
                     groups[not all_decay and name not in decaying]["params"].append(parameter)
@@ -469,8 +469,8 @@ class OptimizationMethods(StepsBase):
             return self.lr_scheduler
         args, own = self.args, self.optimizer if optimizer is None else optimizer
         self._created_lr_scheduler = True
-        asks = self.is_deepspeed_enabled or args.deepspeed or variable("ACCELERATE_USE_DEEPSPEED")
-        section = schedule_section(args, launcher_variables(), num_training_steps) if asks else None
+        asks = self.is_deepspeed_enabled or args.deepspeed or environment.get("ACCELERATE_USE_DEEPSPEED")
+        section = schedule_section(args, environment, num_training_steps) if asks else None
         if section is not None:
             self.lr_scheduler = DeepSpeedSchedule(section, own)
             return self.lr_scheduler

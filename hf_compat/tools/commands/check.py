@@ -100,7 +100,7 @@ def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | Non
 def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     """Run the script up to its first `train()` and check that. Its output goes to the standard error."""
     from hf_compat.hf.arguments_rules import VARIABLE, generation_beside
-    from hf_compat.runtime.launch import end_with_launcher, set_for_children
+    from hf_compat.runtime.launch import end_with_launcher, environment
     from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
     from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked, finding_of
     from hf_compat.tools.until_train import UserScript, run_until_train
@@ -110,7 +110,7 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     else:
         say(f"hf-compat check: {chosen.script} runs up to its first `train()`")
     if chosen.compat is not None:
-        set_for_children(VARIABLE, chosen.compat)
+        environment[VARIABLE] = chosen.compat
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
     # Nothing is made in the script's own folder, and no repository on the Hub
     overrides = {"output_dir": os.path.join(scratch, "output"), "push_to_hub": False}

@@ -96,13 +96,13 @@ def _assumed(chosen: argparse.Namespace) -> AbstractContextManager[None]:
 def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
     """Explain the arguments of a script's Trainer, and describe that Trainer."""
     from hf_compat.hf.arguments_rules import VARIABLE
-    from hf_compat.runtime.launch import set_for_children
+    from hf_compat.runtime.launch import environment
     from hf_compat.tools.until_train import UserScript, run_until_train
 
     if not chosen.words:
         raise ArgumentError("`-m` names no module.\n\nHint: `hf-compat explain -m MODULE [arguments]`.")
     if chosen.compat is not None:
-        set_for_children(VARIABLE, chosen.compat)
+        environment[VARIABLE] = chosen.compat
     script = UserScript(path=chosen.words[0], arguments=tuple(chosen.words[1:]), is_module=chosen.module)
     # The script's output does not belong to the answer
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):

@@ -19,7 +19,7 @@ from pathlib import Path
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import VARIABLE
 from hf_compat.interop import user_script
-from hf_compat.runtime.launch import environment_with
+from hf_compat.runtime.launch import environment
 from hf_compat.tools.isolation.isolated import Isolation, command, shortage
 from hf_compat.tools.until_train import UserScript
 
@@ -146,14 +146,14 @@ def run_side(
     }
     file = folder / "settings.json"
     file.write_text(json.dumps(settings))
-    environment = environment_with(_ENVIRONMENT)
+    variables = {**_ENVIRONMENT, **environment}
     if compat is not None and side.name == "hf_compat":
-        environment[VARIABLE] = compat
+        variables[VARIABLE] = compat
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(limits.devices)]
     words = [side.python, *(launcher if limits.devices > 1 else []), str(_CHILD), str(file)]
     with open(folder / "log.txt", "wb") as log:
         process = subprocess.Popen(
-            command(plan, words), env=environment,
+            command(plan, words), env=variables,
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         ended_by = _watch(process, folder / "record" / "record-0.jsonl", side.name, limits, progress)

@@ -13,7 +13,7 @@ from hf_compat.hf.callbacks import DefaultFlowCallback, PrinterCallback, Progres
 from hf_compat.hf.legacy import OLD_NAMES, declared_old_names, keeps_its_meaning, read_old
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.transformers_models import notebooks_callback
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import shown
 from hf_compat.tools.preflight.session import Session
 
@@ -37,22 +37,24 @@ def check_trackers(session: Session) -> None:
                 _check_wandb(session)
             elif name in _KEYS:
                 key, login, file = _KEYS[name]
-                if variable(key) is None and not os.path.exists(os.path.expanduser(file)):
+                if environment.get(key) is None and not os.path.exists(os.path.expanduser(file)):
                     problem = f"{name} has no key: the variable {key} is not set."
                     session.error(TRACKERS, problem, f"`{login}`, or leave it out of `report_to`")
 
 
 def _check_wandb(session: Session) -> None:
-    mode = (variable("WANDB_MODE") or "").lower()
+    mode = (environment.get("WANDB_MODE") or "").lower()
     runs = getattr(sys.modules.get("wandb"), "run", None) is not None
     if mode in ("offline", "disabled", "dryrun") or runs or not session.trainer.args.should_log:
         return
-    host = urlparse(variable("WANDB_BASE_URL") or "").hostname or "api.wandb.ai"
+    host = urlparse(environment.get("WANDB_BASE_URL") or "").hostname or "api.wandb.ai"
     try:
-        stored = netrc.netrc(variable("NETRC") or os.path.expanduser("~/.netrc")).authenticators(host) is not None
+        stored = (
+            netrc.netrc(environment.get("NETRC") or os.path.expanduser("~/.netrc")).authenticators(host) is not None
+        )
     except (OSError, netrc.NetrcParseError):
         stored = False
-    if not (stored or variable("WANDB_API_KEY") or variable("WANDB_IDENTITY_TOKEN_FILE")):
+    if not (stored or environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE")):
         session.error(
             TRACKERS,
             f"wandb has no key for {host}: a run would ask for one, or fail without a terminal.",
@@ -66,9 +68,11 @@ def check_hub(session: Session) -> None:
     if not args.push_to_hub:
         return
     with session.checking(HUB):
-        home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-        path = os.path.expanduser(variable("HF_TOKEN_PATH") or os.path.join(home, "token"))
-        if args.hub_token is None and not variable("HF_TOKEN") and not os.path.exists(path):
+        home = environment.get("HF_HOME") or os.path.join(
+            environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+        )
+        path = os.path.expanduser(environment.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
+        if args.hub_token is None and not environment.get("HF_TOKEN") and not os.path.exists(path):
             session.error(
                 HUB,
                 "`push_to_hub=True`, and no token was found: neither `hub_token`, nor the variable HF_TOKEN, nor "
