@@ -67,7 +67,7 @@ class OutputFolderError(HfCompatError, OSError):
 
 
 class HubError(HfCompatError, OSError):
-    """The Hub has refused something, or cannot be reached. `__cause__` is huggingface_hub's error."""
+    """The Hub has refused something, or cannot be reached. It is also of huggingface_hub's class, where that raised."""
 
 
 class CallbackError(HfCompatError, TypeError):

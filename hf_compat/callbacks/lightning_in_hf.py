@@ -6,9 +6,12 @@ callback's hooks (`PAIRS` in `bridge.py`). All hooks of an evaluation run after 
 
 from __future__ import annotations
 
+import base64
 import inspect
+import io
 import math
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import lightning.pytorch as pl
 import torch
@@ -24,12 +27,14 @@ from hf_compat.callbacks.callback_set import (
     refuse,
 )
 from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
+from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
-from hf_compat.errors import CallbackError, warn_user
+from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
-from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
+from hf_compat.interop.transformers_models import of_installed
 
 # Hooks around training, and those of an evaluation that is over. The events' own methods call them.
 _AROUND = {"setup", "teardown", "on_fit_start", "on_fit_end", "on_train_end"}
@@ -60,16 +65,17 @@ class _ModuleOfModel(pl.LightningModule):
     def configure_optimizers(self) -> None: ...
 
 
-class LightningCallbackAdapter(TrainerCallback):
+class LightningCallbackAdapter(TrainerCallback, ExportableState):
     """Call a Lightning callback in a `transformers.Trainer`, as far as HF has events for its hooks.
 
     The callback sees a Lightning trainer with HF's progress (`global_step`, `current_epoch`), HF's logs as
     `callback_metrics`, and the real optimizer. `should_stop` ends the training. Values that it logs go into HF's
-    `log_history`. `batch` and `outputs` of its hooks are None, as HF does not pass them to callbacks. HF's checkpoints
-    do not hold its state, so a resumed training starts it anew.
+    `log_history`. `batch` and `outputs` of its hooks are None, as HF does not pass them to callbacks. Its `state_dict`
+    is part of HF's checkpoints. `restore_callback_states_from_checkpoint=True` restores it.
 
     Args:
-        callback: The Lightning callback.
+        callback: The Lightning callback. HF restores states by calling an adapter's class, so each adapter has its own
+            class, which holds the callback.
 
     Raises:
         CallbackError: It cannot work here, for instance because it needs hooks inside the evaluation.
@@ -91,7 +97,24 @@ class LightningCallbackAdapter(TrainerCallback):
         2
     """
 
-    def __init__(self, callback: pl.Callback) -> None:
+    _held: pl.Callback | None = None  # set on each adapter's own class
+    _saved: Mapping[str, object] | None = None  # loaded when training starts
+
+    def __new__(cls, callback: pl.Callback | None = None) -> Self:
+        """Make an adapter with its own class, which also inherits from transformers' `ExportableState`."""
+        if cls._held is None and callback is not None:
+            theirs = of_installed("trainer_callback", "ExportableState")
+            bases = (cls, theirs) if isinstance(theirs, type) else (cls,)
+            content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            # HF stores states by class name and confuses callbacks whose classes share one
+            cls = type(f"{cls.__name__}[{getattr(callback, 'state_key', '')}]", bases, {**content, "_held": callback})
+        return super().__new__(cls)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LightningCallbackAdapter, (self.callback,)
+
+    def __init__(self, callback: pl.Callback | None = None) -> None:
+        callback = callback if self._held is None else self._held
         refuse_other_distribution(callback)
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
@@ -107,6 +130,24 @@ class LightningCallbackAdapter(TrainerCallback):
         self.trainer: pl.Trainer | None = None
         self._module: _ModuleOfModel | None = None
         self._epoch = self._index = 0
+
+    def state(self) -> dict[str, dict[str, object]]:
+        """Export the callback's state for HF's `trainer_state.json`."""
+        file = io.BytesIO()
+        torch.save(readable_states({self.callback.state_key: self.callback.state_dict()}), file)
+        return {"args": {}, "attributes": {"saved": base64.b64encode(file.getvalue()).decode("ascii")}}
+
+    @property
+    def saved(self) -> str:
+        """The state in HF's checkpoints, as `state` exports it. Assigning it restores the callback."""
+        return str(self.state()["attributes"]["saved"])
+
+    @saved.setter
+    def saved(self, text: str) -> None:
+        try:
+            self._saved = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)[self.callback.state_key]
+        except Exception as error:  # base64, zipfile and torch raise various types
+            raise CheckpointError(f"The state of {type(self.callback).__name__} cannot be read: {error}") from error
 
     def _hook(self, name: str, *arguments: object) -> None:
         assert self.trainer is not None  # made at the start of training
@@ -167,6 +208,8 @@ class LightningCallbackAdapter(TrainerCallback):
         self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         self._enter_epoch(state)
         self._hook("setup", "fit")
+        if self._saved:
+            self.callback.load_state_dict(dict(self._saved))
         self._hook("on_fit_start")
         self._hook("on_train_start")
         return self._pass_on_stop(control)

@@ -249,7 +249,7 @@ def _size_of(folder: str) -> int:
 
 
 def hub_error(fact: str, error: Exception, token: Token, way_out: str | None = None) -> HubError:
-    """Make a `HubError` of an error of huggingface_hub's."""
+    """Make a `HubError` that an `except` for huggingface_hub's own error catches, too."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if way_out is None and type(error).__name__ == "OfflineModeIsEnabled":
         way_out = "unset HF_HUB_OFFLINE. Or leave `push_to_hub` out, and push the folder later"
@@ -260,7 +260,24 @@ def hub_error(fact: str, error: Exception, token: Token, way_out: str | None = N
         )
     elif way_out is None:
         way_out = "check `hub_model_id` and the connection. Or leave `push_to_hub` out, and push the folder later"
-    return HubError(f"{fact}: {reason_of(error, token)}\n\nHint: {way_out}.")
+    kind = _error_class(type(error))
+    ours = kind(f"{fact}: {reason_of(error, token)}\n\nHint: {way_out}.")
+    ours.__dict__.update(vars(error))  # the server's response
+    return ours
+
+
+def _error_class(foreign: type[Exception]) -> type[HubError]:
+    def make(self: Exception, message: str) -> None:
+        Exception.__init__(self, message)  # huggingface_hub's classes need a response
+
+    def text(self: Exception) -> str:
+        return str(self.args[0])
+
+    bases = (HubError,) if issubclass(HubError, foreign) else (HubError, foreign)
+    try:
+        return type("HubError", bases, {"__init__": make, "__str__": text, "__module__": HubError.__module__})
+    except TypeError:  # the classes have incompatible layouts
+        return HubError
 
 
 def reason_of(error: BaseException, token: Token) -> str:

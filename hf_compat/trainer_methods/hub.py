@@ -116,7 +116,7 @@ class HubMethods(TrainerBase):
             and after a failed push within a training.
 
         Raises:
-            HubError: The push failed outside of a training. Its `__cause__` is huggingface_hub's error.
+            HubError: The push failed outside of a training. It also inherits from the class of huggingface_hub's error.
 
         Mirrors:
             `transformers.Trainer.push_to_hub`, 5.23.

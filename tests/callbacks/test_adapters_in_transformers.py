@@ -1,4 +1,4 @@
-"""Lightning's callbacks in transformers' own Trainer either work or are refused."""
+"""Lightning's callbacks in transformers' own Trainer either work or are refused. Their states are resumed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning.pytorch import callbacks as plc
 from toy import Classifier, rows
 
 from hf_compat import LightningCallbackAdapter
-from hf_compat.errors import CallbackError, HfCompatWarning
+from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 
 
 def trainer(folder, *callbacks, **values):
     settings = {
         "per_device_train_batch_size": 4, "max_steps": 40, "logging_steps": 1, "eval_strategy": "steps",
         "eval_steps": 2, "save_steps": 2, "learning_rate": 0.0, "use_cpu": True, "report_to": "none",
-        "disable_tqdm": True, **values,
+        "disable_tqdm": True, "restore_callback_states_from_checkpoint": True, **values,
     }  # fmt: skip
     torch.manual_seed(0)
     args = transformers.TrainingArguments(str(folder), **settings)
@@ -42,20 +42,30 @@ def stopping():
 
 
 @pytest.mark.parametrize("resumed_at", [None, 2, 6, 8])
-def test_an_early_stop_counts_anew_after_a_resume(tmp_path, resumed_at):
+def test_an_early_stop_counts_on_after_a_resume(tmp_path, resumed_at):
     """The loss is constant, so the fifth evaluation is the fourth without an improvement."""
     if resumed_at is not None:
         trainer(tmp_path, stopping(), StopAt(resumed_at)).train()
-    again = trainer(tmp_path, stopping(), restore_callback_states_from_checkpoint=True)
+    again = trainer(tmp_path, stopping())
     again.train(resume_from_checkpoint=resumed_at is not None)
-    assert again.state.global_step == 10 + (resumed_at or 0)
+    assert again.state.global_step == 10
 
 
-def test_several_callbacks_of_one_class(tmp_path):
-    both = plc.EarlyStopping("eval_loss", patience=9), plc.EarlyStopping("loss", patience=9, strict=False)
-    trained = trainer(tmp_path, *both)
-    trained.train()
-    assert trained.state.global_step == 20 and both[0].wait_count == 9
+def test_several_callbacks_have_their_own_states(tmp_path):
+    def both():
+        return plc.EarlyStopping("eval_loss", patience=9), plc.EarlyStopping("loss", patience=9, strict=False)
+
+    trainer(tmp_path, *both(), StopAt(6)).train()
+    first, second = both()
+    again = trainer(tmp_path, first, second)
+    assert len(again.callback_handler.callbacks) == len({id(c) for c in again.callback_handler.callbacks})
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 20 and first.wait_count == 9
+
+
+def test_a_state_that_cannot_be_read_is_named():
+    with pytest.raises(CheckpointError, match="state of EarlyStopping cannot be read"):
+        LightningCallbackAdapter(stopping()).saved = "no such thing"
 
 
 def test_an_adapter_pickles():
