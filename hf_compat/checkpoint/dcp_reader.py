@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
 
 from hf_compat.checkpoint.files import (
     Plain,
@@ -112,7 +113,7 @@ def read_dcp(dcp: DcpFolder, state: States) -> None:
             # a single process reads on purpose
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
             is_alone = not is_distributed()
-            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=is_alone)
+            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(), no_dist=is_alone)
     except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
         failures = getattr(error, "failures", None)
         first = next(iter(failures.values()))[0] if isinstance(failures, dict) and failures else error
@@ -120,22 +121,39 @@ def read_dcp(dcp: DcpFolder, state: States) -> None:
 
 
 class _CheckedReader(FileSystemReader):
-    """Reads by the checked index. torch never opens `.metadata`, which may be another by now."""
+    """Reads by the checked index, and checks each entry. torch never opens `.metadata`, which may be another by now."""
 
     def __init__(self, dcp: DcpFolder) -> None:
         super().__init__(dcp.path)
-        self._index = dcp.index
+        self._dcp = dcp
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        return self._index
+        return self._dcp.index
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            found = _check_entry(self._dcp, item.storage_index)
+            if item.type == LoadItemType.BYTE_IO:
+                plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
+                torch.save(found, plain)
+                plain.seek(0)
+                planner.load_bytes(item, plain)
+                continue
+            inside = zip(item.storage_offsets, item.lengths, strict=True)
+            part = found[tuple(slice(begin, begin + length) for begin, length in inside)]
+            own = planner.resolve_tensor(item).detach()
+            if own.shape != part.shape:
+                shapes = f"{list(part.shape)}, not {list(own.shape)}"
+                raise CheckpointError(f"{item.dest_index.fqn!r} has the shape {shapes}.")
+            own.copy_(part)
+            planner.commit_tensor(item, own)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 class _PlainPlanner(DefaultLoadPlanner):
     """Reads tensors for tensors, and plain values for values."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self._folder = folder
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None  # torch has set it
@@ -146,21 +164,6 @@ class _PlainPlanner(DefaultLoadPlanner):
                 kinds = ("a tensor", "a value") if isinstance(own, torch.Tensor) else ("a value", "a tensor")
                 raise CheckpointError(f"{key!r} has to be {kinds[0]} and is stored as {kinds[1]}.")
         return plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        key = read_item.dest_index.fqn
-        plain = io.BytesIO()
-        # torch's own method unpickles whatever it is given, so it is given what was read and written again here
-        torch.save(_plain_value(self._folder, key, value), plain)
-        plain.seek(0)
-        super().load_bytes(read_item, plain)
-
-
-def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
-    try:
-        return load_plain(folder, stored)
-    except Exception as error:
-        raise CheckpointError(f"{folder} holds no plain value as {key!r}: {first_line(error)}") from error
 
 
 class _IndexOnly(pickle.Unpickler):
@@ -203,12 +206,6 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     return DcpFolder(os.path.dirname(path), index)
 
 
-def check_values(dcp: DcpFolder) -> None:
-    """Read every entry of a folder, one at a time, and compare it with the index and its checksum."""
-    for place in dcp.index.storage_data:
-        _check_entry(dcp, place)
-
-
 def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> Plain:
     """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
     info, expected = dcp.index.storage_data[place], dcp.index.state_dict_metadata[place.fqn]
@@ -220,7 +217,10 @@ def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> Plain:
     if not is_value and not is_whole_zip(entry):
         raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
     entry.seek(0)
-    found = _plain_value(dcp.path, place.fqn, entry)
+    try:
+        found = load_plain(dcp.path, entry)
+    except Exception as error:
+        raise CheckpointError(f"{dcp.path} holds no plain value as {place.fqn!r}: {first_line(error)}") from error
     if isinstance(found, torch.Tensor) == is_value:
         kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
         raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.files import first_line
-from hf_compat.checkpoint.judging import judge_contents, judge_edited, judge_unlisted
+from hf_compat.checkpoint.judging import check_files, check_unlisted
 from hf_compat.checkpoint.manifest import entries, seal
-from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, Listed, read_manifest, reading_as_it_is
+from hf_compat.checkpoint.reading import MANIFEST_NAME, Listed, read_manifest, reading_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -68,27 +68,29 @@ def find_edits(root: Path, listed: Listed) -> Edits:
     return edits
 
 
-def problems_of_named(folder: str) -> tuple[list[str], Edits]:
-    """List the faults of a checkpoint that the user names, and its differences from the manifest.
+def checked_edits(folder: str) -> Edits:
+    """Find the differences between a checkpoint that the user names and its manifest.
 
     A change is not a fault if each file is whole by itself, and the folder has what every run needs.
+
+    Raises:
+        CheckpointError: It is damaged.
     """
     root = Path(folder)
     found = read_manifest(root)
-    if not os.path.isdir(root) or (found.exists and found.files is None):
-        return manifest.problems(folder), Edits()
     try:
+        if not found.exists:
+            check_unlisted(root, may_lack_optimizer=True)
+            return Edits()
         if found.files is None:
-            return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
+            raise CheckpointError(f"{found.why_unreadable}.")
         edits = find_edits(root, found.files)
-        if not edits:
-            return list(judge_contents(Contents(root))), Edits()
-        with reading_edited(folder, edits):
-            return list(judge_edited(root, edits.changed + edits.added)), edits
-    except CheckpointError as error:
-        return [first_line(error).removesuffix(".")], Edits()
+        if edits:
+            with reading_edited(folder, edits):
+                check_files(root, edits.changed + edits.added)
+        return edits
     except OSError as error:
-        return [f"{error.filename or folder} cannot be read: {error.strerror}"], Edits()
+        raise CheckpointError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
 def no_checkpoint(path: str) -> CheckpointError:
@@ -107,13 +109,14 @@ def as_named(folder: str, warns: bool = True) -> Iterator[None]:
     """Let readers read a folder that the user named as it is now. One process of a run warns of the edits."""
     if not os.path.isdir(folder):
         raise no_checkpoint(folder)
-    wrong, edits = problems_of_named(folder)
-    if wrong:
+    try:
+        edits = checked_edits(folder)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"Can't find a valid checkpoint at {folder}: {'; '.join(wrong)}.\n\n"
+            f"Can't find a valid checkpoint at {folder}: {first_line(error)}\n\n"
             f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, "
             "and writes the manifest anew. `resume_from_checkpoint=True` takes the newest one that is whole."
-        )
+        ) from error
     if edits and warns:
         text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
         logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
@@ -143,16 +146,16 @@ def seal_edited(folder: str) -> str:
     before = read_manifest(root)
     edits = find_edits(root, before.files or {})
     is_as_listed = before.files is not None and not edits
-    with reading_edited(folder, edits):
-        judged = judge_contents(Contents(root)) if is_as_listed else judge_edited(root, edits.changed + edits.added)
-        wrong = list(judged)
-    if wrong:
-        raise CheckpointError(
-            f"{folder} is not sealed: {'; '.join(wrong)}.\n\n"
-            "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
-        )
     if is_as_listed:
         return f"{folder}: each of its {len(edits.kept)} files is as {MANIFEST_NAME} says; nothing is written."
+    try:
+        with reading_edited(folder, edits):
+            check_files(root, edits.changed + edits.added)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder} is not sealed: {first_line(error)}\n\n"
+            "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
+        ) from error
     seal(folder, before.writer)
     lines = [f"{folder}: each file is whole by itself."]
     if before.files is not None:

@@ -1,151 +1,68 @@
-"""`FILES` says of each kind of file how a run reads it, and so what makes it damaged.
+"""Check files for which no manifest's hash vouches: those of `transformers`, and those that were changed.
 
-A folder is judged by reading its files as a resumed run would, with tensors left on the disk. A folder without a
-manifest, or with files that were changed, is also judged by its bytes, by headers and checksums.
+They have to be whole by headers and checksums. Whether a run can use their contents shows when it loads them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from hf_compat.checkpoint import layout
-from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
-from hf_compat.checkpoint.files import (
-    STATE_FILE_BYTES,
-    check_regular,
-    first_line,
-    is_whole_zip,
-    open_regular,
-    read_json,
-)
-from hf_compat.checkpoint.forms import (
-    optimizer_problem,
-    random_states_problem,
-    read_trainer_state,
-    refuse,
-    schedule_problem,
-    weight_names,
-)
-from hf_compat.checkpoint.reading import Allowed, Contents, read_manifest, read_torch_file, shard_names
-from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
-from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, is_whole_zip, open_regular, read_json
+from hf_compat.checkpoint.forms import read_trainer_state, weight_names
+from hf_compat.checkpoint.reading import Contents, read_manifest, weight_files
+from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import CheckpointError
-from hf_compat.runtime.seeding import legacy_globals
-
-Reader = Callable[[Contents, str], object]  # reads a file by its name, and raises a `CheckpointError` if a run cannot
 
 
-def _torch_file(
-    problem: Callable[[object], str | None] = lambda content: None, allowed: Callable[[], Allowed] = tuple
-) -> Reader:
-    """Make the reader of a file of `torch.save`. `problem` judges its content, which may hold `allowed` types."""
+def check_unlisted(root: Path, may_lack_optimizer: bool = False) -> None:
+    """Check a folder of `transformers`, which writes `trainer_state.json` last.
 
-    def read(contents: Contents, name: str) -> None:
-        path = contents.need(name)
-        refuse(path, problem(read_torch_file(path, allowed(), mmap=True)))
-
-    return read
-
-
-FILES: dict[re.Pattern[str], Reader] = {
-    re.compile(name): read
-    for name, read in {
-        r"trainer_state\.json": lambda contents, name: read_trainer_state(contents.need(name)),
-        r"optimizer\.pt": _torch_file(optimizer_problem),
-        r"scheduler\.pt": _torch_file(schedule_problem),
-        r"rng_state(_\d+)?\.pth": _torch_file(random_states_problem, legacy_globals),
-        r"scaler\.pt|(pytorch|adapter)_model[^/]*\.bin": _torch_file(),
-        r"(adapter_)?model[^/]*\.safetensors": lambda contents, name: weight_names(contents.need(name)),
-        r"(model\.safetensors|pytorch_model\.bin)\.index\.json": lambda contents, name: [
-            contents.need(shard) for shard in shard_names(contents.need(name))
-        ],
-        r"adapter_config\.json": lambda contents, name: read_json(contents.need(name)),
-        RUN_STATE_FILE.pattern: lambda contents, name: RunState.read(contents.need(name)),
-        rf"[^/]+/{re.escape(METADATA_NAME)}": lambda contents, name: check_values(
-            open_dcp(contents, name.rpartition("/")[0])
-        ),
-        LATEST_NAME: lambda contents, name: check_zero_files(contents, named_zero_folder(contents) or ""),
-    }.items()
-}
-
-
-def judge_contents(contents: Contents, unvouched: Iterable[str] = ()) -> Iterator[str]:
-    """Read what a resumed run would read, and yield what is wrong.
-
-    Of files for which no hash vouches, the bytes are checked first.
+    One of the optimizer's two files may have been deleted on purpose, where the user names the folder.
     """
-    if contents.listed is not None:
-        found = sorted(contents.listed)
-    else:
-        places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
-        shards = [f"{place}/{METADATA_NAME}" for place in places]
-        found = [*contents.names(), *(name for name in shards if contents.find(name) is not None)]
-    checks: list[tuple[Reader, str]] = [
-        (_check_bytes, name) for name in unvouched if layout.is_part_of_checkpoint(name)
-    ]
-    # the patterns exclude each other
-    checks += [(read, name) for name in found for pattern, read in FILES.items() if pattern.fullmatch(name)]
-    damaged: list[str] = []
-    for check, name in checks:
-        try:
-            check(contents, name)
-        except CheckpointError as error:
-            wrong = first_line(error).removesuffix(".")
-            if not any(other in wrong for other in damaged):
-                yield wrong
-            damaged.append(os.path.basename(name))
+    has_optimizer = os.path.lexists(root / layout.OPTIMIZER_NAME)
+    if not may_lack_optimizer and has_optimizer != os.path.lexists(root / layout.SCHEDULER_NAME):
+        raise CheckpointError(f"{layout.SCHEDULER_NAME if has_optimizer else layout.OPTIMIZER_NAME} is missing.")
+    paths = (path for path in root.rglob("*") if path.name == layout.TRAINER_STATE_NAME or path.suffix != ".json")
+    check_files(root, (path.relative_to(root).as_posix() for path in paths if not path.is_dir()))
 
 
-def _check_bytes(contents: Contents, name: str) -> None:
-    """Refuse a file that is cut off, or whose checksums are wrong."""
-    path, is_whole = contents.folder / name, True
+def check_files(root: Path, names: Iterable[str]) -> None:
+    """Refuse files that are cut off, or whose checksums are wrong, and a folder that lacks what every run needs.
+
+    If it is not a checkpoint, its other files, or those behind a link, may be without end, so it is refused first.
+    """
+    if not (root / layout.TRAINER_STATE_NAME).is_file():
+        raise CheckpointError(f"{layout.TRAINER_STATE_NAME} is missing.")
+    if not has_weights(root):
+        raise CheckpointError(f"{layout.SAFE_WEIGHTS_NAME} is missing.")
+    contents = Contents(root)
+    for name in weight_files(contents):
+        contents.need(name)
+    for name in filter(layout.is_part_of_checkpoint, names):
+        if name == layout.TRAINER_STATE_NAME:
+            read_trainer_state(root / name)
+        elif not _is_whole(root / name):
+            raise CheckpointError(f"{name} is cut off or damaged.")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file fills its header's size, or has its checksums."""
     if path.suffix == ".json":
         read_json(path, STATE_FILE_BYTES)
     elif path.suffix in (".pt", ".pth", ".bin"):
         with open_regular(path) as file:
-            is_whole = is_whole_zip(file)
+            return is_whole_zip(file)
     elif path.suffix == ".safetensors":
         check_regular(path)
-        with contextlib.suppress(CheckpointError):
-            is_whole = False
+        try:
             weight_names(str(path))
-            is_whole = True
-    if not is_whole:
-        raise CheckpointError(f"{path.name} is cut off or damaged.")
-
-
-def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str]:
-    """Judge a folder of `transformers`, which writes `trainer_state.json` last.
-
-    One of the optimizer's two files may have been deleted on purpose, where the user names the folder.
-    """
-    missing = list(_missing_parts(root))
-    if missing:  # not a checkpoint, so its other files, or those behind a link, may be without end
-        yield from missing
-        return
-    has_optimizer = os.path.lexists(root / layout.OPTIMIZER_NAME)
-    if not may_lack_optimizer and has_optimizer != os.path.lexists(root / layout.SCHEDULER_NAME):
-        yield f"{layout.SCHEDULER_NAME if has_optimizer else layout.OPTIMIZER_NAME} is missing"
-    files = [path for path in sorted(root.rglob("*")) if path.suffix != ".json" and not path.is_dir()]
-    yield from judge_contents(Contents(root), [path.relative_to(root).as_posix() for path in files])
-
-
-def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
-    """Judge a folder whose files were changed. `Contents` knows which of them may be read."""
-    yield from _missing_parts(root)
-    yield from judge_contents(Contents(root), sorted(edited))
-
-
-def _missing_parts(root: Path) -> Iterator[str]:
-    """Yield what a run needs to continue and the folder lacks."""
-    if not (root / layout.TRAINER_STATE_NAME).is_file():
-        yield f"{layout.TRAINER_STATE_NAME} is missing"
-    if not has_weights(root):
-        yield f"{layout.SAFE_WEIGHTS_NAME} is missing"
+        except CheckpointError:
+            return False
+    return True
 
 
 def has_weights(root: Path) -> bool:

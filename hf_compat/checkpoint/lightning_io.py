@@ -60,6 +60,7 @@ from hf_compat.checkpoint.run_state import (
     DataPosition,
     RunState,
     SavedAt,
+    read_random_states,
     readable_checkpoint,
     reading_arrays,
 )
@@ -72,7 +73,7 @@ from hf_compat.errors import (
 )
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.nested import leaves
-from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, unpack_rng
+from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.runtime.text import brief
 
 # isort: split
@@ -261,9 +262,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
     else:  # work out the position from the updates and random states that `transformers` writes
         updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
         epoch, updates = divmod(state.global_step, updates_per_epoch)
-        path = contents.find(layout.RNG_STATE_NAME)
-        rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
-        data = DataPosition(epoch=epoch, updates_done=updates, rng=rng)
+        data = DataPosition(epoch=epoch, updates_done=updates, rng=read_random_states(folder))
     checkpoint[OWN_KEY]["windows"] = data.to_plain()
     return checkpoint
 

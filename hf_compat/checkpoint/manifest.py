@@ -24,11 +24,10 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
-from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
+from hf_compat.checkpoint.judging import check_unlisted
 from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,
     MANIFEST_NAME,
-    Contents,
     Listed,
     Manifest,
     Writer,
@@ -474,18 +473,18 @@ def is_unfinished(manifest: Manifest) -> bool:
 
 
 def problems(folder: str) -> list[str]:
-    """List what is wrong with a checkpoint folder. Every reader can read one with which nothing is wrong."""
+    """List what is wrong with a checkpoint folder, by its manifest. One without a manifest is judged by its files."""
     root = Path(folder)
     if not os.path.isdir(root):
         return [f"{folder} is not a folder"]
     try:
         manifest = read_manifest(root)
         if not manifest.exists:
-            return list(judge_unlisted(root))
+            check_unlisted(root)
+            return []
         if manifest.files is None:
             return [manifest.why_unreadable]
-        wrong = [problem for name, facts in manifest.files.items() if (problem := compare(root, name, facts))]
-        return wrong or list(judge_contents(Contents(root)))
+        return [problem for name, facts in manifest.files.items() if (problem := compare(root, name, facts))]
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
     except CheckpointError as error:

@@ -36,14 +36,15 @@ from hf_compat.checkpoint.forms import (
     list_of,
     losses_problem,
     random_states_problem,
+    refuse,
     wrong_field,
 )
-from hf_compat.checkpoint.layout import of_rank
+from hf_compat.checkpoint.layout import RNG_STATE_NAME, of_rank
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.seeding import legacy_globals
+from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng
 from hf_compat.runtime.text import brief
 
 State = TypeVar("State")
@@ -301,6 +302,18 @@ _RUN_KINDS: dict[str, Kind] = {
     "evaluated": list_of("names", TEXT),
     "keeps_workers": FLAG,
 }
+
+
+def read_random_states(checkpoint: str, rank: int = 0, world_size: int = 1) -> PlainState | None:
+    """Read a rank's states from the file that `transformers` has for them. With another number of ranks, rank 0's."""
+    contents = Contents(checkpoint)
+    for name in (of_rank(RNG_STATE_NAME, rank, world_size), of_rank(RNG_STATE_NAME, 0, 2), RNG_STATE_NAME):
+        path = contents.find(name)
+        if path is not None:
+            states = read_torch_file(path, allowed=legacy_globals())
+            refuse(path, random_states_problem(states))
+            return pack_legacy_rng(states)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ from hf_compat.checkpoint.reading import (
     plain_names,
     read_torch_file,
 )
+from hf_compat.checkpoint.run_state import read_random_states
 from hf_compat.errors import HubError
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
@@ -42,7 +43,7 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
-from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_legacy_rng, write_rng
+from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -310,21 +311,13 @@ class CheckpointMethods(TrainerBase):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, if it has them."""
-        exact = self._resumer.exact_rng
-        if exact is not None:
-            write_rng(exact)
-            return
-        if checkpoint is None:
-            return
-        own = layout.of_rank(layout.RNG_STATE_NAME, self.args.process_index, self.args.world_size)
-        # with another number of ranks use rank 0's
-        places = [own, layout.of_rank(layout.RNG_STATE_NAME, 0, 2), layout.RNG_STATE_NAME]
-        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
-        if path is None:
-            shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
-            return
-        with fitting(path):
-            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
+        states = self._resumer.rng
+        if states is None and checkpoint is not None:
+            states = read_random_states(checkpoint, self.args.process_index, self.args.world_size)
+            if states is None:
+                shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
+        if states is not None:
+            write_rng(states)
 
     def _load_callback_state(self) -> None:
         """Restore the states of callbacks and control if the arguments ask for it."""

@@ -27,7 +27,7 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
-from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
+from hf_compat.checkpoint.run_state import PlainState, RunState, read_random_states, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import agree, broadcast_object
@@ -72,7 +72,8 @@ class Resumer:
         self._host = host
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
-        self.exact_rng: PlainState | None = None  # what `_load_rng_state` sets if the run resumes within an epoch
+        self.rng: PlainState | None = None  # what `_load_rng_state` sets, while a run resumes
+        self._rng_of_file: PlainState | None = None  # read before the fit, so that a damaged file is found in time
 
     @contextlib.contextmanager
     def trying(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
@@ -191,11 +192,11 @@ class Resumer:
 
         An override that skips the base class leaves them as they are.
         """
-        self.exact_rng = exact
+        self.rng = self._rng_of_file if exact is None else exact
         try:
             self.restore(ResumeAt.DATA_OPENED, checkpoint)
         finally:
-            self.exact_rng = None
+            self.rng = None
 
     def _load_weights(self, checkpoint: str) -> None:
         log_line(f"Loading model from {checkpoint}.")
@@ -255,6 +256,9 @@ class Resumer:
             run.losses.load_state_dict(run.resumed.losses)
         if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)
+        position = run.start.position
+        is_exact = position is not None and position.rng is not None
+        self._rng_of_file = None if is_exact else read_random_states(checkpoint, *ranks)
         self._warn_of_workers(run)
 
     def _warn_of_workers(self, run: TrainingRun) -> None:

@@ -54,15 +54,24 @@ def test_what_is_no_state(tmp_path, content):
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG[:2])
-def test_a_checkpoint_with_a_wrong_field_is_passed_over(tmp_path, field, value):
+def test_a_checkpoint_with_a_wrong_field_is_passed_over(make_args, tmp_path, caplog, field, value):
     from hf_compat.checkpoint import manifest
 
-    for step, values in ((2, {"global_step": 2}), (4, {field: value})):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text(json.dumps(values))
-        manifest.seal(str(folder))
-    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    def trainer():
+        values = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        return Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
+
+    trainer().train()
+    folder = tmp_path / "out" / "checkpoint-4"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, field: value}))
+    (folder / "manifest.json").unlink()
+    assert get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
+    manifest.seal(str(folder))
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._run.checkpoint == str(tmp_path / "out" / "checkpoint-2")
+    assert f"checkpoint-4 is not whole and is skipped: it cannot be loaded ({folder}" in caplog.text
 
 
 def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tmp_path, caplog):

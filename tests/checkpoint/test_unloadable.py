@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy
 
-from hf_compat import HFDataModule, HFModule, Trainer
+from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert
 from hf_compat.errors import CheckpointError, CheckpointMismatch, LossError
@@ -86,6 +86,48 @@ def test_what_cannot_be_loaded_is_passed_over(make_args, tmp_path, caplog, file,
     assert same(found, train(args, str(out / "checkpoint-4")))
 
 
+def sealed_without_position(folder, file, content):
+    """Replace a file, and leave the place in the data to be worked out as for a checkpoint of transformers."""
+    (folder / "run_state.pt").unlink()
+    if isinstance(content, bytes):
+        (folder / file).write_bytes(content)
+    else:
+        torch.save(content, folder / file)
+    payloads.sealed(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b"no header"),
+        ("optimizer.pt", b"no archive"),
+        ("scheduler.pt", {"last_epoch": "x"}),
+        ("rng_state.pth", {"python": None}),
+        ("rng_state.pth", b"no archive"),
+    ],
+)
+def test_the_older_checkpoint_replaces_every_part_of_one_that_fails_late(make_args, tmp_path, caplog, file, content):
+    """The same holds where random states come from their file, which is used last."""
+    out = written(make_args, tmp_path)
+    sealed_without_position(out / "checkpoint-4", "random.txt", b"")
+    sealed_without_position(out / "checkpoint-6", file, content)
+    args = make_args(**{**VALUES, "max_steps": 8})
+    begun = []
+
+    class Counts(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            begun.append(state.global_step)
+
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        found = train(args, True, callbacks=[Counts()])
+    assert (
+        f"checkpoint-6 is not whole and is skipped: it cannot be loaded ({out / 'checkpoint-6' / file}" in caplog.text
+    )
+    assert begun == [4]
+    shutil.rmtree(out / "checkpoint-6")
+    assert same(found, train(args, str(out / "checkpoint-4")))
+
+
 def test_an_optimizer_of_the_users_goes_on_from_the_older_one(make_args, tmp_path):
     def mine():
         torch.manual_seed(5)
@@ -119,8 +161,6 @@ def test_where_none_can_be_loaded_an_error_says_so(make_args, tmp_path, caplog):
 
 
 def test_an_error_while_training_is_no_reason_to_go_on_with_another(make_args, tmp_path):
-    from hf_compat import TrainerCallback
-
     class Fails(TrainerCallback):
         begun = 0
 
