@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.collators import shown_value
-from hf_compat.data.loader import PreparedDataLoader, read_and_drop, skip_first_batches
-from hf_compat.data.samplers import SkipFirstBatches
+from hf_compat.data.loader import PreparedDataLoader, SkipFirstBatches, read_and_drop, skip_first_batches
 from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.model_state import ModelState, PlainState, make_model_state
 from hf_compat.checkpoint.reading import read_torch_file
-from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
-from hf_compat.data.samplers import RankSlice
+from hf_compat.data.loader import OpenPasses, PreparedDataLoader, RankSlice, options_of
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.strategies import unwrap_forward, wrap_forward
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once

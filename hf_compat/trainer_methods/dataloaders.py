@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
-from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.samplers import IterableDatasetSlice, measure_lengths
+from hf_compat.data.loader import IterableDatasetSlice, PreparedDataLoader, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
 from hf_compat.hf.arguments import TrainingArguments

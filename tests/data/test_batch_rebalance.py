@@ -8,7 +8,7 @@ from compare import same
 from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampler
 
 from hf_compat import Trainer, trainer_pt_utils
-from hf_compat.data.samplers import RankSlice
+from hf_compat.data.loader import RankSlice
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 
 REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}

@@ -7,8 +7,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data.loader import PreparedDataLoader, options_of, skip_first_batches
-from hf_compat.data.samplers import RankSlice
+from hf_compat.data.loader import PreparedDataLoader, RankSlice, options_of, skip_first_batches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 

@@ -6,8 +6,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.samplers import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched
+from hf_compat.data.loader import BatchSamplerSlice, IterableDatasetSlice, PreparedDataLoader, RankSlice, dispatched
 from hf_compat.errors import ArgumentError
 
 

@@ -5,7 +5,7 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches, measure_lengths
+from hf_compat.data.loader import SeededRandomSampler, SkipFirstBatches, measure_lengths
 from hf_compat.errors import DataError
 
 
