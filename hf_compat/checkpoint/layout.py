@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from hf_compat.checkpoint.files import write_new
 from hf_compat.checkpoint.run_lock import Owner
@@ -82,16 +82,15 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     """List the checkpoint folders of an output folder, oldest step first."""
-    return list(filter(os.path.isdir, checkpoints_among(folder, names_in(folder))))
+    found = []
+    for name in _names_in(folder):
+        match, path = _NUMBERED.match(name), os.path.join(folder, name)
+        if match is not None and os.path.isdir(path):
+            found.append((int(match.group(1)), path))
+    return [path for _, path in sorted(found)]
 
 
-def checkpoints_among(folder: str | os.PathLike[str], names: Iterable[str]) -> list[str]:
-    """List the paths of those names that are a checkpoint's, oldest step first."""
-    numbers = {os.path.join(folder, name): int(match.group(1)) for name in names if (match := _NUMBERED.match(name))}
-    return sorted(numbers, key=numbers.__getitem__)
-
-
-def names_in(folder: str | os.PathLike[str]) -> list[str]:
+def _names_in(folder: str | os.PathLike[str]) -> list[str]:
     """List the names in an output folder that may be a checkpoint's or a run's own folder's. It may hold thousands."""
     if not os.path.isdir(folder):
         return []
@@ -119,13 +118,10 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
     return path
 
 
-def hidden_folders(folder: str, prefix: str, listed: Iterable[str] | None = None) -> list[tuple[str, Owner]]:
-    """List the hidden folders that runs have made, each with its owner. A link is never one of them.
-
-    `listed` are the names in the output folder, if the caller has listed them.
-    """
+def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
+    """List the hidden folders that runs have made, each with its owner. A link is never one of them."""
     found = []
-    for name in names_in(folder) if listed is None else listed:
+    for name in _names_in(folder):
         owner = Owner.of_id(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if owner is None:
             continue
@@ -141,7 +137,7 @@ def hidden_folders(folder: str, prefix: str, listed: Iterable[str] | None = None
 @contextlib.contextmanager
 def hidden_folder(folder: str, prefix: str) -> Iterator[str]:
     """Give a hidden folder for a short piece of work, and remove it afterwards."""
-    owner = Owner.of_this_process()
+    owner = Owner()
     with owner.shown_alive():
         path = make_hidden(folder, prefix, owner)
         try:

@@ -33,7 +33,7 @@ from hf_compat.checkpoint.reading import (
     Writer,
     read_manifest,
 )
-from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
+from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -231,15 +231,6 @@ def _flush_folders(root: Path, files: Iterable[str]) -> None:
             flush(folder)
 
 
-def flush_above(folder: str) -> None:
-    """Force the entries of a folder, and of those above it on the same disk, to the disk: they may be new."""
-    place = Path(folder).resolve()
-    with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
-        while not os.path.ismount(place):
-            place = place.parent
-            flush(place)
-
-
 def _replace_manifest(
     root: Path, listed: Mapping[str, object], writer: Writer | None, is_durable: bool = True, place: Path | None = None
 ) -> None:
@@ -427,9 +418,8 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.
     """
-    listed = layout.names_in(run_dir)  # once, as that takes long beside thousands of files
-    saving = layout.hidden_folders(run_dir, layout.SAVING, listed)
-    is_alone = has_lock or (bool(saving) and not is_locked(run_dir))
+    saving = layout.hidden_folders(run_dir, layout.SAVING)
+    is_alone = has_lock or not os.path.lexists(os.path.join(run_dir, LOCK_NAME))
     ended = []
     for place, owner in saving:
         alive = owner.is_alive()
@@ -437,17 +427,17 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
             _end_killed_save(run_dir, place, owner)
             ended.append(place)
     writers: dict[str, Writer | None] = {}
-    for path in layout.checkpoints_among(run_dir, layout.names_in(run_dir) if ended else listed):
+    for path in layout.list_checkpoints(run_dir):
         manifest = read_manifest(path)
         if manifest.files is None:
             continue
         writers[path] = manifest.writer
         if is_unfinished(manifest):
-            # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
+            # In a folder that is read-only it stays as it is. If the disk refuses a file, the file says so.
             with contextlib.suppress(OSError):
                 finish(path)
     if has_lock:
-        for place, owner in layout.hidden_folders(run_dir, layout.CONVERTING, listed):
+        for place, owner in layout.hidden_folders(run_dir, layout.CONVERTING):
             if owner.is_alive() is False:
                 ended.append(place)
         for place in ended:
@@ -542,8 +532,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
-    give_back_for_the_dead(folder)
-    if not is_in_use(folder):
+    if is_free(folder):
         recover(os.fspath(folder))
     return newest_checkpoint(folder, problems)
 

@@ -61,13 +61,9 @@ class Owner:
     pid: int = field(default_factory=os.getpid)  # number of its first process
     # Distinguishes it from other runs of the same process
     token: str = field(default_factory=lambda: secrets.token_hex(4))
-    started: int | None = None  # when the process started, in the system's ticks. None if the system does not say.
+    # When the process started, in the system's ticks. Its lock says it, if the system does
+    started: int | None = field(default=None, compare=False)
     machine: str = field(default_factory=_machine)  # distinguishes its machine from others of that name
-
-    @classmethod
-    def of_this_process(cls, token: str | None = None) -> Owner:
-        """A run of this process. Without a token, a new one."""
-        return cls(started=_process_facts(os.getpid())[1], token=token or secrets.token_hex(4))
 
     @property
     def id(self) -> str:
@@ -103,21 +99,16 @@ class Owner:
             return None
         if self.pid == os.getpid():
             return self.id in _ACTIVE
-        return _is_running(self.pid, self.started)
-
-
-def _is_running(pid: int, started: int | None) -> bool:
-    """Whether there is a process of that number that started then."""
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # it is another user's
-    state, now = _process_facts(pid)
-    return state not in ("Z", "X") and (started is None or now is None or started == now)
+        if self.pid <= 0:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass  # it is another user's
+        state, started = _process_facts(self.pid)
+        return state not in ("Z", "X") and (None in (self.started, started) or self.started == started)
 
 
 def _process_facts(pid: int) -> tuple[str, int | None]:
@@ -133,21 +124,31 @@ class RunLock:
     """The right to save into a folder, which exists or can be made. Without an owner, for a new run of this process."""
 
     def __init__(self, folder: str, owner: Owner | None = None) -> None:
-        self.folder = folder
-        self.owner = Owner.of_this_process() if owner is None else owner
+        self.folder, self.owner = folder, owner or Owner()
         self._path = os.path.join(folder, LOCK_NAME)
         self._is_over = threading.Event()
         self._heartbeat: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
+        """Take the lock, or make sure that it is still this run's. One that is gone is written again.
 
         Raises:
             OutputFolderError: A live run has it, or it cannot be written.
         """
         _ACTIVE.add(self.owner.id)
         try:
-            self.renew()
+            os.makedirs(self.folder, exist_ok=True)
+            while True:
+                with contextlib.suppress(FileExistsError):
+                    write_new(self._path, _lock_content(self.owner))
+                    break
+                owner = _read_owner(self.folder)  # None while another process writes it
+                # this process has it, or one of the same run on another node
+                if owner is not None and owner.token == self.owner.token:
+                    break
+                self._refuse_live(owner)
+                if self._take_over(owner):
+                    break
         except OSError as error:
             _ACTIVE.discard(self.owner.id)
             if isinstance(error, OutputFolderError):
@@ -156,37 +157,29 @@ class RunLock:
                 f"`output_dir={self.folder!r}`: no run can save there: {error}.\n\n"
                 "Hint: make room or give write permission there, or name another folder."
             ) from error
-        # Disks may round times, so a count that grows shows that the run lives
-        self._heartbeat = threading.Thread(target=self._beat, name="hf_compat-lock", daemon=True)
-        self._heartbeat.start()
+        if self._heartbeat is None:
+            # Disks may round times, so a count that grows shows that the run lives
+            self._heartbeat = threading.Thread(target=self._beat, name="hf_compat-lock", daemon=True)
+            self._heartbeat.start()
 
-    def renew(self) -> None:
-        """Make sure that the lock is this run's. One that is not there is written.
-
-        Raises:
-            OutputFolderError: Another run has the folder.
-        """
-        os.makedirs(self.folder, exist_ok=True)
-        while True:
-            with contextlib.suppress(FileExistsError):
-                write_new(self._path, _lock_content(self.owner))
-                return
-            owner = _read_owner(self._path)  # None while another process writes it
-            if owner is not None and owner.token == self.owner.token:
-                return  # this process has it, or one of the same run on another node
-            alive = None if owner is None else owner.is_alive()
-            if alive is None:
-                logger.warning(
-                    "%s: waiting for a sign of life of %s, at most %g s.",
-                    self.folder,
-                    _description(owner),
-                    SILENCE_SECONDS,
-                )
-                alive = not _is_silent(self._path) and os.path.lexists(self._path)
-            if alive:
-                raise OutputFolderError(_refusal(self.folder, _read_owner(self._path) or owner))
-            if self._take_over(owner):
-                return
+    def _refuse_live(self, owner: Owner | None) -> None:
+        """Raise an error if the owner of the lock lives. One that cannot be asked is watched first."""
+        alive = None if owner is None else owner.is_alive()
+        if alive is None:
+            message = "%s: waiting for a sign of life of %s, at most %g s."
+            logger.warning(message, self.folder, _description(owner), SILENCE_SECONDS)
+            alive = not _is_silent(self._path) and os.path.lexists(self._path)
+            owner = _read_owner(self.folder) or owner
+        if not alive:
+            return
+        who, way_out = "a process that cannot be named", "wait for it, or name another `output_dir`"
+        if owner is not None and owner.is_of_this_process:
+            who = "a Trainer of this process that is training"
+            way_out = "wait for it, or give each Trainer an `output_dir` of its own"
+        elif owner is not None:
+            who = f"process {owner.pid} on {owner.host}"
+            way_out = f"wait for it, end it (`kill {owner.pid}`), or name another `output_dir`"
+        raise OutputFolderError(f"Another run saves into {self.folder}: {who}.\n\nHint: {way_out}.")
 
     def _take_over(self, owner: Owner | None) -> bool:
         """Replace the lock of a run that has ended. One process at a time does so."""
@@ -197,7 +190,7 @@ class RunLock:
             self._wait_for_turnstile(turnstile)
             return False
         try:
-            if not os.path.lexists(self._path) or _read_owner(self._path) != owner:
+            if not os.path.lexists(self._path) or _read_owner(self.folder) != owner:
                 return False  # given back, or another run was faster
             logger.warning("%s: the lock of %s is taken over.", self.folder, _description(owner))
             if os.path.isdir(self._path) and not os.path.islink(self._path):
@@ -233,7 +226,7 @@ class RunLock:
 
     def release(self) -> None:
         """Remove the lock if it is still this run's. A forked process removes nothing."""
-        if not self.owner.is_of_this_process:
+        if self.owner.pid != os.getpid():
             return
         _ACTIVE.discard(self.owner.id)
         self._is_over.set()
@@ -241,24 +234,22 @@ class RunLock:
             if self._heartbeat is not None:
                 self._heartbeat.join(HEARTBEAT_SECONDS)  # if the disk does not answer, it ends with the process
         with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now, takes no further saves
-            if _read_owner(self._path) == self.owner:
+            if _read_owner(self.folder) == self.owner:
                 os.unlink(self._path)
 
     def _beat(self) -> None:
+        """Count in the lock while it is this run's. All other bytes stay, so a reader finds the owner at any time."""
         beats = 0
         while not self._is_over.wait(HEARTBEAT_SECONDS):
             beats += 1
             with contextlib.suppress(OSError):  # the next save looks again, and says so
-                if _read_owner(self._path) == self.owner:
-                    os.utime(self._path)  # a full disk may take this and no content
-                    self._count(beats)
-
-    def _count(self, beats: int) -> None:
-        """Write the count over the old one. All other bytes stay, so a reader finds the owner at any time."""
-        with open(self._path, "r+b", buffering=0) as file:
-            if _owner_in(file.read(_LARGEST_LOCK)) == self.owner:  # it may just have been taken over
-                file.seek(0)
-                file.write(_lock_content(self.owner, beats))
+                if _read_owner(self.folder) != self.owner:
+                    continue
+                os.utime(self._path)  # a full disk may take this and no content
+                with open(self._path, "r+b", buffering=0) as file:
+                    if self.owner.token.encode() in file.read(_LARGEST_LOCK):  # it may just have been taken over
+                        file.seek(0)
+                        file.write(_lock_content(self.owner, beats))
 
 
 def _is_silent(path: str) -> bool:
@@ -290,17 +281,6 @@ def _look(path: str) -> tuple[bytes, int] | None:
         return None
 
 
-def _refusal(folder: str, owner: Owner | None) -> str:
-    if owner is not None and owner.is_of_this_process:
-        return (
-            f"Another run saves into {folder}: a Trainer of this process that is training.\n\n"
-            "Hint: wait for it, or give each Trainer an `output_dir` of its own."
-        )
-    who = "a process that cannot be named" if owner is None else f"process {owner.pid} on {owner.host}"
-    end = "" if owner is None else f", end it (`kill {owner.pid}`)"
-    return f"Another run saves into {folder}: {who}.\n\nHint: wait for it{end}, or name another `output_dir`."
-
-
 def _description(owner: Owner | None) -> str:
     if owner is None:
         return "a run that cannot be named"
@@ -311,48 +291,35 @@ def _description(owner: Owner | None) -> str:
 
 def _lock_content(owner: Owner, beats: int = 0) -> bytes:
     """The content of a lock, in as many bytes for every count."""
-    return json.dumps({**asdict(owner), "beats": f"{beats:012d}"}).encode()
+    started = _process_facts(owner.pid)[1]
+    return json.dumps({**asdict(owner), "started": started, "beats": f"{beats:012d}"}).encode()
 
 
-def _read_owner(path: str) -> Owner | None:
-    """Read a lock. None if it is not readable."""
+def _read_owner(folder: str | os.PathLike[str]) -> Owner | None:
+    """The owner of a folder's lock. None if there is no lock, or it cannot be read."""
     try:
-        return _owner_in(read_small(path, _LARGEST_LOCK))
-    except CheckpointError:
-        return None
-
-
-def _owner_in(content: bytes) -> Owner | None:
-    """The owner that a lock's content names. None for any other content."""
-    try:
-        facts = json.loads(content)
+        facts = json.loads(read_small(os.path.join(folder, LOCK_NAME), _LARGEST_LOCK))
         facts.pop("beats", None)
         owner = Owner(**facts)
-    except (ValueError, RecursionError, TypeError, AttributeError):
+    except (CheckpointError, ValueError, RecursionError, TypeError, AttributeError):
         return None
     return owner if type(owner.pid) is int else None  # the system is asked about it
 
 
-def is_in_use(folder: str | os.PathLike[str]) -> bool:
-    """Whether a live run of this host saves into a folder."""
-    owner = _read_owner(os.path.join(folder, LOCK_NAME))
-    return owner is not None and owner.is_alive() is True
+def is_free(folder: str | os.PathLike[str]) -> bool:
+    """Whether no live run of this host saves into a folder, by what the system says of processes.
 
-
-def is_locked(folder: str | os.PathLike[str]) -> bool:
-    """Whether there is a lock in a folder, of any run."""
-    return os.path.lexists(os.path.join(folder, LOCK_NAME))
-
-
-def give_back_for_the_dead(folder: str | os.PathLike[str]) -> None:
-    """Remove the lock of a process of this host that has died, by what the system says of processes.
-
-    Scripts refuse an output folder that is not empty and holds no checkpoint. Without this, a run that was killed
-    before its first save could not be started again. A folder that cannot be written to keeps its lock.
+    The lock of one that has died is removed. Scripts refuse an output folder that is not empty and holds no checkpoint,
+    so a run that was killed before its first save could not be started again. In a folder that cannot be written to the
+    lock stays, and counts.
     """
-    owner = _read_owner(os.path.join(folder, LOCK_NAME))
-    if owner is not None and owner.is_alive() is False:
+    owner = _read_owner(folder)
+    alive = None if owner is None else owner.is_alive()
+    if alive is False:
         lock = RunLock(os.fspath(folder))
-        with contextlib.suppress(OutputFolderError):
+        try:
             lock.acquire()
-            lock.release()
+        except OutputFolderError:
+            return False
+        lock.release()
+    return not alive

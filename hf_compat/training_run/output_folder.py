@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
+from pathlib import Path
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.reading import Writer, read_manifest
@@ -22,7 +24,7 @@ class OutputFolder:
     """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
 
     def __init__(self) -> None:
-        self.owner = broadcast_object(Owner.of_this_process())  # of the locks, equal on every rank
+        self.owner = broadcast_object(Owner())  # of the locks, with a token that is equal on every rank
         self._locks: dict[str, RunLock] = {}  # by folder
         self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
@@ -34,15 +36,15 @@ class OutputFolder:
         Raises:
             OutputFolderError: Another run saves there, or the folder cannot be written to.
         """
-        is_first, is_new = folder not in self._locks, not os.path.isdir(folder)
-        if is_first:
-            # noted before it is acquired, so that `release` works if that fails
-            self._locks[folder] = RunLock(folder, Owner.of_this_process(self.owner.token))
-            self._locks[folder].acquire()
-        else:
-            self._locks[folder].renew()
+        is_first, is_new = folder not in self._found, not os.path.isdir(folder)
+        # noted before it is acquired, so that `release` works if that fails
+        self._locks.setdefault(folder, RunLock(folder, Owner(token=self.owner.token))).acquire()
         if is_first or is_new:
-            manifest.flush_above(folder)
+            place = Path(folder).resolve()  # the entries of the folder, and of those above it on the same disk
+            with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
+                while not os.path.ismount(place):
+                    place = place.parent
+                    manifest.flush(place)
         if is_first:
             self._found[folder] = manifest.recover(folder, has_lock=True)
 

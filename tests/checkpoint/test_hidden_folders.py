@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
 from hf_compat.checkpoint.lightning_io import writing
 from hf_compat.checkpoint.reading import Writer
-from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock
+from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
 from hf_compat.hub.client import STAGE_PREFIX, remove_left_over
 
 ENDED = Owner(pid=2**22 + 7)  # no process has such a number
@@ -96,7 +98,7 @@ def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
 
 def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
     sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
-    RunLock(str(tmp_path), ELSEWHERE).renew()
+    (tmp_path / LOCK_NAME).write_text(json.dumps(asdict(ELSEWHERE)))
     assert manifest.get_last_checkpoint(tmp_path) is None
     (tmp_path / LOCK_NAME).unlink()  # nobody saves there
     assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import pytest
 
 from hf_compat.checkpoint import manifest, run_lock
-from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock, is_in_use
+from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock, is_free
 from hf_compat.errors import OutputFolderError
 
 
@@ -56,9 +56,9 @@ def test_a_lock_is_given_back_where_ctrl_c_came_before_its_heartbeat_began(tmp_p
 def test_a_lock_is_given_back(tmp_path):
     lock = RunLock(str(tmp_path / "out"))
     lock.acquire()
-    assert is_in_use(tmp_path / "out")
+    assert not is_free(tmp_path / "out")
     lock.release()
-    assert not is_in_use(tmp_path / "out") and list((tmp_path / "out").iterdir()) == []
+    assert is_free(tmp_path / "out") and list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_run_in_another_process_is_named(tmp_path, other_process):
@@ -130,8 +130,8 @@ def test_a_lock_that_was_deleted_is_written_again_before_a_save(tmp_path):
     lock = RunLock(str(tmp_path / "out"))
     lock.acquire()
     (tmp_path / "out" / LOCK_NAME).unlink()
-    lock.renew()
-    assert is_in_use(tmp_path / "out")
+    lock.acquire()
+    assert not is_free(tmp_path / "out")
     lock.release()
 
 
@@ -140,7 +140,7 @@ def test_a_run_whose_folder_was_taken_over_says_so_before_it_saves(tmp_path, oth
     lock.acquire()
     lock_of(tmp_path, pid=other_process.pid)
     with pytest.raises(OutputFolderError, match=f"process {other_process.pid} on "):
-        lock.renew()
+        lock.acquire()
     lock.release()
     assert json.loads((tmp_path / LOCK_NAME).read_text())["pid"] == other_process.pid
 
@@ -148,7 +148,7 @@ def test_a_run_whose_folder_was_taken_over_says_so_before_it_saves(tmp_path, oth
 def test_processes_of_one_run_share_a_folder(tmp_path):
     """`save_on_each_node` on a disk that the nodes share."""
     lock_of(tmp_path, host="elsewhere", token="0123abcd")
-    lock = RunLock(str(tmp_path), Owner.of_this_process("0123abcd"))
+    lock = RunLock(str(tmp_path), Owner(token="0123abcd"))
     lock.acquire()
     lock.release()
     assert json.loads((tmp_path / LOCK_NAME).read_text())["host"] == "elsewhere"
@@ -162,7 +162,7 @@ def test_a_process_that_was_forked_off_gives_nothing_back(tmp_path):
         lock.release()
         os._exit(0)
     os.waitpid(child, 0)
-    assert is_in_use(tmp_path)
+    assert not is_free(tmp_path)
     lock.release()
 
 
@@ -300,7 +300,7 @@ class Beating:
 def refused(folder):
     with pytest.raises(OutputFolderError, match=r"process \d+ on elsewhere"):
         RunLock(str(folder)).acquire()
-    return run_lock._read_owner(str(folder / LOCK_NAME)) == ELSEWHERE_ALIVE
+    return run_lock._read_owner(folder) == ELSEWHERE_ALIVE
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600, 60], ids=["an hour behind", "an hour ahead", "a minute ahead"])
@@ -367,31 +367,40 @@ def test_a_disk_that_stalls_for_everybody_ends_nobody(tmp_path, monkeypatch, cap
 def test_a_live_run_that_could_not_touch_its_lock_learns_at_its_next_save_that_another_has_the_folder(tmp_path):
     """Its own disk stalled for longer than the silence: it ends, and loses nothing without a word."""
     live, taker = RunLock(str(tmp_path), ELSEWHERE_ALIVE), RunLock(str(tmp_path))
-    live.renew()  # its heart stands still
+    live._is_over.set()  # its heart stands still
+    live.acquire()
     taker.acquire()
     with pytest.raises(OutputFolderError, match="Another run saves into"):
-        live.renew()
-    assert run_lock._read_owner(str(tmp_path / LOCK_NAME)) == taker.owner
+        live.acquire()
+    assert run_lock._read_owner(tmp_path) == taker.owner
     taker.release()
 
 
 def test_who_reads_a_lock_that_is_touched_reads_its_owner(tmp_path):
     lock = RunLock(str(tmp_path))
     lock.acquire()
-    path, read = str(tmp_path / LOCK_NAME), set()
+    read = set()
     give_up = time.monotonic() + 20
     while len(read) < 3 and time.monotonic() < give_up:
         read.add((tmp_path / LOCK_NAME).read_bytes())
-        assert run_lock._read_owner(path) == lock.owner
+        assert run_lock._read_owner(tmp_path) == lock.owner
     assert len(read) == 3 and len({len(content) for content in read}) == 1
     lock.release()
 
 
-def test_a_heartbeat_writes_nothing_into_the_lock_of_a_taker(tmp_path):
+def test_a_heartbeat_writes_nothing_into_the_lock_of_a_taker(tmp_path, monkeypatch):
+    """It takes the lock between the look at it and the count."""
     lock_of(tmp_path, host="elsewhere")
-    before = (tmp_path / LOCK_NAME).read_bytes()
-    RunLock(str(tmp_path), Owner())._count(7)
-    assert (tmp_path / LOCK_NAME).read_bytes() == before
+    before, lock, looks = (tmp_path / LOCK_NAME).read_bytes(), RunLock(str(tmp_path)), []
+    monkeypatch.setattr(run_lock, "_read_owner", lambda folder: looks.append(folder) or lock.owner)
+    beating = threading.Thread(target=lock._beat)
+    beating.start()
+    give_up = time.monotonic() + 20
+    while len(looks) < 3 and time.monotonic() < give_up:
+        time.sleep(0.01)
+    lock._is_over.set()
+    beating.join()
+    assert len(looks) >= 3 and (tmp_path / LOCK_NAME).read_bytes() == before
 
 
 def error_of(lock):
@@ -448,7 +457,7 @@ def test_a_lock_is_written_through_no_link(tmp_path):
     out, private = tmp_path / "out", tmp_path / "private"
     out.mkdir()
     private.write_text("mine")
-    lock = RunLock(str(out), Owner.of_this_process("0123abcd"))
+    lock = RunLock(str(out), Owner(token="0123abcd"))
     (out / f"{LOCK_NAME}.0123abcd").symlink_to(private)
     lock.acquire()
     lock.release()

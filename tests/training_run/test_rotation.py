@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from transformers import trainer_utils
 
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.reading import Writer
+from hf_compat.errors import CheckpointError
+from hf_compat.training_run.output_folder import OutputFolder
 from hf_compat.training_run.saver import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
@@ -66,3 +71,21 @@ def test_other_runs_go_first_then_what_lies_beyond_the_update():
     found = {path: int(path[2:]) for path in owner}
     ordered = in_order_of_rotation(found, 4, lambda path: owner[path] == "new")
     assert ordered == ["a-3", "a-12", "a-8", "a-2", "a-4"]
+
+
+def test_a_folder_that_could_not_be_searched_is_searched_at_the_next_save(tmp_path, monkeypatch):
+    """Another program may keep the first look from it. A save after that lacked the folder's checkpoints."""
+    folder, search = OutputFolder(), manifest.recover
+
+    def fail_once(run_dir, has_lock):
+        monkeypatch.setattr(manifest, "recover", search)
+        raise CheckpointError(f"{run_dir} cannot be listed: Input/output error.")
+
+    monkeypatch.setattr(manifest, "recover", fail_once)
+    with pytest.raises(CheckpointError, match="cannot be listed"):
+        folder.hold(str(tmp_path))
+    folder.hold(str(tmp_path))
+    run = SimpleNamespace(run_id="0123abcd", turn=None, checkpoint=None)
+    assert folder.writer(run, str(tmp_path), None) == Writer("0123abcd", 1)
+    folder.release()
+    assert list(tmp_path.iterdir()) == []
