@@ -42,6 +42,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
 _HASHED_AT_ONCE = 2**18
 _THREADS = 4
+# Marks a file that the disk has refused, as its time of change. The system reports such a failure once: the next flush
+# succeeds although the data are lost. A full disk takes a time where it takes no content. Even seconds suit every disk.
+_REFUSED_NS = 987_654_322 * 10**9
 
 Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
 
@@ -134,7 +137,7 @@ def finish(folder: str) -> None:
     """Flush the files of a folder that `seal` has only listed, and write its manifest with all hashes.
 
     A file that was changed or removed since keeps its entry, by which readers notice it. A folder that is removed or
-    renamed meanwhile is left alone. If the disk refuses a file, that is an OSError, and the manifest says so.
+    renamed meanwhile is left alone. If the disk refuses a file, that is an OSError, and the file says so.
     """
     root = Path(folder)
     try:
@@ -150,7 +153,7 @@ def finish(folder: str) -> None:
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    note_refused(root, name, error)
+                    _mark_refused(root / name, error)
                     raise
                 if is_as_listed:
                     finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
@@ -164,48 +167,29 @@ def finish(folder: str) -> None:
             raise
 
 
-# Files that the disk refused where the manifest could not say so: their names, and the state of that manifest.
-_REFUSED: dict[tuple[int, int, int, str], str] = {}
+def _mark_refused(path: Path, error: OSError) -> bool:
+    """Mark a file that the disk has refused, which is not whole from then on. Whether it has.
 
-
-def note_refused(root: Path, name: str, error: OSError) -> None:
-    """Note that the disk refused a file of an unfinished folder, which is not whole from then on.
-
-    The system reports such a failure once, and the next flush succeeds although the data are lost. So the manifest says
-    it to later processes. If the disk does not take that either, this process remembers it. A disk or folder that
-    cannot be written to at all has refused nothing.
+    A disk, folder or file that cannot be written to at all has refused nothing.
     """
-    manifest = read_manifest(root)
-    if manifest.files is None or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
-        return
-    said = os.strerror(error.errno or errno.EIO)
-    _REFUSED[*_state_of_manifest(root), name] = said
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+        return False
+    logger.error("%s could not be written to the disk: %s.", path, error.strerror)
     with contextlib.suppress(OSError):
-        facts = {"refused": said, "mtime_ns": (root / name).stat().st_mtime_ns}
-        _replace_manifest(root, {**manifest.files, name: facts}, manifest.writer)
+        os.utime(path, ns=(_REFUSED_NS, _REFUSED_NS))
+    return True
 
 
-def _state_of_manifest(root: Path) -> tuple[int, int, int]:
-    stat = os.stat(root / MANIFEST_NAME)
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
-
-
-def why_refused(root: Path, name: str, facts: object) -> str | None:
-    """Say why a listed file, which is there, is not on the disk. One that was not flushed is flushed now.
-
-    A file that was put in its place since is another one.
-    """
-    said = None
-    if isinstance(facts, dict) and _is_of_this_boot(facts):
-        said = _REFUSED.get((*_state_of_manifest(root), name))
-        try:
-            flush(root / name)
-        except OSError as error:
-            note_refused(root, name, error)
-            said = None if error.errno == errno.EROFS else os.strerror(error.errno or errno.EIO)
-    elif isinstance(facts, dict) and facts.get("mtime_ns") == (root / name).stat().st_mtime_ns:
-        said = facts.get("refused")
-    return None if said is None else f"{name} could not be written to the disk: {said}"
+def _is_refused(path: Path, facts: object) -> bool:
+    """Whether the disk has refused a file since it was listed. One that was not flushed is flushed now."""
+    if not isinstance(facts, dict) or "boot" not in facts:
+        return False
+    try:
+        if _is_of_this_boot(facts):
+            flush(path)
+        return path.stat().st_mtime_ns == _REFUSED_NS  # a file that was put in its place has another time
+    except OSError as error:
+        return _mark_refused(path, error)
 
 
 def _is_of_this_boot(facts: object) -> bool:
@@ -491,8 +475,8 @@ def compare(root: Path, name: str, facts: object) -> str | None:
         raise CheckpointError(f"{name if name.isprintable() else ascii(name)} is outside the folder")
     if not os.path.lexists(root / name):
         return f"{name} is missing"
-    if refused := why_refused(root, name, facts):
-        raise CheckpointError(refused)
+    if _is_refused(root / name, facts):
+        raise CheckpointError(f"{name} could not be written to the disk")
     try:
         with open_regular(root / name) as file:
             stat = os.fstat(file.fileno())
