@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -23,8 +23,8 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
+from hf_compat.interop.object_parser import near_name
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of
-from hf_compat.runtime.text import nearest
 
 MODE = "bounded_yaml"  # jsonargparse's name for this loader
 MOST_BYTES = 4 * 2**20
@@ -113,7 +113,7 @@ class ConfigAction(ActionConfigFile):
         name = values if is_file else f"`{option_string or '--config'}`"
         loaded = load_named(name, _read(values) if is_file else values)
         if isinstance(loaded, dict):
-            _check_keys(name, loaded, {action.dest for action in parser._actions})
+            _check_keys(name, loaded, parser)
         elif is_file:
             found = "nothing" if loaded is None else f"a {type(loaded).__name__}"
             raise ArgumentError(f"{name} holds {found}, not sections.\n\nHint: begin with `model:`, `data:`, `args:`.")
@@ -139,11 +139,12 @@ def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = Non
         raise ArgumentError(f"{name} cannot be read: {first_line(error)}.") from None
 
 
-def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[str]) -> None:
+def _check_keys(name: str, loaded: Mapping[object, object], parser: ArgumentParser) -> None:
     """Refuse keys that no section has."""
+    known = {action.dest for action in parser._actions}
     for section, values in loaded.items():
-        if section not in {key.partition(".")[0] for key in known} | set(known):
-            raise _unknown(name, str(section), known)
+        if section not in {key.partition(".")[0] for key in known}:
+            raise _unknown(name, str(section), parser)
         lists = {section: values} if section == "callbacks" else {}
         if section == "args" and isinstance(values, dict):
             lists = {f"args.{key}": value for key, value in values.items()}
@@ -157,12 +158,11 @@ def _check_keys(name: str, loaded: Mapping[object, object], known: Collection[st
             raise ArgumentError(f"{name}: `{section}` is a {type(values).__name__}, not a mapping of names to values.")
         for key in values:
             if key not in inside:
-                raise _unknown(name, f"{section}.{key}", known)
+                raise _unknown(name, f"{section}.{key}", parser)
 
 
-def _unknown(name: str, key: str, known: Collection[str]) -> ArgumentError:
-    in_other_section = sorted(one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2])
-    near = in_other_section[0] if in_other_section else nearest(key, known)
+def _unknown(name: str, key: str, parser: ArgumentParser) -> ArgumentError:
+    near = near_name(parser, key)
     hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists the keys."
     return ArgumentError(f"{name} has `{key[:60]}`, which is not known.\n\nHint: {hint}")
 

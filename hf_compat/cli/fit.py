@@ -51,10 +51,11 @@ from hf_compat.interop.object_parser import (
     build_data,
     build_or_import,
     import_path,
+    near_unknown,
 )
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
-from hf_compat.runtime.text import is_secret, nearest, without_secrets
+from hf_compat.runtime.text import is_secret, without_secrets
 from hf_compat.trainer_methods.generation import GenerationSteps
 
 if TYPE_CHECKING:
@@ -236,23 +237,6 @@ _HELP = {
 Section = dict[str, Any]  # names and values of a configuration
 
 
-def _told(error: Exception, line: list[str]) -> str:
-    """An error's message without secrets."""
-    key = re.search(r"\bargs\.(\w+)", str(error))
-    if key is not None and is_secret(key[1]):
-        return f"`{key[1]}` has a value that is not text."
-    return without_secrets(str(error), line)
-
-
-def _way_out(command: str, error: Exception) -> str:
-    """The name nearest to an unknown option, or the command that lists the options."""
-    unknown = re.search(r"unrecognized arguments: --([\w.-]+)", str(error))
-    own = ("config", "model", "ckpt_path", "trainer_class", "callbacks")
-    sections = (*own, *(f"data.{name}" for name in DATA), *FUNCTIONS)
-    near = nearest(unknown[1].replace("-", "_"), [*FIELDS, *OLD_NAMES, *sections]) if unknown else None
-    return f"did you mean `--{near}`?" if near else f"`hf-compat {command} --help` lists the options."
-
-
 class Run:
     """The Trainer and the test data that a configuration describes."""
 
@@ -264,9 +248,15 @@ class Run:
             self.config = parser.parse_args(line)
             explicit = parser.parse_args(line, defaults=False).as_dict()
         except jsonargparse.ArgumentError as error:
-            # without the cause, whose message may hold a token
-            hint = "" if "Hint:" in str(error) else f"\n\nHint: {_way_out(command, error)}"
-            raise ArgumentError(f"{_told(error, line)}{hint}") from None
+            told, near = without_secrets(str(error), line), near_unknown(parser, str(error))
+            key = re.search(r"\bargs\.(\w+)", told)
+            if key is not None and is_secret(key[1]):
+                told = f"`{key[1]}` has a value that is not text."
+            way_out = f"`hf-compat {command} --help` lists the options."
+            if near is not None:
+                way_out = f"did you mean `--{near.removeprefix('args.')}`?"
+            hint = "" if "Hint:" in told else f"\n\nHint: {way_out}"
+            raise ArgumentError(f"{told}{hint}") from None  # without the cause, whose message may hold a token
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         generates = isinstance(self.trainer_class, type) and issubclass(self.trainer_class, GenerationSteps)

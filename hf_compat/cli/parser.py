@@ -10,8 +10,9 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,12 +83,14 @@ def HfArg(  # noqa: N802 - HF's name
     return dataclasses.field(metadata=facts, default=default, default_factory=default_factory, **kwargs)
 
 
-def read_bool(text: str | bool) -> bool:
-    """Read a truth value, which is one of yes, true, t, y, on, 1 or their opposites."""
-    value = bool_or_none(text)
-    if value is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a truth value. Write true or false")
-    return value
+def read_word(word: str | bool, kinds: Collection[Hint]) -> Value:
+    """Read a truth value (yes, true, t, y, on, 1 or their opposites), or a text or JSON list if these are allowed."""
+    value = bool_or_none(word) if bool in kinds else None
+    if value is None and str not in kinds:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a truth value. Write true or false")
+    if isinstance(word, str) and list in kinds and word.lstrip().startswith("["):
+        return json.loads(word)
+    return word if value is None else value
 
 
 class HfArgumentParser(argparse.ArgumentParser):
@@ -298,9 +301,9 @@ def _reading(hint: Hint, field: DataclassField) -> dict[str, Any]:
     if bool in kinds:
         optional = field.default is None or (len(kinds) > 1 and str not in kinds)
         words = {} if optional and kinds == (bool,) else {"nargs": "?", "const": True}
-        return {"type": _bool_or_text if str in kinds else read_bool, **words}
+        return {"type": partial(read_word, kinds=kinds), **words}
     if str in kinds:
-        return {"type": _text_or_list if list in origins else str}
+        return {"type": partial(read_word, kinds={str, *origins})}
     if len(kinds) == 1 and list in (kinds[0], origins[0]):
         element = (*typing.get_args(kinds[0]), str)[0]
         return {"nargs": "+", "type": str if element is str else reader_of(element), "action": _SeveralWords}
@@ -331,12 +334,3 @@ class _SeveralWords(argparse.Action):
             setattr(namespace, self.dest, [self.element(word) for word in words])
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise argparse.ArgumentError(self, str(error)) from error
-
-
-def _bool_or_text(word: str | bool) -> str | bool:
-    value = bool_or_none(word)
-    return word if value is None else value
-
-
-def _text_or_list(word: str) -> str | list[Value]:
-    return json.loads(word) if word.lstrip().startswith("[") else word

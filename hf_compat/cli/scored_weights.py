@@ -57,8 +57,16 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
         raise ArgumentError(f"`--ckpt_path {wanted}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
     resume = _as_word(config.args.resume_from_checkpoint)
-    if command == "fit":
-        return _of_fit(wanted, resume)
+    if command == "fit":  # either may name the checkpoint to resume from
+        wanted = None if wanted == INITIAL else wanted
+        if resume in (BEST, INITIAL):  # it can only be a path
+            resume = os.path.join(".", resume)
+        if wanted is not None and resume is not None and wanted != resume:
+            raise ArgumentError(
+                f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to resume from."
+                "\n\nHint: keep one of them."
+            )
+        return wanted if resume is None else resume
     if resume is not None:
         # the configuration of a fit may hold it, if `ckpt_path` names the checkpoint
         on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
@@ -79,19 +87,6 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
 def _as_word(value: object) -> str | None:
     text = "" if value is None else str(plain(value))
     return _SWITCHES.get(text.lower(), text)
-
-
-def _of_fit(wanted: str | None, resume: str | None) -> str | None:
-    """The checkpoint to resume from, given as `ckpt_path` or as `resume_from_checkpoint`."""
-    wanted = None if wanted == INITIAL else wanted
-    if resume in (BEST, INITIAL):  # it can only be a path
-        resume = os.path.join(".", resume)
-    if wanted is not None and resume is not None and wanted != resume:
-        raise ArgumentError(
-            f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to resume from.\n\n"
-            "Hint: keep one of them."
-        )
-    return wanted if resume is None else resume
 
 
 def pretrained_source(spec: Spec) -> str | None:

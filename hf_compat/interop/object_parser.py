@@ -348,14 +348,18 @@ def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> No
             f"{callback[1]} is not a callback of Lightning.\n\nHint: if it is one of HF, give it to an adapter: "
             f"{{class_path: hf_compat.HFCallbackAdapter, init_args: {{callbacks: [{{class_path: {callback[1]}}}]}}}}."
         )
-    unknown = _UNKNOWN.search(message)
-    if unknown is not None and "Hint:" not in message:
-        near = _near_name(self, unknown[1].replace("-", "_"))
-        message += f"\n\nHint: did you mean `{near}`?" if near else ""
+    near = near_unknown(self, message)
+    message += f"\n\nHint: did you mean `{near}`?" if near else ""
     ArgumentParser.error(self, message, ex)
 
 
-def _near_name(parser: ArgumentParser, name: str) -> str | None:
+def near_unknown(parser: ArgumentParser, message: str) -> str | None:
+    """Find the nearest name to the one that jsonargparse's message calls unknown."""
+    unknown = _UNKNOWN.search(message)
+    return None if unknown is None or "Hint:" in message else near_name(parser, unknown[1].replace("-", "_"))
+
+
+def near_name(parser: ArgumentParser, name: str) -> str | None:
     """Find the nearest known name by its last part, and among several by the whole."""
     known: dict[str, list[str]] = {}
     for action in (one for one in parser._actions if not one.dest.endswith(".help")):
