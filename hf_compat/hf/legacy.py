@@ -526,25 +526,17 @@ def assign_old(args: TrainingArguments, name: str, value: object) -> None:
 
 def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:
     """Check and set the current arguments that replace an old name, and return the converted value."""
-    read = read_old(name, value, args._checks())
+    read, row = read_old(name, value, args._checks()), OLD_NAMES[name]
     warn_of_inert(name, read)
-    for today, said in _assigned(args, name, read).items():
-        setattr(args, today, said)
-    return read
-
-
-def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Translation:
-    """The current arguments that an assignment sets, with their values."""
-    if name == "push_to_hub_organization" and value:
+    asked = row.translate(read)
+    if name == "push_to_hub_organization" and read:
         repository = args.hub_model_id or os.path.basename(os.path.normpath(str(args.output_dir)))
-        return {"hub_model_id": f"{value}/{repository.rpartition('/')[2]}"}
-    if name == "warmup_ratio" and args.warmup_steps >= 1:  # 4.x: a count of updates wins
-        return {}
-    row = OLD_NAMES[name]
-    asked = row.translate(value)
-    if not asked:
-        return row.off(args) if row.off is not None and read_attribute(args, name) else {}
-    assigned: Translation = {}
+        asked = {"hub_model_id": f"{read}/{repository.rpartition('/')[2]}"}
+    elif name == "warmup_ratio" and args.warmup_steps >= 1:  # 4.x: a count of updates wins
+        asked = {}
+    elif not asked and row.off is not None and read_attribute(args, name):
+        for new, said in row.off(args).items():
+            setattr(args, new, said)
     for new, said in asked.items():
         if isinstance(said, dict):
             said = {**held_options(args, new), **said}
@@ -552,8 +544,8 @@ def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Trans
             said = [*getattr(args, new), *(item for item in said if item not in getattr(args, new))]
         elif new == "debug":
             said = [*args.debug, said]
-        assigned[new] = said
-    return assigned
+        setattr(args, new, said)
+    return read
 
 
 @functools.lru_cache(maxsize=64)

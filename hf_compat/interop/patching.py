@@ -14,7 +14,6 @@ import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import ModuleType
 
 from hf_compat.errors import OverrideError, warn_once
@@ -162,15 +161,9 @@ _ADVICE = (
 )
 
 
-@dataclass(kw_only=True, slots=True)
-class _Swap:
-    """The replaced names."""
-
-    pairs: dict[str, tuple[object, object]]  # name → transformers' own object and ours
-    not_loaded: list[tuple[ModuleType, str]]  # names that transformers' lazy top level had not loaded before
-
-
-_in_force: list[_Swap] = []  # at most one
+# Of the replaced names: name → transformers' own object and ours. Empty without a patch.
+_pairs: dict[str, tuple[object, object]] = {}
+_not_loaded: list[tuple[ModuleType, str]] = []  # those that transformers' lazy top level had not loaded before
 
 
 def patch() -> None:
@@ -188,18 +181,17 @@ def patch() -> None:
         HfCompatWarning: A module has imported or subclassed transformers' own Trainer before. The message names it.
     """
     need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
-    if not _in_force:
-        _in_force.append(_begin())
+    if not _pairs:
+        _begin()
         log_as_transformers(True)
     inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
-    (swap,) = _in_force
-    for cls, _ in swap.pairs.values():
+    for cls, _ in _pairs.values():
         if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
             copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
             _originals[_name_of(cls)] = cls
-    _exchange({id(theirs): ours for theirs, ours in swap.pairs.values()})
-    for module, name in swap.not_loaded:
-        setattr(module, name, swap.pairs[name][1])
+    _exchange({id(theirs): ours for theirs, ours in _pairs.values()})
+    for module, name in _not_loaded:
+        setattr(module, name, _pairs[name][1])
     add_former_names(_top_levels())
     for watched in _WATCHED:  # note the value of each name that has none noted yet
         if watched in sys.modules:
@@ -207,17 +199,17 @@ def patch() -> None:
             for name, value in vars(sys.modules[watched]).items():
                 # scripts change lists and dicts in place
                 known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
-    theirs, _ = swap.pairs["TrainingArguments"]
+    theirs, _ = _pairs["TrainingArguments"]
     assert isinstance(theirs, type)  # that name is a class on either side
     follow(guest_of(theirs))
-    holders = sorted(set(_holders([swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs])))
+    holders = sorted(set(_holders([_pairs[name][0] for name in _TELLTALES if name in _pairs])))
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
 
 
 def unpatch() -> None:
     """Restore transformers' own names. Without an earlier `patch()`, do nothing."""
-    if not _in_force:
+    if not _pairs:
         return
     if inspect.getsource is _getsource_for_readers:  # other code may have replaced it since
         inspect.getsource = _getsource
@@ -228,40 +220,37 @@ def unpatch() -> None:
     GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
-    swap = _in_force.pop()
-    _exchange({id(ours): theirs for theirs, ours in swap.pairs.values()})
-    for module, name in swap.not_loaded:
+    _exchange({id(ours): theirs for theirs, ours in _pairs.values()})
+    for module, name in _not_loaded:
         vars(module).pop(name, None)
+    _pairs.clear()
+    _not_loaded.clear()
 
 
-def _begin() -> _Swap:
-    """Import the modules whose names are replaced, and pair the names."""
+def _begin() -> None:
+    """Import the modules whose names are replaced, and pair the names that both sides have."""
     # importing this one later would load the package again, and bring its own classes back
     modules_there(("transformers.processing_utils",))
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
-    pairs = dict(_pairs(modules_there(HOMES)))
+    homes = modules_there(HOMES)
+    package = importlib.import_module("hf_compat")
+    mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
+    pairs: dict[str, tuple[object, object]] = {}
+    for module, name in [(package, n) for n in package.__all__] + [(one, n) for one in mirrors for n in dir(one)]:
+        ours = getattr(module, name)
+        theirs = next(
+            (vars(home)[name] for home in homes if _is_defined_in(vars(home).get(name), "transformers")), None
+        )
+        if theirs is not None and name not in _KEPT and _is_defined_in(ours, "hf_compat"):
+            pairs[name] = theirs, ours
     need_names(pairs, _NEEDED, "`hf_compat.patch()`")
     theirs, ours = pairs["TrainerCallback"]
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
-    pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}
-    public = pairs.keys() & set(sys.modules["transformers"].__all__)
-    for theirs, ours in pairs.values():
+    _pairs.update({**dict(heirs(theirs, ours, pairs)), **pairs})
+    public = _pairs.keys() & set(sys.modules["transformers"].__all__)
+    _not_loaded.extend((module, name) for module, names in loaded_before for name in public - names)
+    for theirs, ours in _pairs.values():
         acknowledge(ours, theirs)
-    return _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
-
-
-def _pairs(homes: list[ModuleType]) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield each name that both sides have, with transformers' own object and ours."""
-    package = importlib.import_module("hf_compat")
-    mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
-    names = [*((package, name) for name in package.__all__), *((one, name) for one in mirrors for name in dir(one))]
-    for module, name in names:
-        ours = getattr(module, name)
-        if name not in _KEPT and _is_defined_in(ours, "hf_compat"):
-            found = (vars(home)[name] for home in homes if name in vars(home))
-            theirs = next((one for one in found if _is_defined_in(one, "transformers")), None)
-            if theirs is not None:
-                yield name, (theirs, ours)
 
 
 def _is_defined_in(value: object, package: str) -> bool:

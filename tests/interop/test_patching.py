@@ -144,9 +144,8 @@ from hf_compat.interop import patching
 hf_compat.patch()
 assert held is not sys.modules["transformers"], "the package has loaded itself once more"
 assert held.Trainer is hf_compat.Trainer and held.TrainerCallback is hf_compat.TrainerCallback
-(swap,) = patching._in_force
 words = {}
-for name, (theirs, ours) in swap.pairs.items():
+for name, (theirs, ours) in patching._pairs.items():
     taken = inspect.signature(ours).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     words[name] = [] if takes_all else [one for one in inspect.signature(theirs).parameters if one not in taken]
