@@ -37,7 +37,7 @@ from hf_compat.cli.scored_weights import (
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
+from hf_compat.hf.legacy import OLD_NAMES, drop_defaults, read_old
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import (
@@ -82,6 +82,7 @@ _DEFAULTS = {
     name: field.default_factory() if callable(field.default_factory) else field.default
     for name, field in FIELDS.items()
 }
+_CHECKS = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
 _LISTS = {name for name, field in FIELDS.items() if "list" in str(field.type)}
 _ARGUMENT_NAMES = {*FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
 FUNCTIONS = {
@@ -123,7 +124,7 @@ class ConfigParser(ArgumentParser):
         text: Namespace = _without_secrets(cfg)
         args, trainer = text.get("args"), text.get("trainer")
         if not (args is None or trainer is None):
-            drop_defaults(vars(args), checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments))
+            drop_defaults(vars(args), _CHECKS)
             for name, value in vars(trainer).items():
                 if value is not None and name in EQUIVALENTS:
                     for argument in EQUIVALENTS[name](value):
@@ -257,12 +258,13 @@ class Run:
                 way_out = f"did you mean `--{near.removeprefix('args.')}`?"
             hint = "" if "Hint:" in told else f"\n\nHint: {way_out}"
             raise ArgumentError(f"{told}{hint}") from None  # without the cause, whose message may hold a token
+        given = set(explicit.get("args") or {}) - _override(self.config.args, line)
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         generates = isinstance(self.trainer_class, type) and issubclass(self.trainer_class, GenerationSteps)
         self.args = _arguments(
             self.config.as_dict(),
-            set(explicit.get("args") or {}),
+            given,
             Seq2SeqTrainingArguments if generates else TrainingArguments,
         )
         # random weights of a class or of from_pretrained depend on the seed only
@@ -387,6 +389,17 @@ class Run:
         np.savez(path, **named)
         self._say(f"written: {path} ({', '.join(named)})")
         self._report("predict", output.metrics or {})
+
+
+def _override(args: Namespace, line: Sequence[str]) -> set[str]:
+    """Let old names on a command line override a file's values of today's names, and give these names."""
+    of_line = {word.removeprefix("--args.").partition("=")[0] for word in line}
+    overridden: set[str] = set()
+    for old in OLD_NAMES.keys() & of_line:
+        overridden |= OLD_NAMES[old].translate(read_old(old, args[old], _CHECKS)).keys() - of_line
+    for name in overridden:
+        args[name] = _DEFAULTS[name]
+    return overridden
 
 
 def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:

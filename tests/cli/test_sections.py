@@ -153,14 +153,15 @@ def test_what_the_trainer_section_does_not_take_is_told(words, message, capsys):
 
 @pytest.mark.parametrize("words", [
     ["--evaluation_strategy", "steps", "--eval_strategy", "no"], ["--eval_strategy=no", "--evaluation_strategy=steps"],
-    ["--evaluation_strategy=steps"],
 ])  # fmt: skip
-def test_an_old_name_and_its_successor_may_not_contradict_each_other(words, capsys):
-    """Either order. The last one contradicts the file."""
-    write({"args": {"eval_strategy": "no"}})
+def test_an_old_name_and_its_successor_may_not_contradict_each_other_in_one_command(words, capsys):
+    """Either order; the value of a configuration file gives way to both."""
+    write({"args": {"eval_strategy": "epoch"}})
     assert main(["fit", "-c", "run.yaml", *words]) == 2
     told = capsys.readouterr().err
     assert "`evaluation_strategy='steps'`" in told and "`eval_strategy='no'`" in told and "keep `eval_strategy`" in told
+    run = Run("fit", ["-c", "run.yaml", words[0].partition("=")[0].replace("eval_", "evaluation_"), "no"])
+    assert run.args.eval_strategy == "no" and yaml.safe_load(run.text)["args"]["evaluation_strategy"] is False
 
 
 @pytest.mark.filterwarnings("ignore:.*`fsdp` is off")
