@@ -14,7 +14,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -24,14 +24,15 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json
-from hf_compat.checkpoint.reading import COMPILED, Weights
+from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import TrainerState
+from hf_compat.runtime.nested import move_to_device
 from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
 
-_SECONDMOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
+Group = Mapping[str, Any]  # of an optimizer's parameters: `params` and the options
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
 _RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
 _NEED_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure, sparse gradients
@@ -45,7 +46,7 @@ class Kind:
     expected: str  # what it holds, in words
     types: type | tuple[type, ...]  # its types. A truth value is a number only if `bool` is among them.
     within: tuple[float, float] | None = None  # the least number, or length of a list, and the first that is too large
-    items: Kind | None = None  # what each item of a list has to be
+    items: Kind | None = None  # what each item of a list, or value of a mapping, has to be
     needed: Mapping[str, Kind] | None = None  # what a mapping has to hold
     fits: Callable[[Any], object] | None = None  # what else has to hold
 
@@ -53,7 +54,8 @@ class Kind:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
         if value is None or not isinstance(value, types) or (type(value) is bool and bool not in types):
             return value is None and NoneType in types
-        items = value if isinstance(value, (list, tuple)) else None
+        items = list(value.values()) if isinstance(value, Mapping) else value
+        items = items if isinstance(items, (list, tuple)) else None
         size = len(items) if items is not None else value if isinstance(value, (int, float)) else None
         if size is not None and self.within is not None and not self.within[0] <= size < self.within[1]:
             return False
@@ -101,7 +103,7 @@ SEED = Kind("a seed", int, (0, 2**64))
 FLAG = Kind("true or false", bool)
 TEXT = Kind("text", str)
 MAPPING = Kind("a mapping", dict)
-_NUMBERS = Kind("numbers", Mapping, fits=lambda numbers: all(map(NUMBER.holds, numbers.values())))
+_NUMBERS = Kind("numbers", Mapping, items=NUMBER)
 _COUNT_OR_NONE_YET = Kind("a whole number", int, (-1, 2**63))
 # Capturable optimizers have rates in tensors.
 _RATE = Kind(
@@ -120,7 +122,10 @@ _MOMENT = Kind("a tensor of floating-point numbers", torch.Tensor, fits=torch.is
 
 # What an optimizer holds: of a group of parameters, and of each parameter.
 _FIELDS = Kind("fields", Mapping)
-_GROUPS = list_of("groups", _FIELDS)
+_OPTIMIZER = {
+    "param_groups": list_of("groups", _FIELDS),
+    "state": Kind("a mapping of parameters to their states", Mapping, items=_FIELDS),
+}
 _GROUP = {
     "params": list_of("parameters", Kind("a parameter", (str, int), (0, 2**63))),
     **dict.fromkeys(_RATES, _RATE_OR_RATES),
@@ -142,7 +147,7 @@ _SCHEDULE = {
     **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _RATE)),
     "lr_lambdas": list_of("states", Kind("a state", (Mapping, NoneType))),
 }
-_LOSSES = {
+LOSSES = {
     **dict.fromkeys(("tr_loss", "total_loss"), NUMBER),
     **dict.fromkeys(("last_logged", "first_update", "nonfinite_steps"), _COUNT_OR_NONE_YET),
     "scalars": Kind(
@@ -173,67 +178,65 @@ def refuse(path: str, problem: str | None) -> None:
         raise CheckpointError(f"{path} cannot be used: {problem}.\n\nHint: resume from another checkpoint.")
 
 
-def optimizer_problem(content: object) -> str | None:
-    """Say why a content is not the state of an optimizer of torch."""
+def check_optimizer(path: str, content: object, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Refuse a content that is not the state of an optimizer of torch, or that this one cannot step with."""
     if not isinstance(content, Mapping):
-        return f"it holds {brief(content, 60)}, not the state of an optimizer"
-    groups, states = content.get("param_groups"), content.get("state")
-    if not isinstance(groups, (list, tuple)) or not _GROUPS.holds(groups):
-        return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
-    if not isinstance(states, Mapping) or not all(map(_FIELDS.holds, states.values())):
-        return "`state` is not a mapping of parameters to their states"
-    rates = [sorted(group.keys() & _RATES) for group in groups]
-    if rates and rates.count(rates[0]) < len(rates):
-        return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
+        refuse(path, f"it holds {brief(content, 60)}, not the state of an optimizer")
+        return
+    wrong = wrong_field({**dict.fromkeys(_OPTIMIZER), **content}, _OPTIMIZER)
+    refuse(path, wrong)
+    groups, states, known = content["param_groups"], content["state"], set[object]()
     for index, group in enumerate(groups):
         kinds = _COMPUTED_GROUP if group.get("relative_step") is True else _GROUP
-        wrong = wrong_field({"params": None, **group}, kinds, f"param_groups[{index}].")
-        if wrong is None and "initial_lr" in group and "lr" not in group:
-            wrong = f"`param_groups[{index}].lr` is missing"
-        if wrong is not None:
-            return wrong
-    for index, kept in states.items():
-        wrong = wrong_field(kept, _OF_PARAMETER, f"state[{index}].")
-        if wrong is not None:
-            return wrong
-    return _states_problem(groups, states)
-
-
-def _states_problem(groups: Sequence[Mapping[str, Any]], states: Mapping[object, Mapping[str, Any]]) -> str | None:
-    known: set[object] = set()
-    for group in groups:
+        refuse(path, wrong_field({"params": None, **group}, kinds, f"param_groups[{index}]."))
         known.update(group["params"])
-    unknown = states.keys() - known
-    if unknown:
-        return f"`state` has the parameter {brief(next(iter(unknown)), 60)}, which is in no group"
-    halves, averaged, uneven, has_even = [], 0, [], False
     for index, kept in states.items():
-        averaged += "exp_avg" in kept
-        if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys():
-            halves.append(index)
-        shapes = {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
-        if len(shapes) > 1:
-            uneven.append(index)
-        has_even |= len(shapes) == 1 and shapes != {torch.Size([])}
-    if 0 < len(halves) < averaged:
-        return f"`state[{halves[0]}]` has no second moment, unlike others"
-    # of some optimizers no two moments have one shape
-    return f"the moments of `state[{uneven[0]}]` have different shapes" if uneven and has_even else None
+        refuse(path, wrong_field(kept, _OF_PARAMETER, f"state[{index}]."))
+        if index not in known:
+            refuse(path, f"`state` has the parameter {brief(index, 60)}, which is in no group")
+    for own, group in zip([] if optimizer is None else optimizer.param_groups, groups, strict=False):
+        _check_group(path, optimizer, own, group, states)
 
 
-def schedule_problem(content: object) -> str | None:
-    """Say why a content is not the state of a schedule of torch."""
+def _check_group(path: str, optimizer: Any, own: Group, group: Group, states: Mapping[object, Group]) -> None:
+    """Refuse what a group, or the state of one of its parameters, lacks or has in another shape."""
+    for name in _RATES:
+        if optimizer.defaults.get(name) is not None and name not in group:
+            refuse(path, f"`{name}` of a group is missing")
+    is_torchs = type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, _NEED_MORE)
+    needed = _fresh_values(type(optimizer), group) if is_torchs and states else ()
+    for parameter, index in zip(own["params"], group["params"], strict=False):
+        kept = states.get(index) or {}
+        for name in needed if kept else ():
+            if name not in kept:
+                refuse(path, f"the state of a parameter lacks `{name}`")
+        for name in MOMENTS if is_torchs else ():
+            moment = kept.get(name)
+            if isinstance(moment, torch.Tensor) and moment.shape != parameter.shape:
+                shapes = f"{list(moment.shape)}, its parameter {list(parameter.shape)}"
+                refuse(path, f"`{name}` of a parameter has the shape {shapes}")
+
+
+def check_schedule(path: str, content: object, schedule: Any) -> None:
+    """Refuse a content that is not the state of a schedule of torch, or lacks what this one continues from.
+
+    Torch would begin it anew, raise a KeyError, or fail later. Groups that a callback has added since the schedule was
+    made have rates of their own.
+    """
     if not isinstance(content, Mapping):
-        return f"it holds {brief(content, 60)}, not fields"
-    return wrong_field(content, _SCHEDULE)
-
-
-def losses_problem(losses: Mapping[str, object]) -> str | None:
-    """Say why sums and counts are not those of a loss log. Some runs have none."""
-    for name in ("tr_loss", "total_loss", "last_logged", "first_update") if losses else ():
-        if name not in losses:
-            return f"`losses.{name}` is missing"
-    return wrong_field(losses, _LOSSES, "losses.")
+        refuse(path, f"it holds {brief(content, 60)}, not fields")
+        return
+    refuse(path, wrong_field(content, _SCHEDULE))
+    for name in ("last_epoch", "lr_lambdas"):
+        if name in schedule.state_dict() and name not in content:
+            refuse(path, f"`{name}` is missing")
+    groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
+    if groups is None:
+        return
+    made_for = min(len(getattr(schedule, "lr_lambdas", groups)), len(groups))
+    for name in ("base_lrs", "_last_lr"):
+        if name in content and len(content[name]) != made_for:
+            refuse(path, f"`{name}` is {brief(content[name], 60)}, and the optimizer has {made_for} groups")
 
 
 def random_states_problem(states: object) -> str | None:
@@ -255,47 +258,8 @@ def random_states_problem(states: object) -> str | None:
     return None
 
 
-def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what an optimizer of torch has taken over and cannot step with.
-
-    Values of a parameter's shape get the parameter's memory layout, in any optimizer. Parameters without a state are
-    warned of: they may have had no gradient yet, and their state starts anew.
-    """
-    for parameter, state in optimizer.state.items():
-        # Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one
-        # that repeats a number (stride 0) ends the process.
-        for name, value in state.items():
-            is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
-            if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
-                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return
-    for group in optimizer.param_groups:
-        parameters = group["params"]
-        kept = [(parameter, state) for parameter in parameters if (state := optimizer.state.get(parameter))]
-        needed = _fresh_values(type(optimizer), group) if kept else set()
-        for parameter, state in kept:
-            missing = sorted(needed - state.keys())
-            refuse(path, f"the state of a parameter lacks `{missing[0]}`" if missing else None)
-            for name in MOMENTS:
-                shape = list(moment.shape) if isinstance(moment := state.get(name), torch.Tensor) else None
-                if shape is not None and shape != list(parameter.shape):
-                    refuse(
-                        path, f"`{name}` of a parameter has the shape {shape}, its parameter {list(parameter.shape)}"
-                    )
-        if 0 < len(kept) < len(parameters):
-            logger.warning(
-                "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew.",
-                path,
-                len(parameters) - len(kept),
-                len(parameters),
-            )
-
-
-def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]) -> set[str]:
+def _fresh_values(kind: type[torch.optim.Optimizer], group: Group) -> list[str]:
     """Name the values that an optimizer keeps of a parameter after a step with these options."""
-    if issubclass(kind, _NEED_MORE):
-        return set()
     known = inspect.signature(kind).parameters.keys() - {"params", "lr", *_WAYS}
     parameter = torch.zeros(1, 1, requires_grad=True)
     parameter.grad = torch.zeros(1, 1)
@@ -303,29 +267,31 @@ def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]
     make: Callable[..., torch.optim.Optimizer] = kind
     optimizer = make([parameter], lr=1.0, **options)
     optimizer.step()
-    return set(map(str, optimizer.state[parameter]))
+    return sorted(map(str, optimizer.state[parameter]))
 
 
-def check_schedule_can_continue(path: str, schedule: Any, state: Mapping[str, object]) -> None:
-    """Refuse a state that lacks what a schedule continues from. Torch would begin it anew, or raise a KeyError."""
-    needed = schedule.state_dict().keys() & {"last_epoch", "lr_lambdas"}
-    missing = sorted(needed - state.keys())
-    refuse(path, f"`{missing[0]}` is missing" if missing else None)
+def settle_states(path: str, optimizer: torch.optim.Optimizer) -> None:
+    """Give the values that an optimizer has loaded the devices and memory layouts of their parameters.
 
-
-def check_schedule_took_over(path: str, schedule: object) -> None:
-    """Refuse rates, which a schedule has taken over, that are not one for each group that it was made for.
-
-    Groups that a callback has added since have rates of their own.
+    Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one that
+    repeats a number (stride 0) ends the process. Parameters without a state are warned of: they may have had no
+    gradient yet, and their state starts anew.
     """
-    groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
-    if groups is None:
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
+            if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+            elif (type(value).__module__, type(value).__name__) in STATE_TYPES and hasattr(value, "__dict__"):
+                vars(value).update(move_to_device(vars(value), parameter.device))  # torch moves plain tensors alone
+    if not type(optimizer).__module__.startswith("torch.optim"):
         return
-    made_for = min(len(getattr(schedule, "lr_lambdas", groups)), len(groups))
-    for name in ("base_lrs", "_last_lr"):
-        rates = getattr(schedule, name, None)
-        if isinstance(rates, list) and len(rates) != made_for:
-            refuse(path, f"`{name}` is {brief(rates, 60)}, and the optimizer has {made_for} groups")
+    for group in optimizer.param_groups:
+        parameters = group["params"]
+        kept = sum(bool(optimizer.state.get(parameter)) for parameter in parameters)
+        if 0 < kept < len(parameters):
+            told = "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew."
+            logger.warning(told, path, len(parameters) - kept, len(parameters))
 
 
 def check_weights(
@@ -336,15 +302,21 @@ def check_weights(
     Raises:
         CheckpointMismatch: They are of another model.
     """
-    own = weights_that_torch_loads(model)
-    wrong = [] if weights or not own else ["it holds no weights"]
-    for name, tensor in own.items():
+    model = getattr(model, "_orig_mod", model)
+    others, wrong, has_own = _prefixes_of_own_loaders(model), list[str](), False
+    for compiled_name, tensor in model.state_dict(keep_vars=True).items():
+        # the parts of a parameter may lie elsewhere (DeepSpeed's ZeRO 3)
+        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "ds_shape") or compiled_name.startswith(others):
+            continue
+        name, has_own = compiled_name.replace(COMPILED, ""), True
         held = weights.get(name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
         if held.shape != tensor.shape:
             wrong.append(f"`{name}` has the shape {list(held.shape)}, in the model {list(tensor.shape)}")
         elif held.is_floating_point() != tensor.is_floating_point():
             less = "" if held.is_floating_point() else "no "
             wrong.append(f"`{name}` holds {less}floating-point numbers, unlike the model's")
+    if has_own and not weights:
+        wrong = ["it holds no weights"]
     if wrong:
         raise CheckpointMismatch(
             f"{where} holds another model, and {file} does not fit the model: {'; '.join(wrong[:3])}.\n\n"
@@ -353,25 +325,17 @@ def check_weights(
         )
 
 
-def weights_that_torch_loads(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights that a checkpoint has to hold as the model has them, under names of an uncompiled model.
+def _prefixes_of_own_loaders(model: nn.Module) -> tuple[str, ...]:
+    """Name the parts of a model that may take other weights than torch would load.
 
-    A part that overrides `load_state_dict` or `_load_from_state_dict`, or has hooks before it, may take others. So may
-    parameters whose parts lie elsewhere (DeepSpeed's ZeRO 3).
+    They override `load_state_dict` or `_load_from_state_dict`, or have hooks before it.
     """
-    model = getattr(model, "_orig_mod", model)
-    if _is_overridden(type(model).load_state_dict):
-        return {}
-    own = []
+    found = [""] if _is_overridden(type(model).load_state_dict) else []
     for name, part in model.named_modules():
         hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
         if any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks))):
-            own.append(f"{name}." if name else "")
-    return {
-        name.replace(COMPILED, ""): tensor
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "ds_shape") and not name.startswith(tuple(own))
-    }
+            found.append(f"{name}." if name else "")
+    return tuple(found)
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:

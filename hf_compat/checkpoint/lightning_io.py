@@ -38,10 +38,7 @@ from hf_compat.checkpoint.forms import (
     COUNT,
     MAPPING,
     Kind,
-    optimizer_problem,
     read_trainer_state,
-    refuse,
-    schedule_problem,
     wrong_field,
 )
 from hf_compat.checkpoint.judging import holds_model_alone
@@ -115,9 +112,6 @@ def check_lightning(path: str, checkpoint: object) -> None:
         wrong = wrong or wrong_field(state, kinds, f"loops.{loop}.")
     if wrong is not None:
         raise CheckpointError(f"{path} cannot be read: {wrong}.")
-    for name, problem in (("optimizer_states", optimizer_problem), ("lr_schedulers", schedule_problem)):
-        for index, state in enumerate(checkpoint.get(name, ())):
-            refuse(f"{path}: `{name}[{index}]`", problem(state))
     missing = [name for name in ("optimizer_states", "lr_schedulers") if name not in checkpoint]
     if len(missing) == 1:
         raise CheckpointError(f"{path} cannot be read: `{missing[0]}` is missing.")

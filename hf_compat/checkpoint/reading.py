@@ -193,26 +193,14 @@ class Contents:
         return names
 
 
-# Types of optimizers' packages: module, name
-_STATE_TYPES = (
+# Types of optimizers' packages, which hold tensors: module, name
+STATE_TYPES = (
     ("galore_torch.galore_projector", "GaLoreProjector"),
     ("apollo_torch.svd_projector", "GaLoreProjector"),
     ("apollo_torch.random_projector", "GradientProjector"),
     ("torchao.optim.subclass_4bit", "OptimState4bit"),
     ("torchao.optim.subclass_8bit", "OptimState8bit"),
 )
-
-
-def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Move the tensors within such objects to the devices of their parameters, as torch moves plain tensors."""
-    for parameter, state in optimizer.state.items():
-        for value in state.values():
-            if (type(value).__module__, type(value).__name__) not in _STATE_TYPES or not hasattr(value, "__dict__"):
-                continue
-            for name, held in vars(value).items():
-                parts = held if isinstance(held, list) else [held]
-                moved = [part.to(parameter.device) if isinstance(part, torch.Tensor) else part for part in parts]
-                vars(value)[name] = moved if isinstance(held, list) else moved[0]
 
 
 Weights = dict[str, torch.Tensor]
@@ -256,7 +244,7 @@ def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap:
     is_zip = isinstance(source, str) and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
     named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
     types = list(allowed)
-    for module, name in _STATE_TYPES:
+    for module, name in STATE_TYPES:
         if f"{module}.{name}" in named:
             with contextlib.suppress(ImportError):  # reading says which type it does not know
                 types.append(getattr(importlib.import_module(module), name))

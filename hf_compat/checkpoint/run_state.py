@@ -28,13 +28,13 @@ from hf_compat.checkpoint.files import check_bounds, naming
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
+    LOSSES,
     MAPPING,
     NUMBER,
     SEED,
     TEXT,
     Kind,
     list_of,
-    losses_problem,
     random_states_problem,
     refuse,
     wrong_field,
@@ -263,7 +263,8 @@ class RunState:
         values = _known_values(path, cls, plain, _RUN_KINDS, ("data", "moment"))
         with naming(path):
             state = cls(**{**values, "data": DataPosition.read(plain["data"]), "moment": SavedAt(plain["moment"])})
-        wrong = losses_problem(state.losses)
+        needed = ("tr_loss", "total_loss", "last_logged", "first_update") if state.losses else ()
+        wrong = wrong_field({**dict.fromkeys(needed), **state.losses}, LOSSES, "losses.")
         if wrong is not None:
             raise CheckpointError(f"{path} cannot be read: {wrong}.")
         return state

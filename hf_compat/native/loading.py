@@ -21,10 +21,10 @@ from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_a
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.forms import (
-    check_optimizer_took_over,
-    check_schedule_can_continue,
-    check_schedule_took_over,
+    check_optimizer,
+    check_schedule,
     check_weights,
+    settle_states,
 )
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
 from hf_compat.checkpoint.reading import (
@@ -103,7 +103,9 @@ class LoadableModule(WindowModule):
 
     _resume: Mapping[str, Any] | None = None  # the progress that this fit continues
     _lightning_resumes = False
-    _loaded_schedules: Sequence[Mapping[str, object]] = ()  # of the checkpoint that this fit continues
+    # of the checkpoint that this fit continues
+    _loaded_optimizers: Sequence[object] = ()
+    _loaded_schedules: Sequence[object] = ()
 
     def keep_hyperparameters(self) -> None:
         """Keep LightningCLI's arguments without secrets, so that its checkpoints describe the module."""
@@ -122,6 +124,7 @@ class LoadableModule(WindowModule):
         self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
+        self._loaded_optimizers = checkpoint.get("optimizer_states", ())
         self._loaded_schedules = checkpoint.get("lr_schedulers", ())
         weights = plain_names(checkpoint["state_dict"])
         if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
@@ -153,16 +156,24 @@ class LoadableModule(WindowModule):
                 logger.warning("%s has no optimizer and schedule, so both start anew.", where)
 
     def on_fit_start(self) -> None:
-        """Check that the schedules can continue as the checkpoint's."""
+        """Check that optimizers and schedules can continue as the checkpoint's, which Lightning then gives them."""
+        optimizers, self._loaded_optimizers = self._loaded_optimizers, ()
         schedules, self._loaded_schedules = self._loaded_schedules, ()
+        path = str(self.trainer.ckpt_path)
+        for optimizer, state in zip(self.trainer.optimizers, optimizers, strict=False):
+            # with several ranks each may hold a part of each parameter
+            check_optimizer(path, state, optimizer if self.trainer.world_size == 1 else None)
         for config, state in zip(self.trainer.lr_scheduler_configs, schedules, strict=False):
-            check_schedule_can_continue(str(self.trainer.ckpt_path), config.scheduler, state)
+            check_schedule(path, state, config.scheduler)
         super().on_fit_start()
 
     def on_train_start(self) -> None:
         """Continue where a Lightning checkpoint or an HF folder ended."""
         load_waiting_data_states(self.trainer)
-        self._check_what_was_taken_over()
+        if self.trainer.ckpt_path is not None:
+            self.stepping.tell_of_resuming()
+            for optimizer in self.trainer.optimizers:
+                settle_states(str(self.trainer.ckpt_path), optimizer)
         resume, self._resume = self._resume, None
         windows = self.trainer.train_dataloader
         if resume is None:
@@ -190,17 +201,6 @@ class LoadableModule(WindowModule):
         if self._lightning_resumes and resume.get("validates_next"):
             with windows.resumed_rng():  # the interrupted run was about to validate
                 run_validation(self.trainer)
-
-    def _check_what_was_taken_over(self) -> None:
-        """Check that optimizer and schedule have loaded a checkpoint's state completely. A step would fail later."""
-        path = self.trainer.ckpt_path
-        if path is None:
-            return
-        self.stepping.tell_of_resuming()
-        for optimizer in self.trainer.optimizers:
-            check_optimizer_took_over(str(path), optimizer)
-        for config in self.trainer.lr_scheduler_configs:
-            check_schedule_took_over(str(path), config.scheduler)
 
     @restricted_classmethod
     def load_from_checkpoint(

@@ -10,16 +10,17 @@ import json
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
-from hf_compat.checkpoint.forms import check_schedule_can_continue, check_schedule_took_over, refuse, schedule_problem
+from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
@@ -276,8 +277,13 @@ class CheckpointMethods(TrainerBase):
             level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
-        content = read_torch_file(schedule)
-        refuse(schedule, schedule_problem(content))
+        with fitting(schedule):
+            content = self._schedule_as_made(read_torch_file(schedule))
+            check_schedule(schedule, content, self.lr_scheduler)
+            self.lr_scheduler.load_state_dict(content)
+
+    def _schedule_as_made(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Complete the state of a schedule, as another program may have written it."""
         # plain functions have no state, and a file may lack the list of them
         own = getattr(self.lr_scheduler, "lr_lambdas", None)
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
@@ -296,10 +302,7 @@ class CheckpointMethods(TrainerBase):
                 "_last_lr": [group["lr"] for group in groups],
             }
             content = {**content, **functions, **of_groups}
-        check_schedule_can_continue(schedule, self.lr_scheduler, content)
-        with fitting(schedule):
-            self.lr_scheduler.load_state_dict(content)
-        check_schedule_took_over(schedule, self.lr_scheduler)
+        return content
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, if there is one."""

@@ -58,8 +58,13 @@ def lightning_trainer():
 
 UNLOADABLE = [
     ("optimizer.pt", ("state", 2, "exp_avg"), damage.REMOVED, "lacks `exp_avg`"),
-    ("optimizer.pt", ("state", 5), {"x": 1}, "does not fit: KeyError: 'step'"),
-    ("optimizer.pt", ("state", 5, "exp_avg"), torch.zeros(9), "different shapes"),
+    ("optimizer.pt", ("state", 5), {"x": 1}, "the state of a parameter lacks `exp_avg`"),
+    (
+        "optimizer.pt",
+        ("state", 5, "exp_avg"),
+        torch.zeros(9),
+        "`exp_avg` of a parameter has the shape [9], its parameter",
+    ),
     ("optimizer.pt", ("param_groups", 1, "params"), [], "which is in no group"),
     ("scheduler.pt", ("_last_lr",), [], "`_last_lr` is [], and the optimizer has 2 groups"),
     ("scheduler.pt", ("base_lrs",), [], "`base_lrs` is [], and the optimizer has 2 groups"),
@@ -284,6 +289,34 @@ def test_a_field_of_a_lightning_checkpoint_is_named(make_args, tmp_path, use, pl
         uses[use]()
     assert message in str(caught.value) and "it.ckpt" in str(caught.value)
     assert not (tmp_path / "converted").exists()
+
+
+FOLDERS = [
+    ("optimizer.pt", [], "it holds [], not the state of an optimizer"),
+    ("optimizer.pt", {"param_groups": [], "state": 5}, "`state` is 5"),
+    ("scheduler.pt", [], "it holds [], not fields"),
+    ("scheduler.pt", {"base_lrs": [0.1]}, "`last_epoch` is missing"),
+    ("run_state.pt", [], "is [], not fields"),
+    ("trainer_state.json", "no archive", "is not a readable trainer state"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize(("file", "content", "message"), FOLDERS)
+def test_a_folder_that_a_lightning_trainer_cannot_continue_is_named(make_args, tmp_path, file, content, message):
+    """Its manifest matches, so what is wrong shows when it is loaded."""
+    folder = written(make_args, tmp_path) / "checkpoint-6"
+    if file.endswith(".json"):
+        (folder / file).write_text("[]")
+    else:
+        torch.save(content, folder / file)
+    payloads.sealed(folder)
+    args = make_args()
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(max_epochs=2, enable_checkpointing=False, **options)
+    with pytest.raises(CheckpointError) as caught:
+        trainer.fit(HFModule(toy.Classifier(), args), HFDataModule(args, toy.rows(16)), ckpt_path=str(folder))
+    assert message in str(caught.value) and "checkpoint-6" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")

@@ -10,7 +10,7 @@ import mutations
 import pytest
 import torch
 
-from hf_compat.checkpoint.forms import optimizer_problem, random_states_problem, refuse, schedule_problem
+from hf_compat.checkpoint.forms import check_optimizer, check_schedule, random_states_problem, refuse
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.seeding import read_rng
 
@@ -37,17 +37,17 @@ def test_a_damage_changes_its_file(tmp_path):
     assert content == {"a": content["a"], "b": [1, {"c": "x"}]}
 
 
-def state_of(kind, **options):
+def stepped(kind, **options):
     model = torch.nn.Linear(3, 2)
     optimizer = kind(model.parameters(), lr=0.1, **options)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    return optimizer.state_dict()
+    return optimizer
 
 
-def is_accepted(state) -> bool:
+def is_accepted(state, optimizer=None) -> bool:
     try:
-        refuse("it", optimizer_problem(state))
+        check_optimizer("it", state, optimizer)
     except CheckpointError:
         return False
     return True
@@ -58,7 +58,8 @@ def is_accepted(state) -> bool:
 )
 def test_what_optimizers_of_torch_write_is_right(kind):
     for options in ({}, {"amsgrad": True} if kind.startswith("Adam") and kind != "Adamax" else {}):
-        assert is_accepted(state_of(getattr(torch.optim, kind), **options))
+        optimizer = stepped(getattr(torch.optim, kind), **options)
+        assert is_accepted(optimizer.state_dict()) and is_accepted(optimizer.state_dict(), optimizer)
 
 
 def test_what_other_optimizers_write_is_right():
@@ -77,17 +78,20 @@ def test_what_other_optimizers_write_is_right():
         (("param_groups", 0, "amsgrad"), "x", "`param_groups[0].amsgrad` is 'x'"),
         (("param_groups", 0, "params"), [0], "`state` has the parameter 1"),
         (("param_groups",), {}, "`param_groups` is {}"),
-        (("state", 0), None, "`state` is not a mapping"),
+        (("state", 0), None, "`state` is {0: None, 1: "),
         (("state", 0, "step"), "x", "`state[0].step` is 'x'"),
-        (("state", 0, "exp_avg"), torch.zeros(5), "the moments of `state[0]` have different shapes"),
+        (("state", 0, "exp_avg"), torch.zeros(5), "`exp_avg` of a parameter has the shape [5], its parameter [2, 3]"),
         (("state", 0, "exp_avg"), None, "`state[0].exp_avg` is None, not a tensor"),
         (("state", 0, "exp_avg"), torch.zeros(2, 3, dtype=torch.int32), "not a tensor of floating-point numbers"),
-        (("state", 0, "exp_avg_sq"), damage.REMOVED, "`state[0]` has no second moment"),
+        (("state", 0, "exp_avg_sq"), damage.REMOVED, "the state of a parameter lacks `exp_avg_sq`"),
+        (("param_groups", 0, "lr"), damage.REMOVED, "`lr` of a group is missing"),
+        (("param_groups", 0, "eps"), damage.REMOVED, "`eps` of a group is missing"),
     ],
 )
 def test_an_optimizers_state_of_a_wrong_form_is_named(place, new, message):
+    optimizer = stepped(torch.optim.AdamW)
     with pytest.raises(CheckpointError) as caught:
-        refuse("it", optimizer_problem(damage.changed(state_of(torch.optim.AdamW), place, new)))
+        check_optimizer("it", damage.changed(optimizer.state_dict(), place, new), optimizer)
     assert message in str(caught.value)
 
 
@@ -140,11 +144,16 @@ def test_whole_weights_of_another_model_are_refused_by_name(tmp_path, good_of):
 
 def test_schedules_and_random_states():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0).state_dict()
-    refuse("it", schedule_problem(schedule))
-    for field, new in (("last_epoch", "x"), ("base_lrs", [None]), ("lr_lambdas", 5), ("_step_count", None)):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    state = schedule.state_dict()
+    check_schedule("it", state, schedule)
+    wrong = (("last_epoch", "x"), ("base_lrs", [None]), ("lr_lambdas", 5), ("_step_count", None), ("_last_lr", []))
+    for field, new in wrong:
         with pytest.raises(CheckpointError, match=field):
-            refuse("it", schedule_problem({**schedule, field: new}))
+            check_schedule("it", {**state, field: new}, schedule)
+    for field in ("last_epoch", "lr_lambdas"):
+        with pytest.raises(CheckpointError, match=f"`{field}` is missing"):
+            check_schedule("it", {name: value for name, value in state.items() if name != field}, schedule)
     states = read_rng()
     refuse("it", random_states_problem(states))
     for generator in ("python", "numpy", "cpu"):

@@ -30,13 +30,12 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
-from hf_compat.checkpoint.forms import check_optimizer_took_over, check_weights, optimizer_problem, refuse
+from hf_compat.checkpoint.forms import check_optimizer, check_weights, settle_states
 from hf_compat.checkpoint.reading import (
     Contents,
     LoadResult,
     Weights,
     fitting,
-    follow_parameters,
     names_of,
     read_torch_file,
     read_weights,
@@ -253,7 +252,7 @@ class TorchState(ModelState):
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
         if has_shards(folder, OPTIMIZER_FOLDER):
             read_optimizer_shards(folder, self.model, optimizer)
-            check_optimizer_took_over(folder, optimizer)
+            settle_states(folder, optimizer)
             return True
         contents = Contents(folder)
         path = contents.find(layout.OPTIMIZER_NAME)
@@ -302,11 +301,10 @@ class TorchState(ModelState):
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
-        refuse(path, optimizer_problem(content))
+        check_optimizer(path, content, optimizer)
         with fitting(path):
             self._set_optimizer_state(optimizer, cast(OptimizerState, content))
-        follow_parameters(optimizer)
-        check_optimizer_took_over(path, optimizer)
+        settle_states(path, optimizer)
 
     @abc.abstractmethod
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:

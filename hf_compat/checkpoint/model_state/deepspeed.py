@@ -18,7 +18,7 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain, member_of
-from hf_compat.checkpoint.forms import optimizer_problem, refuse
+from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import (
     OPTIMIZER_FOLDER,
@@ -245,7 +245,7 @@ class DeepSpeedState(ModelState):
                 if isinstance(self.engine.optimizer, torch.optim.Optimizer):  # stage 0 has nothing in parts
                     PlainState(self.model).set_optimizer_state(path, content, self.engine.optimizer)
                 else:
-                    refuse(path, optimizer_problem(content))
+                    check_optimizer(path, content)
                     take_states(folder, self.engine, content)
             elif has_shards(folder, OPTIMIZER_FOLDER):
                 raise CheckpointMismatch(
