@@ -216,11 +216,9 @@ class RepeatedNumbers(KeptBatches):
         self._dtype: torch.dtype | None = None
 
     def add_number(self, number: torch.Tensor, times: int) -> None:
-        """Keep a CPU tensor's number. Reading it from another device would wait for the device's work.
+        """Keep the number of a CPU tensor without dimensions, which counts for several samples.
 
-        Args:
-            number: A tensor without dimensions.
-            times: Number of samples that it counts for.
+        Reading it from another device would wait for the device's work.
         """
         if number.dtype is not self._dtype:
             self._take_apart()
@@ -282,12 +280,7 @@ class RunningMean(KeptBatches):
 
 
 class TorchMetrics:
-    """The torchmetrics of one evaluation, updated batch by batch.
-
-    Args:
-        metrics: The metrics, which are reset first.
-        device: The device of their states.
-    """
+    """The torchmetrics of one evaluation, reset first and updated batch by batch."""
 
     def __init__(self, metrics: MetricCollection, device: torch.device) -> None:
         self.metrics = metrics.to(device)
@@ -295,11 +288,7 @@ class TorchMetrics:
         self._updated = False
 
     def update(self, predictions: Nested, labels: Nested) -> None:
-        """Update the metrics with a batch.
-
-        Args:
-            predictions: The model's output (after `preprocess_logits_for_metrics`), the metrics' first argument.
-            labels: The labels, their second argument.
+        """Update the metrics with a batch's outputs (after `preprocess_logits_for_metrics`) and its labels.
 
         Raises:
             ArgumentError: Outputs or labels are not one tensor.
@@ -363,12 +352,7 @@ def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchM
 def check_metrics(
     compute_metrics: ComputeMetrics | Mapping[str, ComputeMetrics] | None, eval_dataset: object, by_batch: bool
 ) -> None:
-    """Refuse metrics that cannot be computed.
-
-    Args:
-        compute_metrics: A function, a torchmetrics object, a function that makes one, or a dict of these.
-        eval_dataset: The evaluation data, or a dict of data sets.
-        by_batch: `batch_eval_metrics`.
+    """Refuse metrics that cannot be computed. `by_batch` is the argument `batch_eval_metrics`.
 
     Raises:
         ArgumentError: A value is not callable, a dict names an unknown data set, or a function lacks a parameter.

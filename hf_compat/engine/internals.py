@@ -67,11 +67,7 @@ def run_validation(trainer: Trainer, batches: Iterable[object] | None = None) ->
     """Run the validation loop within a fit at any moment. Return False if there is nothing to validate.
 
     Lightning validates at its own intervals, on the loaders that it was given. HF evaluates when a flag is set, on any
-    data set. Remove it when a trainer validates on request within a fit.
-
-    Args:
-        trainer: The fitting trainer.
-        batches: The batches. None takes the trainer's own loaders.
+    `batches`. None takes the trainer's own loaders. Remove it when a trainer validates on request within a fit.
     """
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     if batches is not None:

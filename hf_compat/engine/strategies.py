@@ -61,13 +61,7 @@ def outputs_in_float32(data: Nested) -> Nested:
 
 
 class AutocastForward:
-    """A model's forward under autocast, with outputs in float32. As a class it can be pickled and copied.
-
-    Args:
-        forward: The model's own forward.
-        device_type: `cpu`, `cuda` …
-        dtype: The half precision to compute in.
-    """
+    """A model's own forward under autocast, with outputs in float32. As a class it can be pickled and copied."""
 
     def __init__(self, forward: Callable[..., ModelOutput], device_type: str, dtype: torch.dtype) -> None:
         self.forward = forward
@@ -101,9 +95,7 @@ def unwrap_forward(model: nn.Module) -> None:
 class ForwardPrecision(Precision):
     """A Lightning precision plugin without autocast around the steps, as the model's forward has it.
 
-    Args:
-        precision: Lightning's name for the precision.
-        scaler: Gradient scaler, for `16-mixed`.
+    The gradient scaler is that of `16-mixed`.
     """
 
     def __init__(self, precision: PrecisionName = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
@@ -174,13 +166,9 @@ def autocast_of(plugin: Precision, device_type: str) -> contextlib.AbstractConte
 def move_autocast_to_forward(
     strategy: Strategy, model: nn.Module, device_type: str, own_steps: Iterable[str] = ()
 ) -> None:
-    """Replace a strategy's mixed precision by autocast around a model's forward.
+    """Replace the mixed precision of a strategy that is not set up yet by autocast around a model's forward.
 
-    Args:
-        strategy: The strategy of a trainer that has not set it up yet.
-        model: The model.
-        device_type: `cpu`, `cuda` …
-        own_steps: User-defined steps, which run under autocast as in any pl.LightningModule.
+    User-defined steps run under autocast as in any LightningModule.
     """
     plugin = strategy.precision_plugin
     if type(plugin) is MixedPrecision:

@@ -514,15 +514,7 @@ class _NoProfiler(PassThroughProfiler):
 
 
 class WindowTrainer(pl.Trainer):
-    """The trainer for a plan.
-
-    Args:
-        plan: The result of `plan.translate`.
-        callbacks: Lightning callbacks. Progress bars, summaries and checkpoints among them are switched on.
-        loggers: Loggers for callbacks.
-        launch: Rank and number of this run's processes.
-        options: Other settings of `lightning.Trainer` that the plan does not set.
-    """
+    """The trainer for a plan. Progress bars, summaries and checkpoints among its callbacks are switched on."""
 
     def __init__(
         self,
@@ -530,7 +522,7 @@ class WindowTrainer(pl.Trainer):
         callbacks: list[pl.Callback],
         loggers: Sequence[Logger] = (),
         launch: Launch | None = None,
-        **options: Any,  # of `lightning.Trainer`
+        **options: Any,  # of `lightning.Trainer`, which the plan does not set
     ) -> None:
         device = torch.device(plan.device)
         scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None

@@ -133,10 +133,9 @@ class Windows:
         self.device = steps.args.device
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
-        self._restore_rng = restore_random_states or _write_known_rng
-        self._rng_of_lightning_checkpoint: PlainState | None = (
-            None  # from a transformers checkpoint that Lightning loads
-        )
+        self._restore_rng: Callable[..., None] = restore_random_states or write_rng
+        # from a transformers checkpoint that Lightning loads
+        self._rng_of_lightning_checkpoint: PlainState | None = None
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
@@ -258,7 +257,7 @@ class Windows:
         if data.updates_done:  # from transformers, which stores nothing else
             skip, rng = data.updates_done * self.window_size, data.rng
             self._rng_of_lightning_checkpoint = rng
-            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_rng_file=True))
+            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_rng_file=rng is not None))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
         over = data.is_open and is_over
@@ -397,11 +396,6 @@ class Windows:
             self.loader.lookahead = None
             if isinstance(under_way, Generator):  # an error's traceback would keep it and its workers alive
                 under_way.close()
-
-
-def _write_known_rng(states: PlainState | None) -> None:
-    if states is not None:
-        write_rng(states)
 
 
 def as_plain(data: Nested) -> Nested:

@@ -67,10 +67,6 @@ class AuthorStep:
 
     It replaces HF's own `training_step(model, inputs, num_items_in_batch)`.
 
-    Args:
-        module: The module with the step.
-        steps: The module's steps.
-
     Attributes:
         runs: Whether the step is running.
         batch: Its last micro-batch.
@@ -179,10 +175,6 @@ def makes_updates(module: pl.LightningModule, what: str) -> OverrideError:
 
 class GuardedStep:
     """A user-defined `training_step`, checked for losses that train nothing and for a schedule that it never steps.
-
-    Args:
-        module: The module with the step.
-        steps: The module's steps.
 
     Attributes:
         made_update: Whether the running step has called HFModule's.

@@ -230,12 +230,7 @@ Metrics: TypeAlias = Metric | MetricCollection | ComputeMetrics | None
 
 
 class NativeEvaluations:
-    """The evaluations of a validation or test, one for each loader.
-
-    Args:
-        steps: Their `prediction_step` is called.
-        compute_metrics: A function of the predictions, or torchmetrics.
-    """
+    """The evaluations of a validation or test, one for each loader, by the steps' `prediction_step`."""
 
     def __init__(self, steps: NativeSteps, compute_metrics: Metrics) -> None:
         self.steps = steps
@@ -308,9 +303,7 @@ _SHARDING: dict[type[Strategy], str] = {
 def count_updates(trainer: pl.Trainer, batches: int) -> None:
     """Make a trainer count updates, not batches, in `log_every_n_steps`, loggers and `estimated_stepping_batches`.
 
-    Args:
-        trainer: It has checked its settings already.
-        batches: Plain batches in an update. 1 restores the trainer's own count.
+    It has checked its settings already. One batch in an update restores the trainer's own count.
     """
     if batches > 1:
         trainer.accumulate_grad_batches = batches
@@ -426,8 +419,7 @@ def read_schedules(module: pl.LightningModule) -> None:
     In manual optimization Lightning drops the metric that a schedule follows, as the module steps schedules itself. The
     configurations are in the module's `configured_schedules`, or None if there are several optimizers.
 
-    Args:
-        module: Its `configure_optimizers` may be a subclass's or LightningCLI's. It is called once a fit.
+    The method may be a subclass's or LightningCLI's. It is called once a fit.
     """
     configure = module.configure_optimizers
     own = module.__dict__.get("configure_optimizers")  # LightningCLI puts one into the module itself
