@@ -43,7 +43,19 @@ class EmbeddingNoise:
     """
 
     def __init__(self, model: nn.Module, strength: float) -> None:
-        self._layer = input_embeddings(model)
+        inner = unwrap_peft(model)
+        find = getattr(inner, "get_input_embeddings", None)
+        try:
+            layer = find() if callable(find) else None
+        except NotImplementedError:  # raised by transformers' models without such a layer
+            layer = None
+        if not isinstance(layer, nn.Module):
+            raise ArgumentError(
+                f"`neftune_noise_alpha` adds noise to the input embeddings, and {type(inner).__name__} names no such "
+                "layer.\n\nHint: give the model a method `get_input_embeddings()` that returns the layer, or leave the "
+                "argument out."
+            )
+        self._layer = layer
         setattr(self._layer, _STRENGTH, strength)
         self._handle: RemovableHandle = self._layer.register_forward_hook(_add_noise)
 
@@ -52,27 +64,6 @@ class EmbeddingNoise:
         self._handle.remove()
         if hasattr(self._layer, _STRENGTH):
             delattr(self._layer, _STRENGTH)
-
-
-def input_embeddings(model: nn.Module) -> nn.Module:
-    """Return the layer that embeds a model's input.
-
-    Raises:
-        ArgumentError: The model has no such layer, or does not name it.
-    """
-    inner = unwrap_peft(model)
-    find = getattr(inner, "get_input_embeddings", None)
-    try:
-        layer = find() if callable(find) else None
-    except NotImplementedError:  # raised by transformers' models without such a layer
-        layer = None
-    if not isinstance(layer, nn.Module):
-        raise ArgumentError(
-            f"`neftune_noise_alpha` adds noise to the input embeddings, and {type(inner).__name__} names no such "
-            "layer.\n\n"
-            "Hint: give the model a method `get_input_embeddings()` that returns the layer, or leave the argument out."
-        )
-    return layer
 
 
 def _add_noise(layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
 from hf_compat.runtime.launch import Launch, main_address
-from hf_compat.runtime.nested import Nested, map_nested
+from hf_compat.runtime.nested import map_nested
 from hf_compat.runtime.text import need
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -53,11 +53,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
 ModelOutput = Any  # any result of the user's model
-
-
-def outputs_in_float32(data: Nested) -> Nested:
-    """Convert the half-precision tensors in nested outputs to float32."""
-    return map_nested(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, data)
 
 
 class AutocastForward:
@@ -72,7 +67,7 @@ class AutocastForward:
     def __call__(self, *args: Any, **kwargs: Any) -> ModelOutput:
         with torch.autocast(self.device_type, dtype=self.dtype):
             outputs = self.forward(*args, **kwargs)
-        return outputs_in_float32(outputs)
+        return map_nested(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, outputs)
 
 
 def wrap_forward(model: nn.Module, precision: str, device_type: str) -> None:
@@ -307,34 +302,28 @@ def _direct(step: str, context: str) -> Callable[..., STEP_OUTPUT]:
 
 
 class DirectStepsStrategy(Strategy):
-    """Calls the module's steps directly, not within a forward pass of the wrapped model."""
+    """Calls the module's steps directly, not within a forward pass of the wrapped model, which stays on its device."""
 
     training_step = _direct("training_step", "train_step_context")
     validation_step = _direct("validation_step", "val_step_context")
     test_step = _direct("test_step", "test_step_context")
 
-
-def tear_down_in_place(strategy: Strategy) -> None:
-    """Tear a strategy down without moving the model."""
-    strategy.precision_plugin.teardown()
-    if strategy.accelerator is not None:
-        strategy.accelerator.teardown()
-    strategy.checkpoint_io.teardown()
+    def teardown(self) -> None:
+        """Leave the model on its device. Lightning's own strategies move model and optimizer to the CPU after a fit."""
+        self.precision_plugin.teardown()
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+        self.checkpoint_io.teardown()
 
 
 class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
-    """One device. The model stays on it.
-
-    Lightning's own strategy moves model and optimizer to the CPU after a fit.
-    """
+    """One device."""
 
     def model_to_device(self) -> None:
         module = self.lightning_module
         spread = getattr(getattr(module, "model", None), "hf_device_map", None)
         if spread is None:  # `device_map` has placed such a model already
             super().model_to_device()
-
-    teardown = tear_down_in_place
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -399,7 +388,7 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
         self.set_world_ranks()
 
     def teardown(self) -> None:
-        tear_down_in_place(self)
+        super().teardown()
         self.model = None
 
 
@@ -429,8 +418,6 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
     def model_to_device(self) -> None:
         if not self.plan.cpu_offload:
             super().model_to_device()
-
-    teardown = tear_down_in_place
 
 
 def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
@@ -491,8 +478,6 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         precision = self.precision_plugin
         assert isinstance(precision, DeepSpeedPrecision)  # __init__ has set it
         precision.engine = self.set_up_engine()
-
-    teardown = tear_down_in_place
 
 
 class HeldOptimizer:
