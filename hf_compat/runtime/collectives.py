@@ -206,22 +206,16 @@ def gather_objects(data: Object) -> list[Object]:
     return parts
 
 
-class CPUAgreement:
-    """Numbers on which all processes agree, passed between CPUs: no GPU waits for them, though every update asks.
+def highest_each(numbers: Sequence[int], timeout_seconds: float) -> list[int]:
+    """The highest number that a process has given, place by place. All processes ask equally often.
 
-    Every process makes one, and asks as often as the others.
+    The numbers pass between CPUs: no GPU waits for them, though every update may ask.
     """
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self._group = _cpu_group(distributed.group.WORLD, timeout_seconds) if is_distributed() else None
-
-    def highest_each(self, numbers: Sequence[int]) -> list[int]:
-        """The highest number that a process has given, place by place."""
-        if self._group is None:
-            return list(numbers)
-        box = torch.tensor(numbers)
-        distributed.all_reduce(box, op=distributed.ReduceOp.MAX, group=self._group)
-        return [int(number) for number in box]
+    if not is_distributed():
+        return list(numbers)
+    box = torch.tensor(numbers)
+    distributed.all_reduce(box, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout_seconds))
+    return [int(number) for number in box]
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from hf_compat.errors import InertArgumentWarning, warn_user
-from hf_compat.runtime.collectives import CPUAgreement
+from hf_compat.runtime.collectives import highest_each
 from hf_compat.runtime.launch import slurm_job_id
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.are_watched = False  # otherwise no process of the run notes any
-        self._agreement: CPUAgreement | None = None
+        self._timeout = 0.0  # in seconds
         self._handlers: dict[int, Handler] = {}  # the previous ones
 
     def note(self, number: int, frame: FrameType | None) -> None:
@@ -57,9 +57,7 @@ class StopSignals:
         """
         self.received = None
         self._handlers = {}
-        # all processes make it, whatever their handlers
-        self.are_watched = stop or requeue
-        self._agreement = CPUAgreement(timeout_seconds) if self.are_watched else None
+        self.are_watched, self._timeout = stop or requeue, timeout_seconds  # in all processes, whatever their handlers
         if threading.current_thread() is threading.main_thread():
             ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it is under `nohup`
             wanted: list[int] = [signal.SIGTERM, *([] if ignored else [signal.SIGINT])] if stop else []
@@ -79,7 +77,7 @@ class StopSignals:
         try:
             yield
         finally:
-            self.are_watched, self._agreement = False, None
+            self.are_watched = False
             for number, handler in self._handlers.items():
                 if signal.getsignal(number) == self.note:  # else the user has installed another
                     signal.signal(number, handler)
@@ -93,9 +91,9 @@ class StopSignals:
 
         A signal that arrives during the exchange is kept for the next one, because the other processes cannot know it.
         """
-        if self._agreement is None:
-            return self.received is not None
-        [agreed] = self._agreement.highest_each([self.received or 0])
+        if not self.are_watched:
+            return False
+        [agreed] = highest_each([self.received or 0], self._timeout)
         if agreed:
             self.received = agreed
         return bool(agreed)

@@ -44,7 +44,7 @@ from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.collectives import CPUAgreement, gather_objects, is_distributed
+from hf_compat.runtime.collectives import gather_objects, highest_each, is_distributed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.training_run.loss_log import LossLog
@@ -135,17 +135,17 @@ class FlagAgreement:
 
     def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
         self.sources = FlagSources() if sources is None else sources
-        self._agreement = CPUAgreement(timeout_seconds) if timeout_seconds and is_distributed() else None
-        if self._agreement is not None:
-            highest = self._agreement.highest_each([int(source) for source in astuple(self.sources)])
+        self._timeout = timeout_seconds if is_distributed() else 0.0
+        if self._timeout:
+            highest = highest_each([int(source) for source in astuple(self.sources)], self._timeout)
             self.sources = FlagSources(*map(bool, highest))
 
     def agree(self, control: TrainerControl) -> None:
         """Set every flag that another rank has set."""
-        if self._agreement is None:
+        if not self._timeout:
             return
         flags = [int(bool(getattr(control, name))) for name in FLAGS]
-        for name, value in zip(FLAGS, self._agreement.highest_each(flags), strict=True):
+        for name, value in zip(FLAGS, highest_each(flags, self._timeout), strict=True):
             if value and not getattr(control, name):
                 setattr(control, name, True)
 

@@ -30,7 +30,7 @@ def talk(rank: int, store: str) -> None:
     assert padded.left.tolist() == [[1, 1, -100]] if rank == 0 else padded.left.tolist() == [[1, 1, 1]]
     assert collectives.reduce(Pair(torch.tensor(1.0), torch.tensor(rank)), "mean").right == 0.5
     assert collectives.gather_objects(rank) == [0, 1] and collectives.broadcast_object(rank) == 0
-    assert collectives.CPUAgreement(60.0).highest_each([rank]) == [1]
+    assert collectives.highest_each([rank], 60.0) == [1]
     with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"):
         collectives.agree(OSError("disk full") if rank == 1 else None)
     distributed.barrier()  # nobody leaves while another still reads

@@ -9,28 +9,29 @@ import pytest
 from hf_compat.runtime.signals import StopSignals
 
 
-class Exchange:
-    """Stands for the exchange between processes; something may happen while it waits."""
+def exchange(monkeypatch, meanwhile=lambda: None, others=0):
+    """Stand for the exchange between processes; something may happen while it waits."""
 
-    def __init__(self, meanwhile=lambda: None, others=0):
-        self.meanwhile, self.others = meanwhile, others
+    def highest_each(numbers, timeout_seconds):
+        meanwhile()
+        return [max(number, others) for number in numbers]
 
-    def highest_each(self, numbers):
-        self.meanwhile()
-        return [max(number, self.others) for number in numbers]
+    monkeypatch.setattr("hf_compat.runtime.signals.highest_each", highest_each)
 
 
-def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one():
+def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one(monkeypatch):
     signals = StopSignals()
-    signals._agreement = Exchange(lambda: signals.note(signal.SIGTERM, None))
+    signals.are_watched = True
+    exchange(monkeypatch, lambda: signals.note(signal.SIGTERM, None))
     assert signals.agree() is False, "the other processes do not know of it yet"
-    signals._agreement = Exchange()
+    exchange(monkeypatch)
     assert signals.agree() is True and signals.received == signal.SIGTERM
 
 
-def test_a_signal_of_another_process_is_obeyed_here():
+def test_a_signal_of_another_process_is_obeyed_here(monkeypatch):
     signals = StopSignals()
-    signals._agreement = Exchange(others=int(signal.SIGTERM))
+    signals.are_watched = True
+    exchange(monkeypatch, others=int(signal.SIGTERM))
     assert signals.agree() is True and signals.received == signal.SIGTERM
 
 
