@@ -223,7 +223,7 @@ class HFBridge(HFEvents):
         """End an update, then log, evaluate and save according to the flags."""
         control = self.host.control
         if self._writer is not None and self._writer.under_way is not None:
-            self._writer.check()
+            self._writer.wait(only_if_ended=True)
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

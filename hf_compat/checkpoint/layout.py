@@ -82,21 +82,18 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     """List the checkpoint folders of an output folder, oldest step first."""
-    found = []
+    updates = {}
     for name in _names_in(folder):
         match, path = _NUMBERED.match(name), os.path.join(folder, name)
         if match is not None and os.path.isdir(path):
-            found.append((int(match.group(1)), path))
-    return [path for _, path in sorted(found)]
+            updates[path] = int(match.group(1))
+    return sorted(updates, key=updates.__getitem__)
 
 
 def _names_in(folder: str | os.PathLike[str]) -> list[str]:
-    """List the names in an output folder that may be a checkpoint's or a run's own folder's. It may hold thousands."""
-    if not os.path.isdir(folder):
-        return []
+    """List the names in an output folder. It may hold thousands of files."""
     try:
-        # the first letter of `checkpoint` and of our folders: the fastest test, for thousands of other files
-        return [name for name in os.listdir(folder) if name[0] in "c._"]
+        return os.listdir(folder) if os.path.isdir(folder) else []
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
 
@@ -132,6 +129,13 @@ def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
                 if stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode):
                     found.append((path, owner))
     return sorted(found)
+
+
+def remove_ended(folder: str, prefix: str) -> None:
+    """Remove the hidden folders that other processes have left."""
+    for path, owner in hidden_folders(folder, prefix):
+        if owner.is_alive() is False and not owner.is_of_this_process:
+            remove_hidden(path)
 
 
 @contextlib.contextmanager

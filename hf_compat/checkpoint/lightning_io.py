@@ -42,7 +42,7 @@ from hf_compat.checkpoint.forms import (
     wrong_field,
 )
 from hf_compat.checkpoint.judging import holds_model_alone
-from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, hidden_folders, remove_hidden
+from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
 from hf_compat.checkpoint.manifest import seal
 from hf_compat.checkpoint.reading import (
     COMPILED,
@@ -177,9 +177,7 @@ def writing(target: str) -> Iterator[str]:
     beside, name = os.path.split(os.path.abspath(target))
     try:
         os.makedirs(beside, exist_ok=True)
-        for left, owner in hidden_folders(beside, CONVERTING):
-            if owner.is_alive() is False:
-                remove_hidden(left)
+        remove_ended(beside, CONVERTING)
         with hidden_folder(beside, CONVERTING) as hidden:
             place = os.path.join(hidden, name)
             os.mkdir(place)

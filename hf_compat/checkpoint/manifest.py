@@ -245,12 +245,7 @@ class SavingPlace:
         self.folder = final if in_place else self._before_named  # to write into
         self._replaced = os.path.join(self.hidden, layout.REPLACED, name)
         self._began = 0
-        self._is_begun = False
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is something that the checkpoint replaces."""
-        return os.path.lexists(self._replaced if self._in_place else self.final)
+        self._is_begun, self._is_flushed = False, True
 
     def prepare(self) -> None:
         """Make the hidden folder anew, and the checkpoint's where it is written in place."""
@@ -274,7 +269,8 @@ class SavingPlace:
         """Write the manifest. In place, this makes the checkpoint whole.
 
         Files that were written at the final place during this save are taken over first: they belong to this
-        checkpoint. A link there leads to a folder outside, which is not changed.
+        checkpoint. A link there leads to a folder outside, which is not changed. A checkpoint that replaces another is
+        flushed in any case, as the other one stays until this one is safe.
         """
         old = Path(self.final)
         for path in [] if self._in_place or old.is_symlink() else sorted(old.rglob("*")):
@@ -285,20 +281,21 @@ class SavingPlace:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target, follow_symlinks=False)
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
-        seal(self.folder, writer, carried, flushes)
+        self._is_flushed = flushes or os.path.lexists(self._replaced if self._in_place else self.final)
+        seal(self.folder, writer, carried, self._is_flushed)
 
-    def put(self, flushes: bool) -> None:
+    def put(self) -> None:
         """Rename a sealed folder to its final name. At every instant the old folder of that name or the new is whole.
 
         Files of the old folder that belong to no checkpoint are the user's and are copied into the new one. So are
         files that the old manifest lists and that were written again since, by the run's own code before this save.
         """
         if not self._in_place:
-            if self.is_there:
+            if os.path.lexists(self.final):
                 _carry_over(Path(self.final), Path(self.folder))
                 self._set_aside()
             os.replace(self.folder, self.final)
-            if flushes:
+            if self._is_flushed:
                 flush(Path(self.run_dir))
         self._is_begun = False
         layout.remove_hidden(self.hidden)
@@ -421,9 +418,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
             with contextlib.suppress(OSError):
                 finish(path)
     if has_lock:
-        for place, owner in layout.hidden_folders(run_dir, layout.CONVERTING):
-            if owner.is_alive() is False:
-                ended.append(place)
+        layout.remove_ended(run_dir, layout.CONVERTING)
         for place in ended:
             layout.remove_hidden(place)
     return writers

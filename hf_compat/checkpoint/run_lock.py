@@ -60,7 +60,7 @@ class Owner:
     host: str = field(default_factory=_host)  # name of its machine
     pid: int = field(default_factory=os.getpid)  # number of its first process
     # Distinguishes it from other runs of the same process
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    token: str = field(default_factory=functools.partial(secrets.token_hex, 4))
     # When the process started, in the system's ticks. Its lock says it, if the system does
     started: int | None = field(default=None, compare=False)
     machine: str = field(default_factory=_machine)  # distinguishes its machine from others of that name

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.checkpoint.layout import OWN_PREFIX, hidden_folders, make_hidden, remove_hidden
+from hf_compat.checkpoint.layout import OWN_PREFIX, make_hidden, remove_ended
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import HubError
 from hf_compat.runtime.text import need
@@ -207,7 +207,7 @@ def set_aside(
     Files are named by their path in the repository. `unchanging` ones may be removed, but are never written to, so they
     are linked. Others of at least `link_from_bytes` are linked, too, as copies would take too long.
     """
-    remove_left_over(output_dir)
+    remove_ended(output_dir, STAGE_PREFIX)
     os.makedirs(output_dir, exist_ok=True)
     stage = make_hidden(output_dir, STAGE_PREFIX, Owner())
     try:
@@ -230,13 +230,6 @@ def set_aside(
         shutil.rmtree(stage, ignore_errors=True)
         raise
     return stage
-
-
-def remove_left_over(output_dir: str) -> None:
-    """Remove the files that processes set aside before they ended."""
-    for path, owner in hidden_folders(output_dir, STAGE_PREFIX):
-        if not owner.is_of_this_process and owner.is_alive() is False:
-            remove_hidden(path)
 
 
 def _size_of(folder: str) -> int:

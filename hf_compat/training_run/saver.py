@@ -168,7 +168,8 @@ class Saver:
                 alone.enter_context(self.taking_folder(at_once=False))
             folder = self.folder
             assert folder is not None  # `taking_folder` has set it
-            place = SavingPlace(final, folder.owner, in_place=self._writes_in_place())
+            in_place, timing = self._where_and_when(final)
+            place = SavingPlace(final, folder.owner, in_place)
             with self._together(place):
                 if args.should_save:
                     folder.hold(run_dir)
@@ -183,7 +184,6 @@ class Saver:
             log_line(f"Saving model checkpoint to {final}")
             stepping_of(host.optimizer).tell_of_saving()
             try:
-                timing = self._timing(place)
                 write = self._frozen_write() if timing is Timing.BACKGROUND else self._write_files
                 put = functools.partial(self._put, folder, place, timing, write)
                 finish = functools.partial(self._finish, final, timing, state.best_model_checkpoint)
@@ -223,31 +223,28 @@ class Saver:
             else:
                 self._extras[name] = plain
 
-    def _writes_in_place(self) -> bool:
-        """Whether user code takes part in writing. It may look for files beside the checkpoint."""
-        host = self._host
+    def _where_and_when(self, final: str) -> tuple[bool, Timing]:
+        """Decide whether a checkpoint is written in place, and when the parts of its save run.
+
+        User code that takes part in writing may look for files beside the checkpoint, so it writes in place.
+        """
+        host, args = self._host, self._host.args
         model, processor = host.accelerator.unwrap_model(host.model), host.processing_class
+        in_place = any(map(self._overrides, _WRITERS))
         for one in (model, getattr(model, "config", None), processor or getattr(host.data_collator, "tokenizer", None)):
             method = getattr(type(one), "save_pretrained", None)
-            if method is not None and method.__module__.partition(".")[0] not in ("transformers", "peft"):
-                return True
-        return any(map(self._overrides, _WRITERS))
-
-    def _timing(self, place: SavingPlace) -> Timing:
-        """Decide when the parts of a save run. All ranks decide alike."""
-        host, args = self._host, self._host.args
+            is_ours = method is None or method.__module__.partition(".")[0] in ("transformers", "peft")
+            in_place = in_place or not is_ours
         if args.async_save:
             own = [name for name in (*_WRITERS, *_ROTATION) if self._overrides(name)]
             reasons = {
                 "with several processes checkpoints are written at once.": args.world_size > 1,
                 "the model is sharded; checkpoints are written at once.": not host._model_state.can_be_copied,
                 f"{type(host).__name__} overrides {', '.join(own)}; checkpoints are not async.": bool(own),
-                "adapters of PEFT are small; they are written at once.": is_peft_model(
-                    host.accelerator.unwrap_model(host.model)
-                ),
+                "adapters of PEFT are small; they are written at once.": is_peft_model(model),
             }
             if not any(reasons.values()):
-                return Timing.BACKGROUND
+                return in_place, Timing.BACKGROUND
             for why, holds in reasons.items():
                 if holds:
                     warn_once(f"`async_save=True`: {why}")
@@ -257,8 +254,9 @@ class Saver:
             is_seen = is_seen or getattr(callback, "reads_checkpoints", True)
         # An upload takes the files as they are. An old folder of that name may go only once the new one is on the disk.
         # A system without boot ids, or one of several nodes, does not know what a power cut has taken.
-        is_needed_whole = args.push_to_hub or place.is_there or args._launch.nodes != 1 or manifest.this_boot() is None
-        return Timing.NOW if is_seen or is_needed_whole else Timing.LATER
+        replaces, knows_boots = os.path.lexists(final), manifest.this_boot() is not None
+        is_needed_whole = args.push_to_hub or replaces or args._launch.nodes != 1 or not knows_boots
+        return in_place, Timing.NOW if is_seen or is_needed_whole else Timing.LATER
 
     @contextlib.contextmanager
     def _together(self, place: SavingPlace) -> Iterator[None]:
@@ -286,12 +284,11 @@ class Saver:
             write(place.folder)
         with self._together(place):
             if host.args.should_save:
-                # user code may have written a folder of that name just now, which stays until this one is safe
-                flushes = timing is not Timing.LATER or place.is_there
                 folder.hold(place.run_dir)
-                place.seal(folder.writer(host._run, place.run_dir, host.args.save_total_limit), flushes)
-                folder.hold(place.run_dir)
-                place.put(flushes)
+                writer = folder.writer(host._run, place.run_dir, host.args.save_total_limit)
+                place.seal(writer, flushes=timing is not Timing.LATER)
+                folder.hold(place.run_dir)  # sealing may have taken long
+                place.put()
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
             host._pushes.unpushed = final
         elif host.args.push_to_hub:
@@ -450,13 +447,10 @@ class BackgroundWriter:
         self.under_way = thread, begun
         thread.start()
 
-    def check(self) -> None:
-        """Raise the error of a write that has ended."""
-        if self.under_way is not None and not self.under_way[0].is_alive():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the running write, and raise its error."""
+    def wait(self, only_if_ended: bool = False) -> None:
+        """Wait for the running write, and raise its error. With `only_if_ended` one that still runs is left alone."""
+        if only_if_ended and self.under_way is not None and self.under_way[0].is_alive():
+            return
         error = self.settle()
         if error is not None:
             raise error

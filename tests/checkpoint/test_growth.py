@@ -69,7 +69,7 @@ def test_files_beside_are_there_for_a_part_that_saves_itself(make_args, many, pa
     if part == "model":
         model.config = Own()
     trainer = Trainer(model, args, train_dataset=toy.rows(32), processing_class=processor)
-    assert trainer._saver._writes_in_place()
+    assert trainer._saver._where_and_when(str(many / "checkpoint-1"))[0]
     trainer.train()
     assert seen == ([40] if part == "processor" else [])
 

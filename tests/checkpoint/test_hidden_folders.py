@@ -19,7 +19,7 @@ from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, h
 from hf_compat.checkpoint.lightning_io import writing
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
-from hf_compat.hub.client import STAGE_PREFIX, remove_left_over
+from hf_compat.hub.client import STAGE_PREFIX
 
 ENDED = Owner(pid=2**22 + 7)  # no process has such a number
 ELSEWHERE = Owner(host="elsewhere", pid=1)
@@ -50,7 +50,13 @@ USERS = [
 
 
 @pytest.mark.parametrize(
-    "act", [manifest.get_last_checkpoint, manifest.recover, partial(manifest.recover, has_lock=True), remove_left_over]
+    "act",
+    [
+        manifest.get_last_checkpoint,
+        manifest.recover,
+        partial(manifest.recover, has_lock=True),
+        partial(hidden_folders.remove_ended, prefix=STAGE_PREFIX),
+    ],
 )
 def test_folders_of_the_users_stay(tmp_path, act):
     for name in USERS:
@@ -173,7 +179,7 @@ def test_a_link_at_the_final_place_is_not_followed(tmp_path, caplog):
         (private / name).write_text("private")
     sealed(Path(place.folder))
     place.seal(Writer("run", 1), True)
-    place.put(True)
+    place.put()
     assert sorted(path.name for path in final.iterdir()) == ["a.txt", "manifest.json"] and not final.is_symlink()
     assert sorted(tree(private)) == ["deep", "deep/er.txt", "key.pem"] and "is a link to" in caplog.text
     assert [path.name for path in out.iterdir()] == ["checkpoint-8"]

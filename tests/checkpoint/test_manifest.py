@@ -77,7 +77,7 @@ def hidden_place(run_dir):
 
 
 def put(final):
-    manifest.SavingPlace(str(final), OWNER).put(True)
+    manifest.SavingPlace(str(final), OWNER).put()
 
 
 def test_a_folder_of_that_name_is_replaced_and_the_users_files_are_copied(folder, tmp_path):

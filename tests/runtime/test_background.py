@@ -16,7 +16,7 @@ def test_writes_follow_one_another():
         done.append(1)
 
     writer.submit(first)
-    writer.check()
+    writer.wait(only_if_ended=True)
     assert done == []
     go.set()
     writer.submit(lambda: done.append(2))
@@ -30,4 +30,4 @@ def test_an_error_is_raised_once_at_the_next_call():
     with pytest.raises(FileNotFoundError):
         writer.submit(lambda: None)
     writer.wait()
-    writer.check()
+    writer.wait(only_if_ended=True)
