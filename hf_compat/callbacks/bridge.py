@@ -136,19 +136,43 @@ class HFBridge(HFEvents):
             handler.active_ids = outer
 
     def prepare(self, event: str, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Given) -> None:
-        """Do what comes before a hook's event, before the first callback of either kind hears of it."""
+        """Do what comes before a hook's event, before the first callback of either kind hears of it.
+
+        Raises:
+            DataError: A stream gave no samples, so nothing was trained.
+        """
+        host, run = self.host, self.run
         if event == "on_epoch_begin":
-            self._begin_epoch()
+            self.epoch += 1
+            is_first = self.epoch == run.start.epoch
+            run.begin_epoch(is_first)
+            if is_first and run.start.epoch_is_over:
+                # The restored control has the flags of the update that saved it. They were obeyed, and no
+                # `on_step_begin` of this epoch clears them.
+                control = host.control
+                control.should_log = control.should_evaluate = control.should_save = False
+            self.keep_requested_kwargs()
         elif event == "on_step_begin":
-            self.run.moment = SavedAt.UPDATE
+            run.moment = SavedAt.UPDATE
         elif event == "on_epoch_end":
-            self._stop_without_data()
             # the control has this flag, too, and an HF callback of this event may clear it
             trainer.should_stop = False
+            if run.windows is None or run.windows.saw_data:
+                return
+            dataset, updates = getattr(run.loader, "dataset", None), host.state.global_step
+            if updates == 0 and isinstance(dataset, IterableDataset):
+                raise DataError(
+                    f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
+                    "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
+                    "gives no more."
+                )
+            text = "The training data had no samples in epoch %d. Training stops at update %d of %d."
+            logger.warning(text, self.epoch, updates, host.state.max_steps)
+            host.control.should_training_stop = True
         elif event == "on_prediction_step" and self._requested_kwargs:
             outputs, batch = given[:2]
             inputs = getattr(batch, "inputs", batch)
-            self.host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
+            host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
 
     def keep_requested_kwargs(self, keeps: bool = True) -> None:
         """Keep only the losses, inputs or outputs that callbacks ask for, because this costs memory. False keeps none.
@@ -181,18 +205,6 @@ class HFBridge(HFEvents):
             trainer.should_stop = True
         elif host.state.global_step >= max(host.state.max_steps, 1):  # resumed at its epoch's last update
             host.control.should_training_stop = True
-
-    def _begin_epoch(self) -> None:
-        self.epoch += 1
-        start = self.run.start
-        is_first = self.epoch == start.epoch
-        self.run.begin_epoch(is_first)
-        if is_first and start.epoch_is_over:
-            # The restored control has the flags of the update that saved it. They were obeyed, and no
-            # `on_step_begin` of this epoch clears them.
-            control = self.host.control
-            control.should_log = control.should_evaluate = control.should_save = False
-        self.keep_requested_kwargs()
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
@@ -252,26 +264,6 @@ class HFBridge(HFEvents):
             pl_module.end_epoch()
         self._act_on_flags(trainer, run.flag_agreement.sources.in_epochs)
         trainer.should_stop = host.control.should_training_stop
-
-    def _stop_without_data(self) -> None:
-        """Stop after an epoch without data, and refuse a stream without any sample, as nothing was trained."""
-        state, windows = self.host.state, self.run.windows
-        if windows is None or windows.saw_data:
-            return
-        dataset = getattr(self.run.loader, "dataset", None)
-        if state.global_step == 0 and isinstance(dataset, IterableDataset):
-            raise DataError(
-                f"`train_dataset` ({type(dataset).__name__}) gave no samples, so nothing was "
-                "trained.\n\nHint: `next(iter(train_dataset))` has to give one; a generator that was read before "
-                "gives no more."
-            )
-        logger.warning(
-            "The training data had no samples in epoch %d. Training stops at update %d of %d.",
-            self.epoch,
-            state.global_step,
-            state.max_steps,
-        )
-        self.host.control.should_training_stop = True
 
     def _obey_signals(self) -> None:
         """Write a checkpoint and stop, as a signal has asked to."""

@@ -423,27 +423,24 @@ class AdaptedRun(pl.Callback):
             self.losses.add(loss.detach(), self.updates_done)
         self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
         if trainer.global_step > self.updates_done:
-            self._end_update(trainer, pl_module, batch_idx)
+            state, batches = self.state, trainer.num_training_batches
+            state.global_step = self.updates_done  # HF counts the update after this event
+            self.fire("on_optimizer_step")
+            self.losses.end_update()
+            state.global_step = trainer.global_step
+            state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
+            if isinstance(pl_module, WindowModule) and pl_module.measured:  # such as the norm before clipping
+                self.grad_norm = pl_module.measured.get("grad_norm")
+                self.learning_rate = float(pl_module.measured["learning_rate"])
+            self.fire("on_step_end")
+            self.updates_done, self.in_update = trainer.global_step, False
+            interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
+            if not self.flags_decide and interval and state.global_step % interval == 0:
+                self.control.should_log = True
+            self._act_on_flags(trainer, self.flag_agreement.sources.in_updates)
         elif pl_module.automatic_optimization:
             self.fire("on_substep_end")
         self._obey(trainer)
-
-    def _end_update(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> None:
-        state, batches = self.state, trainer.num_training_batches
-        state.global_step = self.updates_done  # HF counts the update after this event
-        self.fire("on_optimizer_step")
-        self.losses.end_update()
-        state.global_step = trainer.global_step
-        state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
-        if isinstance(pl_module, WindowModule) and pl_module.measured:  # such as the norm before clipping
-            self.grad_norm = pl_module.measured.get("grad_norm")
-            self.learning_rate = float(pl_module.measured["learning_rate"])
-        self.fire("on_step_end")
-        self.updates_done, self.in_update = trainer.global_step, False
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not self.flags_decide and interval and state.global_step % interval == 0:
-            self.control.should_log = True
-        self._act_on_flags(trainer, self.flag_agreement.sources.in_updates)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""

@@ -59,11 +59,6 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 }
 
 
-def _is_record(values: object) -> bool:
-    """Whether the fields of a tracker's record are valid. A later release may write further ones."""
-    return isinstance(values, dict) and all(fits(values[name]) for name, fits in _FIELDS.items() if name in values)
-
-
 class RunMemory:
     """The run of a tracker that an output folder belongs to."""
 
@@ -97,7 +92,11 @@ class RunMemory:
         """Read the records of all trackers. If any of them is damaged, there are none."""
         try:
             known = read_json(self.path, _FILE_BYTES) if os.path.lexists(self.path) else {}
-            if not isinstance(known, dict) or not all(map(_is_record, known.values())):
+            # a later release may write further fields
+            if not isinstance(known, dict) or not all(
+                isinstance(record, dict) and all(fits(record[name]) for name, fits in _FIELDS.items() if name in record)
+                for record in known.values()
+            ):
                 raise CheckpointError(f"{self.path} holds no valid records of trackers.")
         except CheckpointError as error:
             self._warn_once(f"{first_line(error)} Trackers start new runs.")

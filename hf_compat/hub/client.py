@@ -59,9 +59,9 @@ class HubClient:
         self._jobs: list[tuple[Commit, Future[object]]] = []
         self.missing: dict[str, str] = {}  # messages of commits that failed, by folder in the repository
         self._logged: set[str] = set()
-        if not _OPEN:  # handlers run in reverse order, so this one runs before that of `concurrent.futures`
-            getattr(threading, "_register_atexit", atexit.register)(functools.partial(_wait_at_exit, os.getpid()))
-        _OPEN.add(self)
+        at_exit = functools.partial(_wait_at_exit, weakref.ref(self), os.getpid())
+        # handlers run in reverse order, so this one runs before that of `concurrent.futures`
+        getattr(threading, "_register_atexit", atexit.register)(at_exit)
 
     def create_repo(self, name: str, token: Token, private: bool | None) -> str:
         """Create a repository if it is missing. Give its full name."""
@@ -164,16 +164,12 @@ class HubClient:
         }
 
 
-# A process waits for their commits at its end, while huggingface_hub can still start threads.
-_OPEN: weakref.WeakSet[HubClient] = weakref.WeakSet()
-
-
-def _wait_at_exit(process: int) -> None:
-    if os.getpid() != process:  # forked, such as a loader's worker, without the threads
-        return
-    for client in list(_OPEN):
+def _wait_at_exit(client: weakref.ref[HubClient], process: int) -> None:
+    """Wait for commits at the end of a process, while huggingface_hub can still start threads."""
+    held = client()
+    if held is not None and os.getpid() == process:  # not forked, such as a loader's worker, without the threads
         with contextlib.suppress(KeyboardInterrupt):  # logged already
-            client.wait()
+            held.wait()
 
 
 class PushInProgress:

@@ -319,16 +319,9 @@ class HFModule(OverridePoints, LoadableModule):
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
-        """Take this process's rank, and compare the user's trainer with the arguments."""
+        """Give the steps this process's rank and device, and the data module's arguments. Prepare a fit."""
         if self.trainer.world_size > 1:
             leave_at_exit()
-        self._set_up_steps()
-        if stage == "fit":
-            self._set_up_fit()
-        super().setup(stage)
-
-    def _set_up_steps(self) -> None:
-        """Give the steps this process's rank and device, and the arguments of the data module."""
         steps = self.steps
         self._evaluations.forget()
         datamodule = getattr(self.trainer, "datamodule", None)
@@ -350,6 +343,9 @@ class HFModule(OverridePoints, LoadableModule):
         move_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
+        if stage == "fit":
+            self._set_up_fit()
+        super().setup(stage)
 
     def _set_up_fit(self) -> None:
         """Compare the user's trainer with the arguments, and prepare the model for training."""
