@@ -391,6 +391,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.end_of_dataloader = False
         self.remainder = -1
         super().__init__(dataset, **options)
+        is_read_here = not self._is_map_style and not self.num_workers and ranks.world_size == 1
+        # an iterable data set whose `state_dict` tells the position in it
+        has_state = is_read_here and callable(getattr(self.dataset, "state_dict", None))
+        self.source: DataSource | None = self.dataset if has_state else None
 
     def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
         """Return data and options for torch's loader of this rank's slice."""
@@ -619,12 +623,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         if source is not None and callable(load) and not self._is_map_style:
             load(source)
             self.skip_batches = 0
-
-    def source_state(self) -> PositionState | None:
-        """Return the position of a stateful iterable data set, or None."""
-        read = getattr(self.dataset, "state_dict", None)
-        alone = self.rank_slice.world_size == 1
-        return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:

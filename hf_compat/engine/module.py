@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
+from hf_compat.checkpoint.lightning_io import OWN_KEY
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
@@ -106,12 +106,6 @@ class WindowModule(HooksOfPlainBatches):
         if scheduler is None or not is_schedule_of(scheduler, optimizer):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def setup(self, stage: str) -> None:
-        """Enable this trainer to load HF folders as checkpoints."""
-        strategy = self.trainer.strategy
-        if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
-            strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the position in the data. Lightning itself saves it within epochs only."""

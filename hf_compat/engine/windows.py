@@ -232,7 +232,8 @@ class Windows:
         again = 0 if last is None or (if_untrained and last.is_trained) else len(last)  # micro-batches to read again
         is_rewound = self._is_rewound or again > 0
         if isinstance(loader, PreparedDataLoader) and not is_rewound:
-            lookahead, source = as_plain(loader.lookahead), as_plain(loader.source_state())
+            lookahead = as_plain(loader.lookahead)
+            source = None if loader.source is None else as_plain(loader.source.state_dict())
         elif not is_rewound and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             # torchdata's StatefulDataLoader
             source = as_plain(loader.state_dict())

@@ -20,6 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
+from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, check_metrics
@@ -345,6 +346,9 @@ class HFModule(OverridePoints, LoadableModule):
         self._is_set_up = True
         if stage == "fit":
             self._set_up_fit()
+        strategy = self.trainer.strategy
+        if not isinstance(strategy.checkpoint_io, HFCheckpointIO):  # it loads HF folders
+            strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
         super().setup(stage)
 
     def _set_up_fit(self) -> None:

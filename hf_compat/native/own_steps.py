@@ -205,28 +205,27 @@ class GuardedStep:
         self._tell_of_schedule()
         self.made_update, self.loss_of_update, updates = False, None, self.module.trainer.global_step
         count = getattr(self.steps.lr_scheduler, "last_epoch", None)
-        watches = not self.has_run and not self.module.automatic_optimization
+        is_first = not self.has_run
         if isinstance(batch, Window):
             batch.poses_as_batch = False
         try:
-            with _backward_passes(self.module, watches) as passes:
+            with _backward_passes(self.module, is_first) as passes:
                 result = self.step(batch, *args, **kwargs)
         finally:
             if isinstance(batch, Window):
                 batch.poses_as_batch = True
-        if not self.module.automatic_optimization:
-            self._check(result, bool(passes))
-            made_its_own = self.module.trainer.global_step > updates and not self.made_update
-            if made_its_own and self._count_before is None:
-                self._count_before = count
-            accumulated = self.steps.args.gradient_accumulation_steps
-            if watches and made_its_own and not isinstance(batch, Window) and accumulated > 1:
-                raise OverrideError(
-                    f"`training_step` of {type(self.module).__name__} made an update of one batch, and "
-                    f"`gradient_accumulation_steps={accumulated}` of the arguments sets {accumulated}, which "
-                    "the schedule depends on.\n\nHint: leave the argument out, or take the data from an HFDataModule. "
-                    "Its batches are the micro-batches of an update."
-                )
+        self._check(result, bool(passes))
+        made_its_own = self.module.trainer.global_step > updates and not self.made_update
+        if made_its_own and self._count_before is None:
+            self._count_before = count
+        accumulated = self.steps.args.gradient_accumulation_steps
+        if is_first and made_its_own and not isinstance(batch, Window) and accumulated > 1:
+            raise OverrideError(
+                f"`training_step` of {type(self.module).__name__} made an update of one batch, and "
+                f"`gradient_accumulation_steps={accumulated}` of the arguments sets {accumulated}, which "
+                "the schedule depends on.\n\nHint: leave the argument out, or take the data from an HFDataModule. "
+                "Its batches are the micro-batches of an update."
+            )
         self.has_run = True
         return result
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
+from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_iterable
@@ -258,7 +259,8 @@ class TrainerModule(WindowModule):
         if self.trainer.world_size > 1:
             leave_at_exit()
         if stage == "fit":  # an evaluation reads and writes no checkpoint
-            super().setup(stage)
+            strategy = self.trainer.strategy
+            strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
             with failing_together(CheckpointError, self.steps._resumer.is_loading):
                 self.steps._resumer.restore(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
 
