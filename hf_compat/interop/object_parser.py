@@ -20,7 +20,6 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -142,13 +141,9 @@ ANYTHING = Any  # a value that its reader checks, not the parser
 _AROUND = ("class_path", "init_args", "dict_kwargs")
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """An option for a part of an object of the configuration."""
-
-    section: str  # the object's place, such as `model` or `data.train_dataset`
-    path: tuple[str, ...]  # the keys that lead to the value. It is empty for the whole object
-    text: str  # the value as it was written
+# An option for a part of an object: the object's place in the configuration, such as `data.train_dataset`, the keys
+# that lead from there to the value, and the value as it was written. Without keys it is the whole object.
+Word = tuple[str, tuple[str, ...], str]
 
 
 def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:
@@ -167,43 +162,32 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
         text = text if equals else words[1]
         path = () if name == found else tuple(name.removeprefix(f"{found}.").split("."))
         if path or sections[found] or text.lstrip().startswith("{"):
-            taken.append(Word(found, path, text))
+            taken.append((found, path, text))
         else:
             rest += words
     return rest, taken
 
 
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
-    """Copy a part of a configuration with a value put into it. Its kind stays."""
+    """Copy a part of a configuration, in plain values, with a value put into it."""
     if not path:
         return _read(text, ANYTHING, where)
-    kind = Namespace if isinstance(spec, Namespace) else dict
-    held = {"class_path": spec} if isinstance(spec, str) else _items(spec)
+    held = {"class_path": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     key, *rest = path
     if key == "class_path":
-        return spec if held.get("class_path") == text else {"class_path": text}
-    if "class_path" not in held:  # a mapping of several
-        part = held.get(key)
-        return {
-            **held,
-            key: _changed(part, tuple(rest), text, f"{where}.{key}") if rest else _read(text, ANYTHING, where),
-        }
-    if key in ("init_args", "dict_kwargs"):
-        key, *rest = rest or [""]
-    place = "init_args" if key not in _items(held.get("dict_kwargs")) else "dict_kwargs"
-    beside = {name: value for name, value in held.items() if name not in _AROUND}
-    given = {**beside, **_items(held.get(place))}
-    target = import_path(held["class_path"], where)
-    check_names(target, {key: text}, where, held["class_path"])
-    at = f"{where}.init_args.{key}"
-    given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, _hint(target, key), at)
-    return kind(**{**{name: value for name, value in held.items() if name in _AROUND}, place: kind(**given)})
-
-
-def _items(spec: Spec) -> dict[str, Spec]:
-    if isinstance(spec, Namespace):
-        return dict(vars(spec))
-    return dict(spec) if isinstance(spec, Mapping) else {}
+        return spec if held.get(key) == text else {key: text}
+    hint, given, at = ANYTHING, held, f"{where}.{key}"  # of a mapping of several
+    if "class_path" in held:
+        if key in ("init_args", "dict_kwargs"):
+            key, *rest = rest or [""]
+        place = "dict_kwargs" if key in (held.get("dict_kwargs") or {}) else "init_args"
+        target = import_path(held["class_path"], where)
+        check_names(target, {key: text}, where, held["class_path"])
+        hint, at = _hint(target, key), f"{where}.init_args.{key}"
+        given = {name: held.pop(name) for name in [*held] if name not in _AROUND} | (held.get(place) or {})
+        held[place] = given
+    given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, hint, at)
+    return held
 
 
 def _hint(target: Callable[..., object], name: str) -> Hint:
@@ -271,7 +255,7 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
     try:
         line, of_objects = take_words(sys.argv[1:] if args is None else args, sections)
         # these options give required objects, too
-        given = {word.section for word in of_objects if word.path in ((), ("class_path",))}
+        given = {section for section, path, _ in of_objects if path in ((), ("class_path",))}
         required = [action for action in self._actions if action.dest in given and action.required]
         try:
             for action in required:
@@ -280,8 +264,9 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
         finally:
             for action in required:
                 action.required = True
-        for word in of_objects:
-            config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
+        for section, path, text in of_objects:
+            spec = config.get(section)
+            config[section] = _changed(spec.as_dict() if isinstance(spec, Namespace) else spec, path, text, section)
     except ArgumentError as wrong:
         self.error(str(wrong), wrong)
     if self.default_env:
