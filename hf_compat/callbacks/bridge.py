@@ -97,30 +97,27 @@ class HFBridge(HFEvents):
     Args:
         host: The owner of the events.
         run: The running training. Between trainings, the last one.
+
+    Attributes:
+        arranged: The Trainer's Lightning callbacks, with HF's events between them, and this bridge last.
     """
 
     def __init__(self, host: RunHost, run: TrainingRun) -> None:
-        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
+        own = host._callbacks
+        super().__init__(self, len(own.lightning))  # the last segment
         self.host = host
         self.run = run
+        self.arranged: list[pl.Callback] = []
         self.epoch = run.start.epoch - 1
         # With several ranks, one rank's error is raised on all at the next save or at the end
         self._writer = host._saver.background if host.args.world_size == 1 else None
         self._last_saved = -1
         self._requested_kwargs: set[str] = set()
         self._outputs_hook: RemovableHandle | None = None
-        self._order: list[pl.Callback | Callback] | None = None  # of both kinds, if there are Lightning callbacks
-
-    def lightning_callback_list(
-        self, lightning_callbacks: list[pl.Callback], order: list[pl.Callback | Callback]
-    ) -> list[pl.Callback]:
-        """List the user's Lightning callbacks with HF's events between them, and this bridge last."""
-        self._order = order if lightning_callbacks else None
-        self.segment = len(lightning_callbacks)
-        arranged: list[pl.Callback] = []
-        for segment, callback in enumerate(lightning_callbacks):
-            arranged += (HFEvents(self, segment), callback)
-        return [*arranged, self]
+        self._order = own.order if own.lightning else None
+        for segment, callback in enumerate(own.lightning):
+            self.arranged += (HFEvents(self, segment), callback)
+        self.arranged.append(self)
 
     def fire(self, event: str, segment: int | None = None) -> None:
         """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""

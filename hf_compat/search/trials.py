@@ -1,40 +1,21 @@
-"""The trials of a search, the backends that propose them, and the checks before it begins."""
+"""The backends of a search, the checks before it begins, and what a trial sets and returns."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Callable, Sequence
 from enum import Enum
 from numbers import Real
-from typing import NamedTuple
 
 import torch
 
 from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError
+from hf_compat.hf import search
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.search import (
-    BestRun,
-    HPSearchBackend,
-    Metrics,
-    Objective,
-    Space,
-    Trial,
-    default_hp_space_optuna,
-)
+from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.launch import empty_device_cache
-from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, need, shown
+from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, shown
 from hf_compat.training_run.run import RunHost
-
-
-def run_trial(host: RunHost, trial: Trial) -> Objective:
-    """Train a trial. Evaluate it if the training has not done so."""
-    host.objective = None
-    host.train(resume_from_checkpoint=None, trial=trial)
-    if getattr(host, "objective", None) is None:
-        host.objective = checked_objective(host, host.evaluate())
-    return host.objective
 
 
 def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
@@ -55,22 +36,6 @@ def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
     )
 
 
-def release_model(host: RunHost) -> None:
-    """Drop a trial's model and optimizer to free memory for the next trial.
-
-    Mirrors:
-        The end of a trial in `transformers.integrations.run_hp_search_optuna`, 5.23. `trainer.model` is None then.
-    """
-    host.model = host.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
-    host.optimizer = host.lr_scheduler = None
-    host.lightning_trainer = host._fit_model_state = host._compiled_model = None  # they hold the model, too
-    handler = host.callback_handler
-    handler.model = handler.optimizer = handler.lr_scheduler = None
-    host.accelerator.clear()
-    gc.collect()
-    empty_device_cache()
-
-
 logger = SharedLogger(__name__, "transformers.trainer")
 
 Directions = str | list[str]
@@ -78,48 +43,34 @@ Options = dict[str, object]
 Search = Callable[[RunHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
-class SearchPackage(NamedTuple):
-    """A package that proposes trials."""
-
-    module: str
-    install: str  # the argument of `pip install`
-    home: str  # our module that runs a search on it
-    own_space: Callable[..., Space] | None = None  # None if the search and its space are transformers' own
-
-    def search(self) -> Search:
-        """Import the function that runs a search on it."""
-        name = f"search_{self.module.partition('.')[0]}"
-        run: Search = getattr(importlib.import_module(f"hf_compat.search.{self.home}"), name)
-        return run
-
-    @property
-    def default_space(self) -> Callable[..., Space]:
-        """The default space."""
-        if self.own_space is not None:
-            return self.own_space
-        name = f"default_hp_space_{self.module.partition('.')[0]}"
-        space: Callable[..., Space] = getattr(importlib.import_module("transformers.trainer_utils"), name)
-        return space
-
-    def missing(self) -> tuple[str, str] | None:
-        """Name a missing package, and the argument of `pip install`. None if nothing is missing."""
-        guest = [("transformers", "'hf-compat[transformers]'")] if self.own_space is None else []
-        return next((one for one in [(self.module, self.install), *guest] if not is_installed(one[0])), None)
-
-
+# Backend → the module that it needs, and the argument of `pip install`.
 PACKAGES = {
-    HPSearchBackend.OPTUNA: SearchPackage("optuna", "'hf-compat[search]'", "with_optuna", default_hp_space_optuna),
-    HPSearchBackend.RAY: SearchPackage("ray.tune", "'ray[tune]'", "with_upstream"),
-    HPSearchBackend.WANDB: SearchPackage("wandb", "'hf-compat[wandb]'", "with_upstream"),
+    HPSearchBackend.OPTUNA: ("optuna", "'hf-compat[search]'"),
+    HPSearchBackend.RAY: ("ray.tune", "'ray[tune]'"),
+    HPSearchBackend.WANDB: ("wandb", "'hf-compat[wandb]'"),
 }
+
+
+def search_of(backend: HPSearchBackend) -> tuple[Search, Callable[..., Space]]:
+    """Import the function that runs a search on a backend, and the default space."""
+    is_ours = backend == HPSearchBackend.OPTUNA  # the other searches, and their spaces, are transformers' own
+    home = importlib.import_module(f"hf_compat.search.{'with_optuna' if is_ours else 'with_upstream'}")
+    spaces = search if is_ours else importlib.import_module("transformers.trainer_utils")
+    return getattr(home, f"search_{backend.value}"), getattr(spaces, f"default_hp_space_{backend.value}")
+
+
+def missing_package_of(backend: HPSearchBackend) -> tuple[str, str] | None:
+    """Name a missing package, and the argument of `pip install`. None if nothing is missing."""
+    guest = [] if backend == HPSearchBackend.OPTUNA else [("transformers", "'hf-compat[transformers]'")]
+    return next((one for one in [PACKAGES[backend], *guest] if not is_installed(one[0])), None)
 
 
 def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
     """Choose the backend of a search, by default the first one that is installed."""
     if wanted is None:
-        found = [backend for backend, package in PACKAGES.items() if package.missing() is None]
+        found = [backend for backend in PACKAGES if missing_package_of(backend) is None]
         if not found:
-            ways = "\n".join(f"  pip install {package.install}" for package in PACKAGES.values())
+            ways = "\n".join(f"  pip install {install}" for _, install in PACKAGES.values())
             raise MissingSearchBackend(
                 f"No package that can search is installed.\n\nHint: install one of these:\n{ways}"
             )
@@ -127,7 +78,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
             logger.info(f"The search runs on {found[0].value}. `backend=…` chooses another.")
         return found[0]
     backend = HPSearchBackend(wanted)
-    missing = PACKAGES[backend].missing()
+    missing = missing_package_of(backend)
     if missing is not None:
         raise MissingSearchBackend(
             f"`backend={backend.value!r}` needs the package {missing[0]}, which is not installed.\n\n"
@@ -146,8 +97,8 @@ def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[...,
     if backend == HPSearchBackend.OPTUNA:
         return f"run-{trial.number}"
     if backend == HPSearchBackend.RAY:
-        return f"run-{need('ray.tune', PACKAGES[backend].install, '`backend=ray`').get_context().get_trial_id()}"
-    return f"run-{need('wandb', PACKAGES[backend].install, '`backend=wandb`').run.id}"
+        return f"run-{importlib.import_module('ray.tune').get_context().get_trial_id()}"
+    return f"run-{importlib.import_module('wandb').run.id}"
 
 
 _DIRECTIONS = ("minimize", "maximize")

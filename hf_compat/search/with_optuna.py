@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 from collections import Counter
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ import optuna
 from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.search.trials import Directions, Options, release_model, run_trial
+from hf_compat.search.trials import Directions, Options, checked_objective
 from hf_compat.training_run.run import RunHost
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
@@ -96,13 +98,33 @@ class _Trials:
             release_model(self.host)
         self._has_left_a_model = True
         try:
-            objective = run_trial(self.host, trial)
+            self.host.objective = None
+            self.host.train(resume_from_checkpoint=None, trial=trial)
+            if self.host.objective is None:  # the training has made no evaluation
+                self.host.objective = checked_objective(self.host, self.host.evaluate())
+            objective = self.host.objective
         except self._survived:
             self.is_training = False
             raise
         release_model(self.host)
         self.is_training = self._has_left_a_model = False
         return objective
+
+
+def release_model(host: RunHost) -> None:
+    """Drop a trial's model and optimizer to free memory for the next trial.
+
+    Mirrors:
+        The end of a trial in `transformers.integrations.run_hp_search_optuna`, 5.23. `trainer.model` is None then.
+    """
+    host.model = host.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
+    host.optimizer = host.lr_scheduler = None
+    host.lightning_trainer = host._fit_model_state = host._compiled_model = None  # they hold the model, too
+    handler = host.callback_handler
+    handler.model = handler.optimizer = handler.lr_scheduler = None
+    host.accelerator.clear()
+    gc.collect()
+    empty_device_cache()
 
 
 def _check_options(options: Options, world_size: int) -> None:

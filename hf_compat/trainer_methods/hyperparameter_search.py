@@ -11,10 +11,10 @@ from hf_compat.interop.releases import trainer_of_transformers
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.runtime.console import brief, log_line
 from hf_compat.search.trials import (
-    PACKAGES,
     check_search,
     checked_objective,
     chosen_backend,
+    search_of,
     set_from_trial,
     space_of,
 )
@@ -78,8 +78,8 @@ class SearchMethods(TrainerBase):
             hp_name=hp_name,
         )
         chosen = chosen_backend(backend)
-        package = PACKAGES[chosen]
-        self.hp_space = package.default_space if hp_space is None else hp_space
+        run, default_space = search_of(chosen)
+        self.hp_space = default_space if hp_space is None else hp_space
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         self.hp_search_backend = chosen
@@ -87,7 +87,7 @@ class SearchMethods(TrainerBase):
         try:
             # a list means several directions
             directions = list(direction) if isinstance(direction, (list, tuple)) else direction
-            return package.search()(self, n_trials, directions, kwargs)
+            return run(self, n_trials, directions, kwargs)
         finally:
             self.hp_search_backend = None
 

@@ -167,12 +167,10 @@ class TrainingMethods(TrainerBase):
         return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(self.model, steps=self)
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
-        own = self._callbacks
-        callbacks = bridge.lightning_callback_list(own.lightning, own.order)
-        loggers = own.loggers() if own.lightning else []  # only Lightning callbacks log to them
+        loggers = self._callbacks.loggers() if self._callbacks.lightning else []  # only Lightning callbacks log to them
         options = {name: value for name, value in self._lightning_options.items() if value is not None}
         options.pop("max_time", None)  # the limit of fits, by a callback
-        return WindowTrainer(plan, callbacks, loggers, self.args._launch, **options)
+        return WindowTrainer(plan, bridge.arranged, loggers, self.args._launch, **options)
 
 
 @contextlib.contextmanager

@@ -378,9 +378,10 @@ def refuse_differences(mine: dict[str, str], what: str) -> None:
 
 
 class LightningCallbacks(Protocol):
-    """A Trainer's callbacks, of which Lightning's have states."""
+    """A Trainer's callbacks, of which Lightning's have states. `order` has those of both kinds."""
 
     lightning: list[pl.Callback]
+    order: list[pl.Callback | Callback]
 
 
 class RunAccelerator(Accelerator, Protocol):
