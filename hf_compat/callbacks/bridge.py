@@ -279,7 +279,7 @@ class HFBridge(HFEvents):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Obey a signal that arrived after the last update."""
-        if self.host.stop_signals.agree():
+        if self.host.stop_signals.are_watched and self.host.stop_signals.agree():
             self._obey_signals()
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:

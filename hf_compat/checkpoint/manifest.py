@@ -17,10 +17,11 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
@@ -182,8 +183,6 @@ def _mark_refused(path: Path, error: OSError) -> bool:
 
 def _is_refused(path: Path, facts: object) -> bool:
     """Whether the disk has refused a file since it was listed. One that was not flushed is flushed now."""
-    if not isinstance(facts, dict) or "boot" not in facts:
-        return False
     try:
         if _is_of_this_boot(facts):
             flush(path)
@@ -470,7 +469,8 @@ def compare(root: Path, name: str, facts: object) -> str | None:
         raise CheckpointError(f"{name if name.isprintable() else ascii(name)} is outside the folder")
     if not os.path.lexists(root / name):
         return f"{name} is missing"
-    if _is_refused(root / name, facts):
+    has_boot = isinstance(facts, dict) and "boot" in facts
+    if has_boot and _is_refused(root / name, facts):
         raise CheckpointError(f"{name} could not be written to the disk")
     try:
         with open_regular(root / name) as file:
@@ -484,7 +484,7 @@ def compare(root: Path, name: str, facts: object) -> str | None:
         return f"{name} cannot be read: {error.strerror}"
     except CheckpointError as error:
         return f"{name}: {first_line(error)}"
-    if "boot" not in facts:
+    if not has_boot:
         return f"{name} has no hash"
     if not _is_of_this_boot(facts):
         return f"{name} was not on the disk when its system stopped, or was written on another machine, and has no hash"
@@ -513,31 +513,41 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if is_free(folder):
         recover(os.fspath(folder))
-    return newest_checkpoint(folder, problems)
+    return newest_checkpoint(folder)[0]
 
 
-def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
-    """Find the newest checkpoint in which `judge` finds nothing wrong, and warn of each newer one.
+def newest_checkpoint(
+    folder: str | os.PathLike[str], unloadable: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str | None, dict[str, str]]:
+    """Find the newest whole checkpoint, and warn of each newer one, which is not whole.
 
     It is the one of the last turn with the most updates. An earlier turn may have left one with more. Checkpoints that
     name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
+
+    Args:
+        folder: The output folder.
+        unloadable: Checkpoints that could not be loaded, with the reasons.
+
+    Returns:
+        The checkpoint, or None, and what is wrong with each newer one.
     """
     paths = layout.list_checkpoints(folder)
     turns = {path: writer.turn for path in paths if (writer := read_manifest(path).writer) is not None}
     last = max(turns.values(), default=0)
-    for path in sorted(
-        paths, key=lambda path: (turns.get(path, last), layout.checkpoint_step(path) or 0), reverse=True
-    ):
-        wrong = judge(path)
-        if not wrong:
-            beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]
-            if beyond:
-                logger.warning(
-                    "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it.",
-                    path,
-                    ", ".join(beyond),
-                )
-            return path
-        way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
-        logger.warning("%s is not whole and is skipped: %s.%s", path, "; ".join(wrong), way_out)
-    return None
+    newest, beyond, skipped = None, [], {}
+    for path in sorted(paths, key=lambda path: turns.get(path, last))[::-1]:
+        if newest is not None and paths.index(path) < paths.index(newest):
+            continue
+        wrong = [f"it cannot be loaded ({unloadable[path]})"] if path in unloadable else problems(path)
+        if newest is not None:
+            beyond += [] if wrong else [os.path.basename(path)]
+        elif not wrong:
+            newest = path
+        else:
+            skipped[path] = "; ".join(wrong)
+            way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
+            logger.warning("%s is not whole and is skipped: %s.%s", path, skipped[path], way_out)
+    if beyond:
+        message = "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it."
+        logger.warning(message, newest, ", ".join(reversed(beyond)))
+    return newest, skipped

@@ -91,8 +91,6 @@ class StopSignals:
 
         A signal that arrives during the exchange is kept for the next one, because the other processes cannot know it.
         """
-        if not self.are_watched:
-            return False
         [agreed] = highest_each([self.received or 0], self._timeout)
         if agreed:
             self.received = agreed

@@ -130,20 +130,12 @@ class Resumer:
 
     def _newest(self, folder: str, unloadable: Mapping[str, str]) -> str:
         """Finish a killed save, then return the newest complete checkpoint."""
-        passed_over: list[str] = []
-
-        def judge(path: str) -> list[str]:
-            failed = unloadable.get(path)
-            wrong = manifest.problems(path) if failed is None else [f"it cannot be loaded ({failed})"]
-            if wrong:
-                passed_over.append(f"\n  {os.path.basename(path)}: {'; '.join(wrong)}")
-            return wrong
-
         manifest.recover(folder)
-        newest = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
+        newest, skipped = manifest.newest_checkpoint(folder, unloadable)
         if newest is None:
+            passed_over = "".join(f"\n  {os.path.basename(path)}: {why}" for path, why in skipped.items())
             raise CheckpointError(
-                f"No valid checkpoint found in output directory ({folder}).{''.join(passed_over)}\n\n"
+                f"No valid checkpoint found in output directory ({folder}).{passed_over}\n\n"
                 "Hint: train without `resume_from_checkpoint`, or name a folder."
             )
         return newest

@@ -21,7 +21,6 @@ def exchange(monkeypatch, meanwhile=lambda: None, others=0):
 
 def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one(monkeypatch):
     signals = StopSignals()
-    signals.are_watched = True
     exchange(monkeypatch, lambda: signals.note(signal.SIGTERM, None))
     assert signals.agree() is False, "the other processes do not know of it yet"
     exchange(monkeypatch)
@@ -30,7 +29,6 @@ def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one(mon
 
 def test_a_signal_of_another_process_is_obeyed_here(monkeypatch):
     signals = StopSignals()
-    signals.are_watched = True
     exchange(monkeypatch, others=int(signal.SIGTERM))
     assert signals.agree() is True and signals.received == signal.SIGTERM
 

@@ -265,7 +265,7 @@ def check_resumption(session: Session) -> None:
 def _newest(session: Session) -> str:
     """The newest checkpoint of the output folder, in which nothing is changed."""
     folder = session.output_dir
-    newest = manifest.newest_checkpoint(folder, manifest.problems) if os.path.isdir(folder) else None
+    newest, _ = manifest.newest_checkpoint(folder)
     if newest is None:
         raise CheckpointError(
             f"No valid checkpoint found in output directory ({folder}).\n\n"
