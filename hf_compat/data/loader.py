@@ -152,6 +152,16 @@ class BatchSamplerSlice(Sampler[Indices]):
             return rounds
         return rounds + 1 if self.ranks.even_batches or self.ranks.rank < rest else rounds
 
+    @property
+    def last_shares(self) -> list[int]:
+        """Samples of each rank in a last round that is not filled up. Empty if there is none, or if it is unknown."""
+        size, world_size = self.batch_size, self.ranks.world_size
+        if self.ranks.even_batches or self.drop_last or size is None or not has_length(self.sampler):
+            return []
+        own = size // world_size if self.ranks.split_batches else size
+        rest = len(self.sampler) % (own * world_size)  # type: ignore[arg-type]  # it has one
+        return [min(max(rest - rank * own, 0), own) for rank in range(world_size)] if rest else []
+
     def __iter__(self) -> Iterator[Indices]:
         return self._parts_of_batches() if self.ranks.split_batches else self._whole_batches()
 
@@ -643,6 +653,12 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
             batches.sampler = shuffler  # type: ignore[attr-defined]  # it has one
             return shuffler
     return None
+
+
+def last_shares(loader: object) -> list[int]:
+    """Samples of each rank in the last round of a loader, if they differ. See `BatchSamplerSlice.last_shares`."""
+    order = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    return order.last_shares if isinstance(order, BatchSamplerSlice) else []
 
 
 def skip_first_batches(loader: DataLoader[Batch], skip: int) -> DataLoader[Batch]:

@@ -15,7 +15,7 @@ import torch
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.data.collators import shown_value
-from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
@@ -425,6 +425,13 @@ class EvaluationRun:
         self.loss_only, self.ignore_keys, self.is_prediction = loss_only, ignore_keys, is_prediction
         self.compute_metrics, self.preprocess_logits = compute_metrics, preprocess_logits
         self.gather = gather or accelerator.gather
+        shares = last_shares(loader) if accelerator.num_processes > 1 else []
+        if shares and not (loss_only and shares[-1]):
+            raise ArgumentError(
+                f"`accelerator_config={{'even_batches': False}}` gives the first rank {shares[0]} samples in the last "
+                f"round of an evaluation, and the last rank {shares[-1]}. Their results cannot be gathered.\n\n"
+                "Hint: set `dataloader_drop_last=True`, or leave `even_batches` at True."
+            )
         # one process has all the results, so nothing is padded or gathered
         is_own = self.gather == accelerator.gather
         self._is_alone = is_own and getattr(accelerator, "is_alone", False) is True  # a script may replace it

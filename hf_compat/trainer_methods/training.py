@@ -42,7 +42,7 @@ from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
-from hf_compat.training_run.run import FlagAgreement, TrainingRun, flag_sources, refuse_differences, run_summary
+from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
 from hf_compat.training_run.start_log import log_start
 
 
@@ -71,7 +71,7 @@ class TrainingMethods(TrainerBase):
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.run_counts(args, loader)
         if args.world_size > 1:
-            refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
+            compare_updates(args, counts, loader)
         if self._created_lr_scheduler:  # its length may have changed
             self.lr_scheduler, self._created_lr_scheduler = None, False
         with failing_together(CheckpointError, self._resumer.is_loading):

@@ -31,12 +31,14 @@ from hf_compat.checkpoint.run_state import (
     SavedAt,
     readable_states,
 )
+from hf_compat.data.loader import last_shares
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.internals import is_training_batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
 from hf_compat.errors import ArgumentError, MetricError, MissingMetric
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
@@ -356,6 +358,20 @@ def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
     return lines
 
 
+def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object) -> None:
+    """Refuse data from which ranks get different numbers of updates."""
+    hint, mine, shares = "pass the same data to every process.", repr(counts.max_updates), last_shares(loader)
+    if shares and not shares[-1]:
+        hint = "set `dataloader_drop_last=True`, or leave `even_batches` of `accelerator_config` at True."
+        # the length of a split batch's parts counts the last round on every rank, as Accelerate's does
+        if (
+            AcceleratorConfig.from_any(args.accelerator_config).split_batches
+            and args.max_steps <= 0 < counts.max_updates >= counts.updates_per_epoch
+        ):
+            mine += f", with {shares[args.process_index]} samples in the last one of an epoch"
+    refuse_differences({"updates that the training data give": mine}, "training data", hint)
+
+
 def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
     """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other."""
     if args.world_size == 1:
@@ -366,14 +382,14 @@ def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) ->
     refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments")
 
 
-def refuse_differences(mine: dict[str, str], what: str) -> None:
+def refuse_differences(mine: dict[str, str], what: str, hint: str = "pass the same values to every process.") -> None:
     """Refuse values that differ between ranks. They are given as text. `what` is their name in the message."""
     found = differences(gather_objects(mine))
     if found:
         raise ArgumentError(
             f"The processes of this run have different {what} and would wait for each other forever.\n"
             + "\n".join(f"  {line}" for line in found)
-            + "\n\nHint: pass the same values to every process."
+            + f"\n\nHint: {hint}"
         )
 
 

@@ -245,3 +245,53 @@ def test_the_compared_arguments_exist(make_args):
 def test_differences_of_many_ranks_are_grouped():
     values = [{"max_steps": "4"}, {"max_steps": "6"}, {"max_steps": "4"}, {}]
     assert differences(values) == ["`max_steps` is 4 on ranks 0, 2; 6 on rank 1; not set on rank 3"]
+
+
+UNEVEN = [
+    ("train", 10, {}, "6 on rank 0; 4 on rank 1"),
+    ("train", 9, {"split_batches": True}, "with 1 samples in the last one of an epoch on rank 0"),
+    ("evaluate", 10, {}, "the last rank 0. Their results cannot be gathered"),
+    ("evaluate", 11, {}, "the last rank 1. Their results cannot be gathered"),
+]
+
+
+@pytest.mark.parametrize(("method", "samples", "options", "said"), UNEVEN)
+def test_shares_that_would_make_ranks_wait_are_refused(tmp_path, method, samples, options, said):
+    def body(rank):
+        set_seed(3)
+        args = arguments(
+            tmp_path / "out", per_device_eval_batch_size=2, accelerator_config={"even_batches": False, **options},
+            max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=1,
+        )  # fmt: skip
+        trainer = Trainer(
+            toy.Classifier(), args, train_dataset=toy.rows(samples), eval_dataset=toy.rows(samples),
+            compute_metrics=lambda prediction: {"n": len(prediction.label_ids)},
+        )  # fmt: skip
+        with pytest.raises(ArgumentError) as error:
+            getattr(trainer, method)()
+        assert said in str(error.value) and "dataloader_drop_last=True" in str(error.value), error.value
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+WORKING = [
+    ("train", 14, {"gradient_accumulation_steps": 2}, {}),  # four batches and three are two updates each
+    ("train", 10, {"max_steps": 6}, {}),
+    ("train", 9, {"max_steps": 8}, {"split_batches": True}),
+    ("evaluate", 11, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "samples", "values", "options"), WORKING)
+def test_shares_that_train_under_transformers_train_here(tmp_path, method, samples, values, options):
+    def body(rank):
+        set_seed(3)
+        plain = {"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 1, **values}
+        config = {"even_batches": False, **options}
+        args = arguments(tmp_path / "out", per_device_eval_batch_size=2, accelerator_config=config, **plain)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(samples), eval_dataset=toy.rows(samples))
+        getattr(trainer, method)()
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
