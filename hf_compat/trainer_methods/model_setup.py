@@ -124,7 +124,8 @@ class ModelMethods(StepsBase):
         enable = getattr(self.model, "gradient_checkpointing_enable", None)
         if not callable(enable):
             raise ArgumentError(
-                f"`activation_checkpointing=True`, but {type(self.model).__name__} has no method to enable it.\n\n"
+                "`gradient_checkpointing=True` (newer name: `activation_checkpointing`), but "
+                f"{type(self.model).__name__} has no method to enable it.\n\n"
                 "Hint: add `gradient_checkpointing_enable(gradient_checkpointing_kwargs=None)` to the model."
             )
         enable(gradient_checkpointing_kwargs=options or None)

@@ -99,7 +99,8 @@ def make_output_folder(args: TrainingArguments, saves: bool) -> None:
     """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try to write.
 
     Raises:
-        OutputFolderError: It cannot be created or written to. An evaluation works in a read-only folder.
+        OutputFolderError: It is a file, or a run saves there and it cannot be created or written to. An evaluation
+            works in a read-only folder.
     """
     folder = str(args.output_dir)
     try:
@@ -110,10 +111,11 @@ def make_output_folder(args: TrainingArguments, saves: bool) -> None:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".hf_compat_"):
                 pass
     except (OSError, ValueError) as error:
-        if not saves:
+        if not saves and not isinstance(error, FileExistsError):
             logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
             return
         raise OutputFolderError(
             f"`output_dir={folder!r}` cannot be saved to: {error}.\n\n"
-            "Hint: name a folder that can be written to, or set `save_strategy='no'`."
+            "Hint: name a folder that can be written to"
+            + ("." if isinstance(error, FileExistsError) else ", or set `save_strategy='no'`.")
         ) from error

@@ -36,7 +36,7 @@ def train(form: str, folder: Path, *checkpoint: str) -> dict:
 
 def unpack(form: str, folder: Path) -> str:
     with tarfile.open(HERE / "old_checkpoints" / f"{form}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         return str(folder / archive.getnames()[0])
 
 

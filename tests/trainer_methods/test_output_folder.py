@@ -8,6 +8,7 @@ import pytest
 import toy
 
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.errors import ArgumentError, OutputFolderError
 
 
 class WritesLog(TrainerCallback):
@@ -35,3 +36,17 @@ def test_a_run_that_saves_nothing_needs_none(make_args, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
     assert "cannot be created" in caplog.text and trainer.train().global_step == 1
+
+
+def test_a_file_is_refused_also_by_a_run_that_saves_nothing(make_args, tmp_path):
+    (tmp_path / "file").write_text("")
+    args = make_args(output_dir=str(tmp_path / "file"), save_strategy="no", max_steps=1)
+    with pytest.raises(OutputFolderError, match="File exists"):
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_a_model_that_cannot_recompute_is_named_with_the_argument(make_args, name):
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=1, **{name: True}), train_dataset=toy.rows(8))
+    with pytest.raises(ArgumentError, match=rf"`{name}[`=].* Classifier has no method"):
+        trainer.train()
