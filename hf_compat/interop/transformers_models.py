@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -23,28 +23,30 @@ from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
 
 
-def _is_instance(candidate: object, package: str, *names: str) -> bool:
-    module = sys.modules.get(package)
-    for name in names if module is not None else ():
-        kind = getattr(module, name, None)
-        if isinstance(kind, type) and isinstance(candidate, kind):
-            return True
-    return False
+def _one_of(*paths: str) -> Callable[[object], bool]:
+    """Make a test whether an object is an instance of one of these classes, as far as their modules are imported."""
+    places = [path.rsplit(".", 1) for path in paths]
+
+    def is_one(candidate: object) -> bool:
+        for module, name in places:
+            kind = getattr(sys.modules.get(module), name, None)
+            if isinstance(kind, type) and isinstance(candidate, kind):
+                return True
+        return False
+
+    return is_one
 
 
-def is_peft_model(model: nn.Module) -> bool:
-    """Whether a model is wrapped by `peft`."""
-    return _is_instance(model, "peft", "PeftModel", "PeftMixedModel")
-
-
-def is_transformers_model(model: nn.Module) -> bool:
-    """Whether a model is one of `transformers`."""
-    return _is_instance(model, "transformers", "PreTrainedModel")
-
-
-def is_pretrained_model(model: nn.Module) -> bool:
-    """Whether a model saves itself as `transformers` or `peft` models do."""
-    return is_transformers_model(model) or is_peft_model(model)
+is_peft_model = _one_of("peft.PeftModel", "peft.PeftMixedModel")
+is_transformers_model = _one_of("transformers.PreTrainedModel")
+# which saves itself
+is_pretrained_model = _one_of("transformers.PreTrainedModel", "peft.PeftModel", "peft.PeftMixedModel")
+is_datasets_dataset = _one_of("datasets.Dataset")
+is_datasets_stream = _one_of("datasets.IterableDataset")  # which knows its shards
+# a sampler that yields only this rank's batches
+knows_its_rank = _one_of("transformers.trainer_pt_utils.BatchRebalanceSampler")
+_is_padding = _one_of("transformers.PreTrainedTokenizerBase", "transformers.SequenceFeatureExtractor")
+_has_tokens = _one_of("transformers.PreTrainedTokenizerBase", "transformers.ProcessorMixin")
 
 
 def takes_loss_keywords(model: nn.Module) -> bool | None:
@@ -93,11 +95,6 @@ class _ReadsFiles(Protocol):
     """A model class of transformers."""
 
     def from_pretrained(self, path: None, **how: object) -> tuple[nn.Module, Mapping[str, Iterable[str]]]: ...
-
-
-def knows_its_rank(sampler: object) -> bool:
-    """Whether a sampler yields only this rank's batches, as transformers' `BatchRebalanceSampler` does."""
-    return _is_instance(sampler, "transformers.trainer_pt_utils", "BatchRebalanceSampler")
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
@@ -188,7 +185,7 @@ _NOT_FSDP = frozenset({"tp", "ep", "pp", "cp", "sp"})
 def pads_itself(processing_class: object) -> bool:
     """Whether a processing class pads samples, as tokenizers and feature extractors do."""
     if sys.modules.get("transformers") is not None:
-        return _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "SequenceFeatureExtractor")
+        return _is_padding(processing_class)
     return callable(getattr(processing_class, "pad", None))
 
 
@@ -200,24 +197,13 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> None:
     Mirrors:
         `transformers.trainer_utils.align_special_tokens`, 5.23, or `transformers.Trainer._align_special_tokens`, 4.56.
     """
-    is_text = _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "ProcessorMixin")
-    if not (is_text and hasattr(model, "config")):
+    if not (_has_tokens(processing_class) and hasattr(model, "config")):
         return
     theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
     if theirs is not None:
         theirs(model, processing_class)
     elif (method := getattr(trainer_of_transformers("Trainer"), "_align_special_tokens", None)) is not None:
         method(SimpleNamespace(model=model, processing_class=processing_class))
-
-
-def is_datasets_dataset(dataset: object) -> bool:
-    """Whether a data set is a table of the `datasets` library."""
-    return _is_instance(dataset, "datasets", "Dataset")
-
-
-def is_datasets_stream(dataset: object) -> bool:
-    """Whether a data set is a stream of the `datasets` library, which knows its shards."""
-    return _is_instance(dataset, "datasets", "IterableDataset")
 
 
 def reporting_callback(tracker: str) -> type | None:
