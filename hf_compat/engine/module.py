@@ -34,7 +34,7 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.strategies import UpdateMechanics
 from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
-from hf_compat.optim.stepping import Stepping, stepping_of_all
+from hf_compat.optim.stepping import Stepping, stepping_of
 from hf_compat.runtime.inspection import is_replaced, placing
 from hf_compat.runtime.nested import Nested, find_batch_size
 
@@ -133,7 +133,7 @@ class WindowModule(HooksOfPlainBatches):
         steps = self.steps
         wrapper = self.trainer.strategy.model
         self.mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
-        self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+        self.mechanics.begin(self, stepping_of(*self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self.mechanics.backward
@@ -225,7 +225,7 @@ class WindowModule(HooksOfPlainBatches):
         if steps.optimizer is not optimizer:
             replace_optimizer(self.trainer, steps.optimizer)
             self.mechanics.end(self)
-            self.mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+            self.mechanics.begin(self, stepping_of(*self.trainer.optimizers), self._rate_of_update)
             steps.accelerator.run_backward = self.mechanics.backward  # the new optimizer may run the backward pass
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:

@@ -7,7 +7,7 @@ ones step within the backward pass, and LOMO runs the backward pass itself.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -130,19 +130,12 @@ class Stepping:
         self.optimizer = optimizer
 
     def attach(self) -> None:
-        """Prepare for training. A second call does nothing."""
+        """Do nothing. Other kinds prepare for training, once."""
 
-    def detach(self) -> None:
-        """Undo `attach`."""
-
-    def to_training(self) -> None:
-        """Put the trained weights into the parameters."""
-
-    def to_evaluation(self) -> None:
-        """Put the weights to evaluate and save into the parameters."""
-
-    def tell_of_saving(self) -> None:
-        """Warn of state that is not saved, as upstream."""
+    detach = attach  # others undo that
+    to_training = attach  # others put the trained weights into the parameters
+    to_evaluation = attach  # others put there the weights to evaluate and save
+    tell_of_saving = attach  # others warn of state that is not saved, as upstream
 
     def tell_of_resuming(self) -> None:
         """Warn of state that a checkpoint lacks, here and upstream."""
@@ -252,8 +245,11 @@ class SeveralSteppings(Stepping):
             part.to_evaluation()
 
 
-def stepping_of(optimizer: object) -> Stepping:
-    """The stepping of an optimizer. None and unknown optimizers step as most do."""
+def stepping_of(*optimizers: object) -> Stepping:
+    """The stepping of one optimizer, or of all optimizers of a fit. None and unknown optimizers step as most do."""
+    if len(optimizers) != 1:
+        return SeveralSteppings(list(map(stepping_of, optimizers)))
+    (optimizer,) = optimizers
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
     if callable(getattr(optimizer, "fused_backward", None)):
@@ -261,12 +257,6 @@ def stepping_of(optimizer: object) -> Stepping:
     if callable(getattr(optimizer, "train", None)) or callable(getattr(optimizer, "eval", None)):
         return ScheduleFreeStepping(optimizer)
     return Stepping(optimizer)
-
-
-def stepping_of_all(optimizers: Iterable[object]) -> Stepping:
-    """The stepping of all optimizers of a fit."""
-    parts = list(map(stepping_of, optimizers))
-    return parts[0] if len(parts) == 1 else SeveralSteppings(parts)
 
 
 def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -> float | None:

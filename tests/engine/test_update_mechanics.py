@@ -16,7 +16,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import ForwardPrecision, UpdateMechanics
 from hf_compat.engine.windows import Window
 from hf_compat.errors import UnsupportedArgument
-from hf_compat.optim.stepping import stepping_of, stepping_of_all
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.launch import Launch
 
 
@@ -172,7 +172,7 @@ def test_several_optimizers_are_switched_together():
         def eval(self):
             seen.append("eval")
 
-    stepping = stepping_of_all([Switching(trained.parameters(), lr=0.1), torch.optim.SGD(trained.parameters(), lr=0.1)])
+    stepping = stepping_of(Switching(trained.parameters(), lr=0.1), torch.optim.SGD(trained.parameters(), lr=0.1))
     stepping.attach()
     stepping.to_training()
     stepping.to_evaluation()
