@@ -22,6 +22,7 @@ from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import accepting
+from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
 
@@ -103,7 +104,9 @@ class AuthorStep:
         finally:
             self.runs = False
         self.batch_idx += 1
-        steps._empty_cache_in_time()
+        every = steps.args.torch_empty_cache_steps
+        if every is not None and steps.state.global_step % every == 0:
+            empty_device_cache()
         if self.module.trainer.global_step != updates:
             raise makes_updates(self.module, "stepped an optimizer")
         loss = result.get("loss") if isinstance(result, Mapping) else result

@@ -56,12 +56,10 @@ class OptimizerRequest:
     """A request for one optimizer."""
 
     args: TrainingArguments
+    name: str  # in `optim`
     model: nn.Module | None  # None if it is not known yet
     options: Keywords  # of `optim_args`, with the table's defaults
-
-    @property
-    def name(self) -> str:
-        return OptimizerNames(self.args.optim).value
+    adam: Keywords  # `betas` and `eps`, which every Adam takes
 
     @property
     def whole_model(self) -> nn.Module:
@@ -72,11 +70,6 @@ class OptimizerRequest:
                 "Hint: pass the model as the second argument."
             )
         return self.model
-
-    @property
-    def adam(self) -> Keywords:
-        """`betas` and `eps`, which every Adam takes."""
-        return {"betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon}
 
 
 def options_alone(request: OptimizerRequest) -> Keywords:
@@ -128,8 +121,10 @@ class OptimizerEntry:
             ) from error
 
 
-def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
-    """Read `optim_args`, written `key=value,key=value`, as the options of an entry."""
+def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[OptimizerEntry, OptimizerRequest]:
+    """Find the entry of `optim`, and read `optim_args`, written `key=value,key=value`, as its options."""
+    optimizer = OptimizerNames(args.optim)
+    entry = OPTIMIZERS[optimizer]
     given: dict[str, str] = {}
     for part in (args.optim_args or "").replace(" ", "").split(","):
         key, equals, value = part.partition("=")
@@ -147,7 +142,7 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
         takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
         others = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
         raise ArgumentError(
-            f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` "
+            f"`optim_args={args.optim_args!r}` has {name}, but `optim={optimizer.value!r}` "
             f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
         )
     read: Keywords = {}
@@ -156,7 +151,8 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
             read[name] = read_as(f"optim_args: {name}", option.kind, given[name])
         elif option.default is not _NOT_GIVEN:
             read[name] = option.default
-    return read
+    adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    return entry, OptimizerRequest(args, optimizer.value, model, read, adam)
 
 
 def _torchs(name: str, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
@@ -476,8 +472,7 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
 
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:
     """Refuse what is known to fail before the optimizer is made."""
-    entry = OPTIMIZERS[OptimizerNames(args.optim)]
-    request = OptimizerRequest(args, model, read_options(args, entry))
+    entry, request = read_request(args, model)
     kind = entry.load(f"`optim={request.name!r}`")
     if entry.device and args.device.type == "cpu":
         raise UnsupportedArgument(
@@ -527,8 +522,7 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
         `nesterov=on` is false and `kahan_sum=false` true. Numbers of `optim_args` are numbers for every optimizer.
         There, `block_size=128` and the options of `rmsprop_bnb` reach the optimizer as text, and fail.
     """
-    entry = OPTIMIZERS[OptimizerNames(args.optim)]
-    request = OptimizerRequest(args, model, read_options(args, entry))
+    entry, request = read_request(args, model)
     found = entry.load(f"`optim={request.name!r}`")
     keywords = {"lr": args.learning_rate, **entry.keywords(request)}
     if entry.in_backward:
@@ -540,14 +534,12 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
     return LayerWiseDummyOptimizer, {"lr": args.learning_rate, "optimizer_dict": optimizers, "params": groups}
 
 
-def keep_embeddings_in_32_bit(model: nn.Module, optimizer_class: object, keywords: Keywords) -> None:
+def keep_embeddings_in_32_bit(model: nn.Module) -> None:
     """Keep the state of embeddings in 32 bits, whose gradients are too sparse for the 8 bits of bitsandbytes.
 
     Mirrors:
         The end of `transformers.Trainer.create_optimizer`, 5.23.
     """
-    if "bitsandbytes" not in str(optimizer_class) or keywords.get("optim_bits") != 8:
-        return
     manager = need("bitsandbytes", "bitsandbytes", "An optimizer of 8 bits").optim.GlobalOptimManager.get_instance()
     kept = 0
     for module in model.modules():

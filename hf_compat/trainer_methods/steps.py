@@ -69,7 +69,9 @@ class StepMethods(StepsBase):
                 compute_loss = accepting(self.compute_loss, ITEMS)
                 loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
             del inputs
-            self._empty_cache_in_time()
+            every = self.args.torch_empty_cache_steps
+            if every is not None and self.state.global_step % every == 0:
+                empty_device_cache()
             loss = checked_loss(loss)
             micro_batches = self.current_gradient_accumulation_steps
             if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
@@ -103,11 +105,6 @@ class StepMethods(StepsBase):
         return (counted or self.compute_loss_func is not None) and (
             accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
         )
-
-    def _empty_cache_in_time(self) -> None:
-        every = self.args.torch_empty_cache_steps
-        if every is not None and self.state.global_step % every == 0:
-            empty_device_cache()
 
     def compute_loss(
         self,
@@ -453,7 +450,8 @@ class OptimizationMethods(StepsBase):
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)
-            keep_embeddings_in_32_bit(target, optimizer_class, keywords)
+            if "bitsandbytes" in str(optimizer_class) and keywords.get("optim_bits") == 8:
+                keep_embeddings_in_32_bit(target)
             stepping_of(self.optimizer).attach()
         return self.optimizer
 
