@@ -32,7 +32,7 @@ from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
-from hf_compat.runtime.console import brief, follow_level, log_line
+from hf_compat.runtime.console import brief, follow_level, log_line, show_logs
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.signals import StopSignals
@@ -54,7 +54,6 @@ from hf_compat.training_run.output_folder import make_output_folder, saves_check
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun, compare_arguments
 from hf_compat.training_run.saver import Saver
-from hf_compat.training_run.start_log import show_logs
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
@@ -292,7 +291,8 @@ class Trainer(
                 wanted = self._callbacks.checkpoint_of_exception()
             with naming_absent_ranks():
                 self._refuse_late_overrides()
-                compare_arguments(self.args, wanted)
+                if self.args.world_size > 1:
+                    compare_arguments(self.args, wanted)
                 with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
                     while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
                         with self._resumer.trying(wanted, unloadable) as checkpoint:

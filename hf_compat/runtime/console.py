@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -134,6 +134,30 @@ def follow_level(level: int | None) -> None:
     """Set transformers' verbosity in a patched process, as its Trainer does. None does not change it."""
     if _in_place_of_transformers and level is not None:
         logging.getLogger("transformers").setLevel(level)
+
+
+class _AboveBars(logging.StreamHandler[TextIO]):
+    """Writes lines above the progress bars and redraws the bars below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+def show_logs(level: int | None) -> None:
+    """Set the package's log level, and log to stderr if the program has not set up logging.
+
+    Without a level, the program's own stays, or `INFO` shows the lines at the start of a run.
+    """
+    package = logging.getLogger("hf_compat")
+    if not package.handlers and not logging.getLogger().handlers:
+        handler = _AboveBars(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        package.addHandler(handler)
+    if level is not None:
+        package.setLevel(level)
+    elif package.level == logging.NOTSET:
+        package.setLevel(logging.INFO)
 
 
 def log_line(line: str, otherwise: logging.Logger | None = None) -> None:

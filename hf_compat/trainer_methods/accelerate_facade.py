@@ -353,7 +353,7 @@ class AcceleratorFacade(ProcessMembers):
             learning_rate: Has no effect. The engine knows LOMO's rate.
             options: Keywords of `torch.Tensor.backward`.
         """
-        steps = self.gradient_state.num_steps
+        steps = self.gradient_state.plugin_kwargs.get("num_steps", 1)
         if steps != 1 and self.distributed_type != "DEEPSPEED":
             loss = loss / steps
         if self.run_backward is not None:
@@ -507,11 +507,6 @@ class AcceleratorFacade(ProcessMembers):
             scheduler = PreparedScheduler(scheduler, own or followed, self)
         return self._note(self._schedulers, scheduler)
 
-    def leave_fit(self) -> None:
-        """Drop the engine's passes. The trained objects stay listed."""
-        self.run_backward = self.unscale = None
-        self.sync_gradients = True
-
     @staticmethod
     def _note(held: list[Prepared], candidate: Prepared) -> Prepared:
         if not any(candidate is one for one in held):
@@ -564,8 +559,12 @@ class AcceleratorFacade(ProcessMembers):
 
     def take_up(self, held: ModelState, optimizer: object) -> None:
         """List the objects that a fit trains before those that the script has prepared."""
-        self._optimizers[:] = [one for one in self._optimizers if unprepared(one) is not optimizer]
-        self._models[:] = [held.model, *(one for one in self._models if one is not held.model)]
+        for one in list(self._optimizers):
+            if unprepared(one) is optimizer:
+                self._optimizers.remove(one)
+        if held.model in self._models:
+            self._models.remove(held.model)
+        self._models.insert(0, held.model)
         self._optimizers.insert(0, optimizer)
         self._trained_state, self._trained_optimizer = held, optimizer
 

@@ -144,11 +144,7 @@ class Evaluator:
         self.is_prepared = False  # the model is compiled and timed, only in a first evaluation before training
         self._name: str | None = None  # of the data set, if there are several
         self._part = WHOLE
-        self._kept: _OutsideFit | None = None  # the last trainer of an evaluation
-
-    def begin_fit(self) -> None:
-        """Forget the trainer of earlier evaluations, which may hold another trial's model."""
-        self.is_prepared, self._kept = True, None  # the fit compiles the model
+        self.kept: _OutsideFit | None = None  # the last trainer of an evaluation
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
@@ -262,7 +258,7 @@ class Evaluator:
     def _outside_fit(self, plan: LightningPlan) -> Iterator[_OutsideFit]:
         """Prepare a Lightning trainer for an evaluation outside a fit, the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
-        kept, self._kept = self._kept, None
+        kept, self.kept = self.kept, None
         if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
@@ -278,7 +274,7 @@ class Evaluator:
                 yield kept
         finally:
             kept.bridge.keep_requested_kwargs(False)
-        self._kept = kept  # only after success, as an error may leave it in any state
+        self.kept = kept  # only after success, as an error may leave it in any state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

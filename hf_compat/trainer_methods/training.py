@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Iterator, Sequence
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
@@ -34,7 +36,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.translate import LightningPlan, with_counts
+from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.launch import slurm_job_id
@@ -43,7 +45,8 @@ from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
-from hf_compat.training_run.start_log import log_start
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingMethods(TrainerBase):
@@ -195,7 +198,8 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
         host.is_deepspeed_enabled = plan.strategy == "deepspeed"
         if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
             wrap_forward(host.model, plan.precision, args.device.type)
-        host._evaluator.begin_fit()
+        # the fit compiles the model, and the trainer of earlier evaluations may hold another trial's
+        host._evaluator.is_prepared, host._evaluator.kept = True, None
         bridge = HFBridge(host, run)
         module = host._make_module(plan)
         module.num_training_updates, module.observer = counts.max_updates, bridge
@@ -217,7 +221,8 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
             windows.close()
             held = host._compiled_model
             host.model_wrapped = host.model if held is None or uncompiled(held) is not host.model else held
-            host.accelerator.leave_fit()
+            host.accelerator.run_backward = host.accelerator.unscale = None
+            host.accelerator.sync_gradients = True
             bridge.keep_requested_kwargs(False)
     finally:
         if timer is not None:
@@ -239,6 +244,64 @@ def plan_of_fit(host: TrainerBase, run: TrainingRun) -> LightningPlan:
     if run.start.is_finished:  # Lightning would skip the start if all epochs are done
         plan = dataclasses.replace(plan, max_epochs=-1)
     return plan
+
+
+def log_start(
+    plan: LightningPlan,
+    counts: RunCounts,
+    args: TrainingArguments,
+    parameters: int,
+    updates_done: int,
+    is_resumed: bool,
+) -> None:
+    """Log the lines with which transformers' Trainer starts a training, and the settings of Lightning's trainer.
+
+    The arguments' log level decides whether transformers' lines are shown, too. Warn if one process trains on one of
+    several GPUs, as transformers would use larger updates.
+    """
+    in_detail = args.log_level in ("info", "debug")
+    accumulation, samples = args.gradient_accumulation_steps, counts.total_train_batch_size
+    lines = [
+        "***** Running training *****",
+        f"  Num examples = {counts.num_examples:,}",
+        f"  Num Epochs = {counts.num_train_epochs:,}",
+        f"  Num update steps per epoch = {counts.updates_per_epoch:,}",
+        f"  Instantaneous batch size per device = {args.per_device_train_batch_size:,}",
+        f"  Total train batch size (w. parallel, distributed & accumulation) = {samples:,}",
+        f"  Gradient Accumulation steps = {accumulation}",
+        f"  Total optimization steps = {counts.max_updates:,}",
+        f"  Number of trainable parameters = {parameters:,}",
+    ]
+    if is_resumed:
+        epochs, updates = divmod(updates_done, counts.updates_per_epoch)
+        lines.append(f"  Resuming training from checkpoint with epoch {epochs} and global step {updates_done}")
+        if not args.ignore_data_skip:
+            lines.append(
+                f"  Fast-forwarding the dataloader past {epochs} epochs and {updates * accumulation} batches to resume "
+                "from the exact training state."
+            )
+    for line in lines:
+        log_line(line, logger if in_detail else None)
+    if in_detail:
+        clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
+        logger.info("  Training on Lightning: device %s, precision %s, %s", plan.device, plan.precision, clip)
+        if plan.world_size > 1:
+            machines = plan.world_size // plan.devices_per_node
+            logger.info("  %d processes on %d machine(s): %s", plan.world_size, machines, plan.strategy)
+    else:
+        resumed = f", from update {updates_done:,} on" if updates_done else ""
+        processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
+        logger.info(
+            f"Training on Lightning: {parameters:,} parameters, {counts.max_updates:,} updates of {samples} "
+            f"samples{resumed}, on {plan.device}{processes}, {plan.precision}"
+        )
+    devices = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
+    if devices != 1:
+        logger.warning(
+            f"Training uses one of {devices} GPUs, with {samples} samples an update. transformers would use all in one "
+            f"process (DataParallel), with {samples * devices}. "
+            "`hf-compat run script.py …` or torchrun starts a process on each."
+        )
 
 
 class TrainerModule(WindowModule):
