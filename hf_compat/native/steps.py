@@ -135,7 +135,8 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         """Train this model, and set its options that the arguments name."""
         self.take_model(model)
         self._set_use_cache()
-        self._enable_activation_checkpointing()
+        if self.args.activation_checkpointing:
+            self._enable_activation_checkpointing()
 
     def take_model(self, model: nn.Module, called: nn.Module | None = None) -> None:
         """Use a model, and read its inputs and outputs from its signature, or from that of a module that is called."""

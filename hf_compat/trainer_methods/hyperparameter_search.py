@@ -113,7 +113,8 @@ class SearchMethods(TrainerBase):
             log_line(f"W&B Sweep parameters: {trial}")
         check_supported(self.args)
         self._check_optimization()
-        compare_arguments(self.args, None)
+        if self.args.world_size > 1:
+            compare_arguments(self.args, None)
         self._train_batch_size = self.args.train_batch_size
         self._make_accelerator()
 

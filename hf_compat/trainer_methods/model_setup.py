@@ -110,8 +110,6 @@ class ModelMethods(StepsBase):
             self.model.config.use_cache = False  # type: ignore[union-attr]  # it has one
 
     def _enable_activation_checkpointing(self) -> None:
-        if not self.args.activation_checkpointing:
-            return
         options = dict(self.args.activation_checkpointing_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
         enable = getattr(self.model, "activation_checkpointing_enable", None)
         if callable(enable):
@@ -222,8 +220,10 @@ class ModelSetupMethods(TrainerBase):
         is_spread = getattr(self.model, "hf_device_map", None) is not None
         if self.model_init is None and not self.place_model_on_device and not is_spread:
             self._move_model_to_device(self.model, self.args.device)
-        self._enable_activation_checkpointing()
-        align_special_tokens(self.model, self.processing_class)
+        if self.args.activation_checkpointing:
+            self._enable_activation_checkpointing()
+        if self.processing_class is not None:
+            align_special_tokens(self.model, self.processing_class)
         # Add NEFTune's noise to the embeddings until the end of this `train()`
         self._remove_neftune_noise()
         strength = self.neftune_noise_alpha

@@ -374,8 +374,6 @@ def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object) 
 
 def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
     """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other."""
-    if args.world_size == 1:
-        return
     wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
     arguments = args.to_dict()
     mine = {name: repr(arguments[name]) for name in SHARED_ARGUMENTS if name in arguments}
