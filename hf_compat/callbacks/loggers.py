@@ -9,18 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 
-from hf_compat.callbacks.trackers import (
-    MLflowRuns,
-    TensorBoardCallback,
-    WandbCallback,
-    continuing,
-    integration_of,
-)
-from hf_compat.errors import ArgumentError, CallbackError
+from hf_compat.callbacks.trackers import MLflowRuns, TensorBoardCallback, WandbCallback, continuing
+from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
 from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import known_to_transformers
+from hf_compat.interop.transformers_models import known_to_transformers, reporting_callback
 from hf_compat.runtime.text import is_installed, missing_package
 
 _OTHER = "pytorch_lightning"
@@ -46,6 +40,11 @@ def refuse_other_distribution(candidate: object) -> None:
         )
 
 
+# Trackers implemented here with HF's keys. The others use transformers' integrations.
+_OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
+_MLFLOW = ("mlflow", "dagshub")
+
+
 def reporting_callbacks(args: Args) -> list[Callback]:
     """Make the callbacks of `report_to`.
 
@@ -53,25 +52,27 @@ def reporting_callbacks(args: Args) -> list[Callback]:
         MissingPackage: A tracker's package is not installed.
         ArgumentError: An entry is not a tracker.
     """
-    callbacks: list[Callback] = []
-    for wanted in args.report_to or []:
-        refuse_other_distribution(wanted)
-        if isinstance(wanted, Logger):
-            callbacks.append(LoggerCallback(wanted))
-            continue
-        if wanted not in PACKAGES:
-            raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
-        module, install = PACKAGES[wanted]
-        if not is_installed(module):
-            raise missing_package(module, install, f"`report_to={wanted!r}`")
-        if wanted == "tensorboard":
-            callbacks.append(known_to_transformers(TensorBoardCallback)())
-        elif wanted == "wandb":
-            callbacks.append(WandbCallback())
-        else:
-            theirs = integration_of(wanted)
-            callbacks.append(continuing(theirs)() if wanted in ("mlflow", "dagshub") else theirs())
-    return callbacks
+    return list(map(_reporting_callback, args.report_to or []))
+
+
+def _reporting_callback(wanted: str | Logger) -> Callback:
+    refuse_other_distribution(wanted)
+    if isinstance(wanted, Logger):
+        return LoggerCallback(wanted)
+    if wanted not in PACKAGES:
+        raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
+    module, install = PACKAGES[wanted]
+    if not is_installed(module):
+        raise missing_package(module, install, f"`report_to={wanted!r}`")
+    if wanted in _OWN:
+        return known_to_transformers(_OWN[wanted])()
+    theirs = reporting_callback(wanted)
+    if theirs is None:
+        raise MissingPackage(
+            f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
+            "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
+        )
+    return continuing(theirs)() if wanted in _MLFLOW else theirs()
 
 
 class LoggerCallback(TrainerCallback):

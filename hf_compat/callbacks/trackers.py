@@ -11,20 +11,20 @@ import json
 import logging
 import os
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from torch import nn
 
 from hf_compat.checkpoint.files import first_line, read_json
-from hf_compat.errors import CheckpointError, MissingPackage
+from hf_compat.errors import CheckpointError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
-from hf_compat.hf.enums import default_logdir, rewrite_logs
+from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.hf.legacy import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import reporting_callback
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import need
@@ -188,98 +188,171 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer, self._is_own = None, True
 
 
-def integration_of(tracker: str) -> type:
-    """Transformers' callback of a tracker.
+class WandbCallback(TrainerCallback):
+    """Report to Weights & Biases, under HF's keys.
 
-    Raises:
-        MissingPackage: transformers is not installed.
-    """
-    theirs = reporting_callback(tracker)
-    if theirs is None:
-        raise MissingPackage(
-            f"`report_to={tracker!r}` needs the integration of transformers, which is not installed.\n\n"
-            "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
-        )
-    return theirs
-
-
-_Theirs: Any = object  # transformers' class follows ours in the class of each object
-
-
-class WandbCallback(_Theirs):
-    """Report to Weights & Biases. Each object is one of transformers' `WandbCallback`, too, which does so.
-
-    Raises:
-        MissingPackage: transformers is not installed.
+    The variables `WANDB_PROJECT` (`huggingface` by default), `WANDB_WATCH` (`gradients`, `parameters`, `all`) and
+    `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here. wandb itself reads all others (`WANDB_MODE` …).
 
     Mirrors:
-        `transformers.integrations.WandbCallback`, 5.23.
+        `transformers.integrations.WandbCallback`, 5.23, with the same keys, configuration, summary and run name.
 
     Differs:
         A resumed training continues its run. Logs that the run already has are skipped, so steps never go backwards.
     """
 
-    _memory: RunMemory | None = None  # of a run that this callback has started
-    _skip_to = (-1, 0)  # the last step that a resumed run already has, and its number of logs
-    _logged = (-1, 0)
-
-    def __new__(cls) -> Self:
-        theirs, names = integration_of("wandb"), ("__module__", "__qualname__", "__doc__")
-        if not issubclass(cls, theirs):
-            cls = type(cls.__name__, (cls, theirs, TrainerCallback), {name: getattr(cls, name) for name in names})
-        made: Self = super().__new__(cls)
-        return made
+    def __init__(self) -> None:
+        self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
+        self._is_set_up = self._began = False
+        self._log_model = _log_model(environment.get("WANDB_LOG_MODEL", "false"))
+        self._memory: RunMemory | None = None
+        self._skip_to = (-1, 0)  # the last step that a resumed run already has, and its number of logs
+        self._logged = (-1, 0)
 
     def setup(self, args: Args, state: TrainerState, model: nn.Module | None, **kwargs: Kwarg) -> None:
         """Start a run, or continue the checkpoint's run. A run that the program has started is used unchanged."""
-        begins = state.is_world_process_zero and self._wandb.run is None
-        if begins:
-            self._memory = RunMemory(str(args.output_dir), "wandb")
-            known = self._memory.read() if state.global_step > 0 else {}
-            if "id" in known:
-                project = environment.get("WANDB_PROJECT", "huggingface")
-                self._wandb.init(project=project, id=known["id"], resume="allow")
-                self._skip_to = (known.get("step", -1), known.get("logs", 0))
-        super().setup(args, state, model, **kwargs)
-        if begins and self._memory is not None:
-            self._memory.write(id=self._wandb.run.id)
+        self._is_set_up = True
+        if not state.is_world_process_zero:
+            return
+        if self._wandb.run is None:
+            self._begin(args, state)
+        elif not self._began:
+            self._memory = None
+        config: Any = getattr(model, "config", None)
+        described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
+        adapters = getattr(model, "peft_config", None)
+        self._wandb.config.update(
+            {**({"peft_config": adapters} if adapters is not None else {}), **described, **args.to_dict()},
+            allow_val_change=True,
+        )
+        self._wandb.define_metric("train/global_step")
+        self._wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
+        watched = environment.get("WANDB_WATCH", "false")
+        if watched in ("all", "parameters", "gradients"):
+            self._wandb.watch(model, log=watched, log_freq=max(100, state.logging_steps))
+        count = getattr(model, "num_parameters", None)
+        if callable(count):
+            self._wandb.config.update({"model/num_parameters": count()}, allow_val_change=True)
+        if self._log_model != "false":
+            facts = {
+                "model_config": None if config is None else config.to_dict(),
+                "num_parameters": self._wandb.config.get("model/num_parameters"),
+                "initial_model": True,
+            }
+            artifact = self._artifact(args, facts)
+            with artifact.new_file("model_architecture.txt") as file:
+                file.write(str(model))
+            self._wandb.run.log_artifact(artifact, aliases=["base_model"])
 
     def experiment(self, args: Args, state: TrainerState) -> object:
         """Wandb's run, started if needed. Lightning callbacks read it as `trainer.logger.experiment`."""
         if self._wandb.run is None:
-            self.setup(args, state, nn.Module())
-            self._initialized = False  # the start of the training adds the model
+            self._begin(args, state)
         return self._wandb.run
 
-    def on_log(
-        self,
-        args: Args,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Kwarg = None,
-        logs: Kwarg = None,
-        **kwargs: Kwarg,
-    ) -> None:
-        if not self._initialized:
-            self.setup(args, state, model)
+    def _begin(self, args: Args, state: TrainerState) -> None:
+        self._began = True
+        self._memory = RunMemory(str(args.output_dir), "wandb")
+        options: dict[str, Any] = {}
+        if state.trial_name is not None:
+            options = {"name": state.trial_name, "group": args.run_name or args.output_dir}
+        elif args.run_name is not None and not state.is_hyper_param_search:  # wandb itself names the runs of a search
+            options = {"name": args.run_name}
+        known = self._memory.read() if state.global_step > 0 else {}
+        if "id" in known:
+            options |= {"id": known["id"], "resume": "allow"}
+            self._skip_to = (known.get("step", -1), known.get("logs", 0))
+        self._wandb.init(project=environment.get("WANDB_PROJECT", "huggingface"), **options)
+        self._memory.write(id=self._wandb.run.id)
+
+    def _artifact(self, args: Args, facts: Mapping[str, object]) -> Any:  # wandb's
+        run = self._wandb.run
+        name = run.id if args.run_name in (None, args.output_dir) else run.name
+        accepted = re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # by wandb
+        return self._wandb.Artifact(name=f"model-{accepted}", type="model", metadata=dict(facts))
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if state.is_hyper_param_search:
+            self._wandb.finish()
+            self._is_set_up = False
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+        if not state.is_world_process_zero:
+            return
         step, count = self._logged
         self._logged = (state.global_step, count + 1 if step == state.global_step else 1)
         if self._logged <= self._skip_to:  # the resumed run has this log
             return
-        super().on_log(args, state, control, model=model, logs=logs, **kwargs)
+        logs = kwargs["logs"]
+        for name in SUMMARY_KEYS:
+            if name in logs:
+                self._wandb.run.summary[name] = logs[name]
+        rest = rewrite_logs({name: value for name, value in logs.items() if name not in SUMMARY_KEYS})
+        self._wandb.log({**rest, "train/global_step": state.global_step})
         if self._memory is not None:
             self._memory.write(step=self._logged[0], logs=self._logged[1])
 
     @property
     def reads_checkpoints(self) -> bool:
         """Whether this callback reads a saved checkpoint's files, so that the Trainer must finish them first."""
-        return self._log_model == "checkpoint" or is_replaced(self, "on_save", integration_of("wandb"))
+        return self._log_model == "checkpoint" or is_replaced(self, "on_save", WandbCallback)
+
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:
+            return
+        facts = self._summary() | {"model/num_parameters": self._wandb.config.get("model/num_parameters")}
+        artifact = self._artifact(args, facts)
+        artifact.add_dir(os.path.join(str(args.output_dir), f"checkpoint-{state.global_step}"))
+        aliases = [f"epoch_{round(state.epoch, 2)}", f"checkpoint_global_step_{state.global_step}"]
+        self._wandb.log_artifact(artifact, aliases=aliases)
+
+    def on_train_end(
+        self, args: Args, state: TrainerState, control: TrainerControl, trainer: Kwarg = None, **kwargs: Kwarg
+    ) -> None:
+        if self._log_model == "false" or not self._is_set_up or not state.is_world_process_zero or trainer is None:
+            return
+        facts = self._summary()
+        if args.load_best_model_at_end:
+            facts = {
+                f"eval/{args.metric_for_best_model}": state.best_metric,
+                "train/total_floss": state.total_flos,
+                "model/num_parameters": self._wandb.config.get("model/num_parameters"),
+            }
+        artifact = self._artifact(args, {**facts, "final_model": True})
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save_model(folder)
+            artifact.add_dir(folder)
+            self._wandb.run.log_artifact(artifact, aliases=["final_model"])
+
+    def _summary(self) -> dict[str, float | None]:
+        return {k: v for k, v in numbers_of(dict(self._wandb.summary)).items() if not k.startswith("_")}
+
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:  # type: ignore[override]  # metrics are among kwargs
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+        if state.is_world_process_zero:
+            self._wandb.log(rewrite_logs(kwargs["metrics"]))
+
+
+def _log_model(wanted: str) -> str:
+    """Read `WANDB_LOG_MODEL`. An unknown value switches it off, with a warning."""
+    if wanted.lower() in ("end", "checkpoint"):
+        return wanted.lower()
+    if wanted.lower() != "false":
+        logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
+    return "false"
 
 
 RUN_ID = "MLFLOW_RUN_ID"  # MLflow reads and removes it at the next start of a run
 
+_MLflowCallback: Any = object  # transformers' class follows `MLflowRuns` in the class that `continuing` makes
 
-class MLflowRuns(_Theirs):
+
+class MLflowRuns(_MLflowCallback):
     """Our additions to transformers' `MLflowCallback`."""
 
     _has: Counter[int]  # logs of each update that a continued run already has

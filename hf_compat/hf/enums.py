@@ -175,9 +175,18 @@ _SWITCHES = (
 
 Value = TypeVar("Value")
 
+# These describe the whole run, not a step.
+SUMMARY_KEYS = (
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_loss",
+    "total_flos",
+)
+
 
 def available_trackers() -> list[str]:
-    """List the trackers of `report_to="all"`, which are installed and not switched off. Most need transformers, too.
+    """List the trackers of `report_to="all"`, which are installed and not switched off.
 
     Mirrors:
         `transformers.integrations.get_available_reporting_integrations`, 5.23.
@@ -186,8 +195,8 @@ def available_trackers() -> list[str]:
         `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
     """
     off = {name for key, value, name in _SWITCHES if (environment.get(key) or "").lower() in (value, "1")}
-    off |= {*_ONLY_BY_NAME} if is_installed("transformers") else PACKAGES.keys() - {"tensorboard"}
-    return [name for name, (module, _) in PACKAGES.items() if name not in off and is_installed(module)]
+    found = [n for n, (module, _) in PACKAGES.items() if n not in _ONLY_BY_NAME and is_installed(module)]
+    return [name for name in found if name not in off]
 
 
 def with_platforms_tracker(trackers: list[str]) -> list[str]:

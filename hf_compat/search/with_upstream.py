@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from hf_compat.callbacks.trackers import TensorBoardCallback
+from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
+from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import Directions, Options
 from hf_compat.training_run.run import RunHost
@@ -50,6 +51,9 @@ def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, opt
             "Hint: use `backend='optuna'`."
         )
     upstream = _upstream("wandb", direction)
+    held = host.pop_callback(WandbCallback)
+    kind = known_to_transformers(type(held) if isinstance(held, WandbCallback) else WandbCallback)
+    host.add_callback(held if isinstance(held, kind) else kind())
     space = host.hp_space(None)
     space.setdefault("metric", {})
     host.hp_space = lambda trial: space
