@@ -53,7 +53,7 @@ from hf_compat.interop.object_parser import (
     import_path,
     near_unknown,
 )
-from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
+from hf_compat.plan.argument_support import ELSEWHERE, PASSED_ON, refuse_elsewhere
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
 from hf_compat.trainer_methods.generation import GenerationSteps
@@ -119,16 +119,12 @@ class ConfigParser(ArgumentParser):
     def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
         """Write a configuration as text that makes the same run again.
 
-        Tokens are left out. An argument appears under the name and in the section in which the user gave it.
+        Tokens are left out. An argument has the name that the user wrote.
         """
         text: Namespace = _without_secrets(cfg)
-        args, trainer = text.get("args"), text.get("trainer")
-        if not (args is None or trainer is None):
+        args = text.get("args")
+        if isinstance(args, Namespace):
             drop_defaults(vars(args), _CHECKS)
-            for name, value in vars(trainer).items():
-                if value is not None and name in EQUIVALENTS:
-                    for argument in EQUIVALENTS[name](value):
-                        args.pop(argument, None)
         if kwargs.get(_SKIP, True):
             _drop_unset(text)
         # a None that is left was set by the user, among a class's arguments
@@ -176,8 +172,6 @@ def make_parser(command: str) -> ArgumentParser:
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     add_old_names(parser, "args.")
-    for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the equivalent argument")
     import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
 
     # isort: split
@@ -409,9 +403,9 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
         given = {name for name in given & set(FIELDS) if values[name] != _DEFAULTS[name]}
     known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
-    args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
-    left_out = {name for name in set(FIELDS) - given if args[name] == _DEFAULTS[name]}
-    chosen = {name: value for name, value in args.items() if name not in left_out}
+    refuse_elsewhere({name: value for name, value in config["trainer"].items() if name not in OBJECTS})
+    left_out = {name for name in set(FIELDS) - given if known[name] == _DEFAULTS[name]}
+    chosen = {name: value for name, value in known.items() if name not in left_out}
     absent = sorted(set(chosen) - {field.name for field in fields(kind)} - set(OWN_ARGUMENTS))
     if absent:
         raise ArgumentError(
