@@ -21,7 +21,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.loading import DataSpec, made
 from hf_compat.native.module import HFModule
-from hf_compat.native.own_methods import refuse_unheard_methods
+from hf_compat.native.overrides import refuse_unheard_methods
 from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.text import check_callables

@@ -33,26 +33,24 @@ from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.loading import LoadableModule, ModelSpec, made
-from hf_compat.native.own_methods import (
+from hf_compat.native.overrides import (
+    AuthorStep,
+    GuardedStep,
     OverridePoints,
     call_overrides,
     keep_hooks,
+    leave_own_step,
+    loss_of_batch,
+    makes_updates,
     names_beside,
     note_hooks,
     overrides_automatic_hooks,
     refuse_late,
     refuse_unheard_methods,
     refuse_unused_hooks,
+    serve_own_step,
     tell_of_untrained,
     trained_names,
-)
-from hf_compat.native.own_steps import (
-    AuthorStep,
-    GuardedStep,
-    leave_own_step,
-    loss_of_batch,
-    makes_updates,
-    serve_own_step,
 )
 from hf_compat.native.steps import (
     OF_LOADER,

@@ -29,7 +29,7 @@ PLACES = {
     "optimizers of transformers": "hf_compat/optim/optimizers.py",
     "schedules of transformers": "hf_compat/optim/lr_schedulers.py",
     "hooks of lightning.Callback": "hf_compat/callbacks/callback_set.py and lightning_in_hf.py",
-    "hooks of lightning.LightningModule": "hf_compat/native/own_methods.py",
+    "hooks of lightning.LightningModule": "hf_compat/native/overrides.py",
     "options of lightning.Trainer": "hf_compat/plan/argument_support.py",
     "private names of Lightning that hf_compat uses": "hf_compat/engine: internals, window_trainer and the lean loops",
 }

@@ -15,7 +15,7 @@ from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import OverrideError
-from hf_compat.native.own_methods import HONOURED, REFUSED
+from hf_compat.native.overrides import HONOURED, REFUSED
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
