@@ -213,7 +213,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if trainer.callbacks != self._seen:
             self._look_up()
         listeners = self._listeners
-        if self._restarting or listeners is None:
+        if listeners is None:
             carrying_stops(super().advance)(data_fetcher)
             return
         if self.val_loop._restarting:
@@ -284,7 +284,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         """Count the batch."""
-        if self._listeners is None or self._skip_next_val:
+        if self._listeners is None:
             super().on_advance_end(data_fetcher)
             return
         self._batches_that_stepped += 1
