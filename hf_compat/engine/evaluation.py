@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,26 @@ class EvaluationBatch:
         return self.inputs.keys()
 
 
-class EvaluationBatches:
-    """The batches of any loader with their positions, as Lightning's validation loop iterates over them."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
 
-    def __init__(self, loader: Iterable[Batch]) -> None:
-        self.loader = loader
+    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
+    is_last: bool = True  # calls their hooks for its end
+    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
+
+
+WHOLE = EvaluationPart()
+
+
+class EvaluationBatches:
+    """The batches of any loader with their positions, as Lightning's validation loop iterates over them.
+
+    To callbacks the loop presents them as one part of an evaluation.
+    """
+
+    def __init__(self, loader: Iterable[Batch], part: EvaluationPart = WHOLE) -> None:
+        self.loader, self.part = loader, part
         self.length = length_of(loader)
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any, Literal, ParamSpec
 
@@ -45,7 +45,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader, _Sequent
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hf_compat.engine.evaluation import EvaluationBatch, EvaluationBatches
+from hf_compat.engine.evaluation import WHOLE, EvaluationBatch, EvaluationBatches, EvaluationPart
 from hf_compat.engine.internals import WRITTEN_FOR, do_nothing, note_metrics
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
@@ -325,24 +325,12 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
         self._batches = iter(())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationPart:
-    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately."""
-
-    is_first: bool = True  # calls the callbacks' hooks for the start of a validation
-    is_last: bool = True  # calls their hooks for its end
-    earlier: Mapping[str, object] = field(default_factory=dict)  # metrics of the previous parts
-
-
-WHOLE = EvaluationPart()
-
-
 class LeanEvaluationLoop(_EvaluationLoop):
     """Evaluates a `WindowModule`, whose steps move each `EvaluationBatch` to the device themselves."""
 
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # as in training
-    part: EvaluationPart = WHOLE
+    _part: EvaluationPart = WHOLE  # of the running evaluation
     _verified: tuple[pl.LightningModule, int] | None = None
 
     def setup_data(self) -> None:
@@ -385,7 +373,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def on_run_start(self) -> None:
         """Start an evaluation, or a part of one."""
-        part = self.part
+        self._part = part = getattr(self._data_source.instance, "part", WHOLE)
         # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
         if part.is_last and part.earlier:
             note_metrics(self.trainer, part.earlier)
@@ -409,7 +397,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def on_run_end(self) -> list[Mapping[str, float]]:  # type: ignore[override]  # Lightning's own type is private
         """End an evaluation, or a part of one."""
-        with self._hearing(self.part.is_last):
+        with self._hearing(self._part.is_last):
             return super().on_run_end()  # type: ignore[return-value]  # as above
 
     def _evaluation_step(
@@ -612,17 +600,6 @@ class WindowTrainer(pl.Trainer):
             training = self.fit_loop.epoch_loop
             for loop in (training, training.val_loop, self.validate_loop, self.test_loop):
                 loop._results.batch = None
-
-    @contextlib.contextmanager
-    def as_part(self, part: EvaluationPart) -> Iterator[None]:
-        """Present the next evaluation, within a fit or not, to callbacks as one part of an evaluation."""
-        loop = self.fit_loop.epoch_loop.val_loop if self.state.fn == "fit" else self.validate_loop
-        assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
-        outer, loop.part = loop.part, part
-        try:
-            yield
-        finally:
-            loop.part = outer
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:  # as Lightning's own method
         try:

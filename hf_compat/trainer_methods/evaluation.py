@@ -13,11 +13,11 @@ from torch import nn
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.types import DataSource, Loader
-from hf_compat.engine.evaluation import ComputeMetrics, EvaluationBatches, EvaluationRun
+from hf_compat.engine.evaluation import WHOLE, ComputeMetrics, EvaluationBatches, EvaluationPart, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import wrap_forward
-from hf_compat.engine.window_trainer import WHOLE, EvaluationPart, WindowTrainer
+from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import SearchError
 from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
@@ -216,16 +216,16 @@ class Evaluator:
             drops_fillers=drops_fillers,
         )
         with host.accelerator.passes.reading(loader):
-            batches = EvaluationBatches(run.loader)
+            batches = EvaluationBatches(run.loader, part)
             if batches.length == 0:  # Lightning skips an empty evaluation, including its switch to eval mode
                 next(iter(batches), None)  # as upstream, the loader draws a random number
                 host.model.eval()
             module, trainer = host._run.module, host._run.lightning_trainer
             if module is not None and trainer is not None and not is_validating_within_fit(trainer):
-                with module.evaluating(run), trainer.as_part(part):
+                with module.evaluating(run):
                     run_validation(trainer, batches)
             else:
-                with self._outside_fit(plan) as own, own.module.evaluating(run), own.trainer.as_part(part):
+                with self._outside_fit(plan) as own, own.module.evaluating(run):
                     command = own.trainer.test if run.is_prediction else own.trainer.validate
                     own.trainer.run_command(command, own.module, dataloaders=batches, verbose=False)
         return run.output or run.finish()
