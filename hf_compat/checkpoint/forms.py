@@ -130,10 +130,8 @@ _GROUP = {
     "params": list_of("parameters", Kind("a parameter", (str, int), (0, 2**63))),
     **dict.fromkeys(_RATES, _RATE_OR_RATES),
     "betas": Kind("a pair of numbers", (list, tuple), (2, math.inf), _RATE),
-    **dict.fromkeys(
-        ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused"),
-        Kind("true or false", (bool, NoneType)),
-    ),
+    **dict.fromkeys(("amsgrad", "nesterov", "maximize", "capturable", "differentiable"), FLAG),
+    **dict.fromkeys(("foreach", "fused"), FLAG.or_none()),
 }
 # of Adafactor, which computes rates that are None
 _COMPUTED_GROUP = {**_GROUP, **{name: _GROUP[name].or_none() for name in _RATES}}

@@ -326,7 +326,7 @@ def _carry_over(old: Path, new: Path) -> set[str]:
     """Copy the user's own files of a folder that is replaced, and name them."""
     if old.is_symlink() or not old.is_dir():
         return set()
-    listed = read_manifest(old).files_inside(old)
+    listed = read_manifest(old).files
     sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
     ours = {
         name

@@ -68,13 +68,6 @@ class Manifest:
         """Why it lists no files."""
         return f"{MANIFEST_NAME} is not readable" if self.saving is None else "the save into it did not end"
 
-    def files_inside(self, folder: Path) -> Listed | None:
-        """The files that it lists inside its folder.
-
-        A name that is absolute, has `..`, or leads elsewhere over a link is left out. No file is read or deleted by it.
-        """
-        return self.files and {name: facts for name, facts in self.files.items() if is_inside(folder, name)}
-
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read the manifest of a folder. An output folder may hold thousands."""
@@ -153,7 +146,7 @@ class Contents:
         self.listed = _listed_as_it_is(self.folder)
         if self.listed is None:
             manifest = read_manifest(self.folder)
-            self.listed = manifest.files_inside(self.folder)
+            self.listed = manifest.files
             if self.listed is None and manifest.exists:
                 raise CheckpointError(f"{self.folder}: {manifest.why_unreadable}.")
 
@@ -165,7 +158,8 @@ class Contents:
         path = self.folder / name
         if not is_plain_name(name) or not os.path.lexists(path) or os.path.isdir(path):
             return None
-        if self.listed is not None and name not in self.listed:
+        # a link with a listed name may lead elsewhere
+        if self.listed is not None and not (name in self.listed and is_inside(self.folder, name)):
             logger.warning("%s is not read: %s does not list it.", path, MANIFEST_NAME)
             return None
         check_regular(path)
@@ -279,9 +273,10 @@ def read_weights(folder: str) -> Weights:
             "Hint: name a checkpoint-<updates> folder."
         )
     weights: Weights = {}
-    for name in files:
-        weights |= read_weights_file(contents.need(name))
-    return plain_names(weights)
+    for file in files:
+        for name, tensor in read_weights_file(contents.need(file)).items():
+            weights[name.replace(COMPILED, "")] = tensor
+    return weights
 
 
 def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:

@@ -207,9 +207,10 @@ class CheckpointMethods(TrainerBase):
 
     def _loading_whole_weights(self) -> AbstractContextManager[None]:
         """Let an override load whole weights into a model whose parameters are sharded."""
-        methods = (self._load_from_checkpoint, self._load_best_model)
-        is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
-        return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
+        for method in (self._load_from_checkpoint, self._load_best_model):
+            if getattr(method, "__module__", None) != __name__:
+                return self._model_state.taking_whole()
+        return contextlib.nullcontext()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load a checkpoint's weights into the model.

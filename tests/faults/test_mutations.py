@@ -76,6 +76,7 @@ def test_what_other_optimizers_write_is_right():
         (("param_groups", 0, "lr"), float("nan"), "`param_groups[0].lr` is nan"),
         (("param_groups", 0, "betas"), 5, "`param_groups[0].betas` is 5"),
         (("param_groups", 0, "amsgrad"), "x", "`param_groups[0].amsgrad` is 'x'"),
+        (("param_groups", 0, "amsgrad"), None, "`param_groups[0].amsgrad` is None"),
         (("param_groups", 0, "params"), [0], "`state` has the parameter 1"),
         (("param_groups",), {}, "`param_groups` is {}"),
         (("state", 0), None, "`state` is {0: None, 1: "),
