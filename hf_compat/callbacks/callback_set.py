@@ -62,21 +62,20 @@ _REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, dict[str, str]], ...] 
     (
         (lightning_callbacks.BatchSizeFinder,),
         "the arguments set the batch size",
-        {
-            IN_TRAINER: "set `auto_find_batch_size=True` in the arguments, which starts again with less when memory "
-            "runs out",
-            WITH_MODULE: "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
+        dict.fromkeys(
+            (IN_TRAINER, WITH_MODULE),
+            "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
             "`hf_compat.Trainer` find one that fits",
-        },
+        ),
     ),
     (
         (lightning_callbacks.LearningRateFinder,),
         "the arguments set the learning rate and its schedule",
-        {
-            IN_TRAINER: "set `learning_rate`, and compare several in short runs with `max_steps=100`",
-            WITH_MODULE: "set `learning_rate` and compare several in short fits with `max_steps=100`, or use "
+        dict.fromkeys(
+            (IN_TRAINER, WITH_MODULE),
+            "set `learning_rate` and compare several in short runs with `max_steps=100`, or use "
             "`hyperparameter_search` of `hf_compat.Trainer`",
-        },
+        ),
     ),
     (
         (lightning_callbacks.BasePredictionWriter,),
