@@ -25,6 +25,7 @@ from hf_compat.native.overrides import refuse_unheard_methods
 from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.text import check_callables
+from hf_compat.trainer_methods.base import Dataset
 
 
 class PredictionBatches(EvaluationBatches):
@@ -194,52 +195,45 @@ class HFDataModule(pl.LightningDataModule):
         """
         if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
             return None  # type: ignore[return-value]  # Lightning takes None for a missing hook
-        return self._val_dataloader
-
-    def _val_dataloader(self) -> EvaluationLoaders:
-        if self.eval_dataset is None:
-            return self._nothing("validate", "eval_dataset")
-        with self._entered() as steps:
-            if isinstance(self.eval_dataset, Mapping):
-                sets = {str(name): steps.get_eval_dataloader(part) for name, part in self.eval_dataset.items()}
-                return {name: self._in_batches(loader) for name, loader in sets.items()}
-            return self._in_batches(steps.get_eval_dataloader())
+        return functools.partial(self._loaders, "validate", "eval_dataset", self.eval_dataset)
 
     def test_dataloader(self) -> EvaluationLoaders:
         """Return the batches of testing."""
-        if self.test_dataset is None:
-            return self._nothing("test", "test_dataset")
-        with self._entered() as steps:
-            return self._in_batches(steps.get_test_dataloader(self.test_dataset))
+        return self._loaders("test", "test_dataset", self.test_dataset)
 
     def predict_dataloader(self) -> EvaluationLoaders:
         """Return the batches to predict."""
         dataset = self.test_dataset if self.predict_dataset is None else self.predict_dataset
-        if dataset is None:
-            return self._nothing("predict", "predict_dataset")
-        with self._entered() as steps:
-            return self._in_batches(steps.get_test_dataloader(dataset))
+        return self._loaders("predict", "predict_dataset", dataset)
 
-    def _in_batches(self, loader: Loader) -> Loader:
-        """Adapt a loader to its caller: a run of an HFModule, a run of another module, or a caller outside a run."""
-        if self.trainer is None or not self._is_running:
-            return loader
-        kind = PredictionBatches if isinstance(self.trainer.lightning_module, HFModule) else PlainEvaluationBatches
-        return kind(loader)
+    def _loaders(self, command: str, name: str, dataset: Dataset) -> EvaluationLoaders:
+        """Make a command's loaders for their caller: a run of an HFModule, of another module, or no run.
 
-    @property
-    def _is_running(self) -> bool:
-        return self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
-
-    def _nothing(self, command: str, name: str) -> list[Loader]:
-        """Return no loaders, which a fit accepts.
+        Without data there are none, which a fit accepts.
 
         Raises:
             DataError: The command needs the data.
         """
-        if self._is_asked_to(command):
+        if dataset is None and not self._is_asked_to(command):
+            return []
+        if dataset is None:
             raise DataError(f"`{command}` needs data.\n\nHint: give `{name}=…` to HFDataModule, or set it in `setup`.")
-        return []
+        has_several = command == "validate" and isinstance(dataset, Mapping)
+        with self._entered() as steps:
+            load = steps.get_eval_dataloader if command == "validate" else steps.get_test_dataloader
+            # the loader of a single set keeps its workers
+            own = None if command == "validate" else dataset
+            sets = dataset.items() if has_several else [("", own)]
+            loaders: dict[str, Loader] = {str(name): load(part) for name, part in sets}
+        if self.trainer is not None and self._is_running:
+            is_ours = isinstance(self.trainer.lightning_module, HFModule)
+            kind = PredictionBatches if is_ours else PlainEvaluationBatches
+            loaders = {name: kind(loader) for name, loader in loaders.items()}
+        return loaders if has_several else loaders[""]
+
+    @property
+    def _is_running(self) -> bool:
+        return self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
 
     def _is_asked_to(self, command: str) -> bool:
         return self.trainer is not None and self.trainer.state.fn == command
