@@ -250,7 +250,7 @@ class SavingPlace:
         """Make the hidden folder anew, and the checkpoint's where it is written in place."""
         if os.path.isdir(self.hidden):  # a save that failed may have left one
             self.discard()
-        layout.make_hidden(self.run_dir, layout.SAVING, self._owner)
+        os.mkdir(self.hidden)
         self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
@@ -297,7 +297,7 @@ class SavingPlace:
             if self._is_flushed:
                 flush(Path(self.run_dir))
         self._is_begun = False
-        layout.remove_hidden(self.hidden)
+        shutil.rmtree(self.hidden, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove what is left of the save. What had the final name before a save that failed gets it back."""
@@ -307,7 +307,7 @@ class SavingPlace:
                     _take_out(self.final, self.hidden)  # user code has made it anew
                 self._is_begun = False
             _put_back(self.hidden, self._owner, [self.final])
-            layout.remove_hidden(self.hidden)
+            shutil.rmtree(self.hidden, ignore_errors=True)
 
     def _set_aside(self) -> None:
         if os.path.islink(self.final):
@@ -419,7 +419,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     if has_lock:
         layout.remove_ended(run_dir, layout.CONVERTING)
         for place in ended:
-            layout.remove_hidden(place)
+            shutil.rmtree(place, ignore_errors=True)
     return writers
 
 
