@@ -31,33 +31,21 @@ environment: MutableMapping[str, str] = os.environ  # noqa: TID251 - the one pla
 class Launcher:
     """A row: who sets which variables, by default torch's. Of several names for one number the first one set counts.
 
-    docs/scale.md has the same table, with links to their descriptions.
-
-    Args:
-        name: Of the launchers.
-        when: Variables by which the row is known; all of them are set.
-        rank: Of the process; where `starts_machines`, of the machine.
-        world_size: Processes; where `starts_machines`, machines.
-        local_rank: Rank on its machine.
-        local_world_size: Processes on this machine.
-        node_rank: Which machine this is.
-        nodes: Machines.
-        address: Of the first machine.
-        starts_machines: It starts one process a machine, which starts others: `hf-compat run --devices N`.
-        may_start_machines: It does so where it is asked for one process a machine.
+    docs/scale.md has the same table, with links to their descriptions. Where `starts_machines`, the row's processes are
+    machines.
     """
 
-    name: str
-    when: tuple[str, ...]
+    name: str  # of the launchers
+    when: tuple[str, ...]  # variables by which the row is known; all of them are set
     rank: tuple[str, ...] = ("RANK",)
     world_size: tuple[str, ...] = ("WORLD_SIZE",)
-    local_rank: tuple[str, ...] = ("LOCAL_RANK",)
-    local_world_size: tuple[str, ...] = ()
-    node_rank: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    address: tuple[str, ...] = ("MASTER_ADDR",)
-    starts_machines: bool = False
-    may_start_machines: bool = False
+    local_rank: tuple[str, ...] = ("LOCAL_RANK",)  # on its machine
+    local_world_size: tuple[str, ...] = ()  # processes on this machine
+    node_rank: tuple[str, ...] = ()  # which machine this is
+    nodes: tuple[str, ...] = ()  # machines
+    address: tuple[str, ...] = ("MASTER_ADDR",)  # of the first machine
+    starts_machines: bool = False  # one process a machine, which starts others: `hf-compat run --devices N`
+    may_start_machines: bool = False  # if it is asked for one process a machine
 
 
 LAUNCHERS = (
@@ -263,25 +251,15 @@ def let_children_import_from(folder: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Which process this is among those that were launched together.
+    """Which process this is among those that were launched together."""
 
-    Args:
-        process_index: Rank over all machines.
-        local_process_index: Rank on this machine.
-        world_size: Processes in all.
-        local_world_size: Processes on this machine.
-        said_node_rank: Which machine this is, where the launcher has said it.
-        said_nodes: Machines, where it has said them: they need not have equally many processes.
-        unsaid: The variable that would say the rank on this machine, and is not set: no GPU can be chosen by it.
-    """
-
-    process_index: int = 0
-    local_process_index: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    said_node_rank: int | None = None
-    said_nodes: int | None = None
-    unsaid: str = ""
+    process_index: int = 0  # rank over all machines
+    local_process_index: int = 0  # rank on this machine
+    world_size: int = 1  # processes in all
+    local_world_size: int = 1  # processes on this machine
+    said_node_rank: int | None = None  # which machine this is, if the launcher has said it
+    said_nodes: int | None = None  # machines, if it has said them: they need not have equally many processes
+    unsaid: str = ""  # the variable that would say the rank on this machine, and is not set, so it cannot choose a GPU
 
     @property
     def node_rank(self) -> int:
