@@ -23,7 +23,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned
-from hf_compat.interop.transformers_models import is_sharded_when_loaded
+from hf_compat.interop.transformers_models import is_pretrained_model, is_sharded_when_loaded
 from hf_compat.plan.argument_support import PRECISIONS, check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
@@ -170,7 +170,7 @@ def translate(
     Args:
         args: The training arguments.
         counts: Counts of the run, if its data is known. Otherwise the epochs come from the arguments.
-        model: The model. Some sizes of DeepSpeed follow from its configuration, and it may be sharded already.
+        model: The model. Sizes of DeepSpeed and an option of DDP follow from it, and it may be sharded already.
 
     Raises:
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
@@ -285,13 +285,25 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
         warn_inert(f"fsdp_config={args.fsdp_config!r}", "`fsdp` is off. Set `fsdp=True`")
     if args.world_size == 1:
         return "one_device", {}
+    return "ddp", ddp_options(args, model)
+
+
+def ddp_options(args: TrainingArguments, model: nn.Module | None) -> dict[str, Any]:
+    """The options of DDP. By default it looks for unused parameters, unless transformers' model recomputes layers."""
+    unused = args.ddp_find_unused_parameters
+    if unused is None and model is not None:
+        # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
+        recomputes = getattr(model, "is_activation_checkpointing", None)
+        if recomputes is None:
+            recomputes = getattr(model, "is_gradient_checkpointing", False)
+        unused = not (is_pretrained_model(model) and (args.activation_checkpointing or recomputes))
     given = {
-        "find_unused_parameters": args.ddp_find_unused_parameters,
+        "find_unused_parameters": unused,
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
         "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
     }
-    return "ddp", {name: value for name, value in given.items() if value is not None}  # the model decides about others
+    return {name: value for name, value in given.items() if value is not None}
 
 
 _IN_PARTS = (

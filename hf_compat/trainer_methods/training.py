@@ -35,7 +35,6 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
-from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
@@ -194,7 +193,9 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
             callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
             sources = flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
             run.flag_agreement = FlagAgreement(args.ddp_timeout, sources)
-        plan = plan_of_fit(host, run)
+        plan = with_counts(host._plan.of(args, host.model), args, counts)
+        if run.start.is_finished:  # Lightning would skip the start if all epochs are done
+            plan = dataclasses.replace(plan, max_epochs=-1)
         host._call_wrap_model(training=True)
         host.is_deepspeed_enabled = plan.strategy == "deepspeed"
         if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
@@ -228,23 +229,6 @@ def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer
     finally:
         if timer is not None:
             host.pop_callback(timer)
-
-
-def plan_of_fit(host: TrainerBase, run: TrainingRun) -> LightningPlan:
-    """Translate the arguments, and add settings that depend on the model and on the start of the run."""
-    assert run.counts is not None  # they are made before the fit
-    plan = with_counts(host._plan.of(host.args, host.model), host.args, run.counts)
-    if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
-        # transformers' models name it `is_gradient_checkpointing` in older releases, which warns in release 5
-        recomputes = getattr(host.model, "is_activation_checkpointing", None)
-        if recomputes is None:
-            recomputes = getattr(host.model, "is_gradient_checkpointing", False)
-        unused = not (is_pretrained_model(host.model) and (host.args.activation_checkpointing or recomputes))
-        options = {**plan.strategy_options, "find_unused_parameters": unused}
-        plan = dataclasses.replace(plan, strategy_options=options)
-    if run.start.is_finished:  # Lightning would skip the start if all epochs are done
-        plan = dataclasses.replace(plan, max_epochs=-1)
-    return plan
 
 
 def log_start(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,8 +11,7 @@ import transformers
 
 import hf_compat
 from hf_compat.interop.transformers_models import global_of_trainer
-from hf_compat.plan.translate import translate
-from hf_compat.trainer_methods.training import plan_of_fit
+from hf_compat.plan.translate import ddp_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:These were imported from transformers")
 
@@ -103,14 +100,10 @@ def test_what_the_engine_does_not_read_is_told_of(tmp_path, swapped):
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")  # 4.x has this name alone
 def test_a_checkpointing_model_is_asked_by_the_name_that_does_not_warn(tmp_path):
     args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    asking = hf_compat.Trainer(toy.tiny_gpt2(), args)
-    run = SimpleNamespace(start=SimpleNamespace(is_finished=False), counts=object())
-    plan = dataclasses.replace(translate(args), strategy="ddp", strategy_options={})
-    found = []
-    for change in (lambda: None, asking.model.gradient_checkpointing_enable):
+    model, found = toy.tiny_gpt2(), []
+    for change in (lambda: None, model.gradient_checkpointing_enable):
         change()
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
-            with mock.patch("hf_compat.trainer_methods.training.with_counts", return_value=plan):
-                found.append(plan_of_fit(asking, run).strategy_options["find_unused_parameters"])
+            found.append(ddp_options(args, model)["find_unused_parameters"])
     assert found == [True, False]
