@@ -208,10 +208,7 @@ _MODEL = (
     ("--trainer_class CLASS.PATH", "hf_compat.Trainer, or a subclass"),
 )
 _CALLBACKS = ("--callbacks LIST", "HF's, Lightning's, and Lightning's loggers, in any mix")
-_TRAINER = (
-    ("--trainer.profiler NAME|CLASS.PATH", "and " + ", ".join(f".{name}" for name in PASSED_ON if name != "profiler")),
-    ("--trainer.callbacks, .logger, .plugins CLASS.PATH", "callbacks, loggers, a CheckpointIO"),
-)
+_TRAINER = (("--trainer.profiler NAME|CLASS.PATH", "and " + ", ".join(f".{name}" for name in PASSED_ON[1:])),)
 
 
 def help_of_arguments() -> str:
@@ -222,10 +219,8 @@ def help_of_arguments() -> str:
 
 def help_of_trainer() -> str:
     """List every setting of `trainer`, and for others of Lightning's what sets them instead."""
-    settable = [*((f"--trainer.{name}", "passed to Lightning") for name in PASSED_ON), _TRAINER[-1]]
-    objects = ("callbacks", "logger", "plugins")
-    elsewhere = [(name, where) for name, where in ELSEWHERE.items() if name not in objects]
-    return "\n".join([*_part("trainer", settable)[1:], *_part("set elsewhere, by", elsewhere)]) + "\n"
+    settable = [(f"--trainer.{name}", "passed to Lightning") for name in PASSED_ON]
+    return "\n".join([*_part("trainer", settable)[1:], *_part("set elsewhere, by", [*ELSEWHERE.items()])]) + "\n"
 
 
 def _part(title: str, rows: Rows) -> list[str]:

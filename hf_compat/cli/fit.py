@@ -92,12 +92,6 @@ FUNCTIONS = {
     "model_init": "makes the model, in place of `model`",
     "optimizer_cls_and_kwargs": "an optimizer's class path and its keywords, in place of `args.optim`",
 }
-# Settings of Lightning's trainer that are objects, for which a Trainer has other arguments.
-OBJECTS = {
-    "callbacks": "further callbacks, as in `callbacks`",
-    "logger": "a Lightning logger or several, beside `args.report_to`",
-    "plugins": "a CheckpointIO, for Lightning's ModelCheckpoint",
-}
 
 
 # jsonargparse's option for leaving unset values out, `skip_none` before 4.49.
@@ -179,13 +173,11 @@ def make_parser(command: str) -> ArgumentParser:
     from lightning.pytorch.profilers import Profiler
 
     # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
-    kinds = {
-        **dict.fromkeys(PASSED_ON, ANYTHING),
-        **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
-    }
-    for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
-        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
-    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
+    kinds: dict[str, Hint] = {"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None}
+    for name in PASSED_ON:
+        kind = kinds.get(name, ANYTHING)
+        parser.add_argument(f"--trainer.{name}", type=kind, default=None, help="passed to Lightning")
+    for name in ELSEWHERE:  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -281,7 +273,8 @@ class Run:
             kind, keywords = chosen if is_pair else (chosen["class_path"], chosen.get("init_args", {}))
             data["optimizer_cls_and_kwargs"] = (build_or_import(kind, "optimizer_cls_and_kwargs"), dict(keywords))
         data |= {n: build_or_import(spec, n) for n, spec in functions.items() if spec is not None}
-        self.trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data)
+        data["callbacks"] = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
+        self.trainer = self.trainer_class(model=model, args=self.args, **data)
         self.trainer.lightning_options = self._lightning_options()
         # the arguments of `fit` name the checkpoint that it resumes from
         self.is_named = self.checkpoint not in (BEST, LAST)
@@ -292,23 +285,10 @@ class Run:
             self.config.ckpt_path = None
         self.text = parser.dump(self.config)
 
-    def _callbacks(self) -> list[Made]:
-        """Make the callbacks, including the loggers and callbacks of the `trainer` section."""
-        made = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
-        for name in ("callbacks", "logger"):
-            given = self.config.trainer[name]
-            if isinstance(given, bool):
-                raise ArgumentError(
-                    f"`trainer.{name}={given}` is not set here.\n\nHint: `args.report_to` names trackers, or 'none'."
-                )
-            specs = given if isinstance(given, list) else [] if given is None else [given]
-            made += [build_or_import(spec, f"trainer.{name}[{i}]") for i, spec in enumerate(specs)]
-        return made
-
     def _lightning_options(self) -> dict[str, Made]:
         """Make the settings that are passed to Lightning. A class path alone is called."""
         options: dict[str, Made] = {}
-        for name in (*PASSED_ON, "plugins"):
+        for name in PASSED_ON:
             spec = self.config.trainer[name]
             is_path = isinstance(spec, str) and "." in spec and name == "profiler"
             made = import_path(spec, f"trainer.{name}") if is_path else build(spec, f"trainer.{name}")
@@ -403,7 +383,7 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
         given = {name for name in given & set(FIELDS) if values[name] != _DEFAULTS[name]}
     known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
-    refuse_elsewhere({name: value for name, value in config["trainer"].items() if name not in OBJECTS})
+    refuse_elsewhere(config["trainer"])
     left_out = {name for name in set(FIELDS) - given if known[name] == _DEFAULTS[name]}
     chosen = {name: value for name, value in known.items() if name not in left_out}
     absent = sorted(set(chosen) - {field.name for field in fields(kind)} - set(OWN_ARGUMENTS))

@@ -92,7 +92,7 @@ _LENGTHS = {"max_epochs": "num_train_epochs", "max_steps": "max_steps"}
 _EPOCHS_OF_LIGHTNING = 1000  # its `max_epochs` where no length is given
 
 # Passed to Lightning unchanged, because no HF argument corresponds to them.
-PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
+PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time", "plugins")
 
 # Setting that the arguments or another section decide → the place to set it.
 ELSEWHERE = {
@@ -109,7 +109,7 @@ ELSEWHERE = {
     "accelerator": "`args.use_cpu`, as a GPU is used where there is one",
     "enable_progress_bar": "`args.disable_tqdm`",
     "callbacks": "`callbacks`",
-    "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
+    "logger": "`callbacks`, which takes Lightning's loggers, or `args.report_to`, which takes names of trackers",
     "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
     "devices": "the launcher: `hf-compat run --devices N -m hf_compat fit …` starts one process a device",
     "num_nodes": "the launcher",
@@ -128,7 +128,6 @@ ELSEWHERE = {
     "use_distributed_sampler": "`args.accelerator_config`",
     "sync_batchnorm": "the model: `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
     "reload_dataloaders_every_n_epochs": "nothing: HF loads data once",
-    "plugins": "nothing: precision and checkpoints are hf_compat's",
     "barebones": "`args.report_to='none'`, `disable_tqdm=True` and `save_strategy='no'`",
     "enable_autolog_hparams": "`args.report_to`: trackers are given the arguments",
     "model_registry": "nothing: checkpoints are HF folders",

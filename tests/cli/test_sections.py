@@ -47,9 +47,9 @@ CONFIGURATIONS = {
     "numbers as text": {"args": {"run_name": 2024, "max_steps": 2, "logging_steps": 1}},
     "objects": {
         "args": {"max_steps": 3},
+        "callbacks": [{"class_path": "sections.Stamp", "init_args": {"word": "again"}}],
         "trainer": {
             "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler", "init_args": {"filename": "p"}},
-            "callbacks": [{"class_path": "sections.Stamp", "init_args": {"word": "again"}}],
         },
     },
     "optimizer": {
@@ -118,29 +118,27 @@ def test_a_profiler_is_a_class_path(project, capfd, caplog):
         assert main([*words, wrong]) == 2 and message in capfd.readouterr().err
 
 
-def test_callbacks_loggers_and_plugins_of_the_trainer_section(project, capsys):
+def test_callbacks_loggers_and_a_plugin(project, capsys):
     write({"args": {"max_steps": 2, "logging_steps": 1}})
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
     saving = (
         "{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {dirpath: kept, every_n_train_steps: 1}}"
     )
-    words = ["--trainer.callbacks", f"[sections.Stamp, {saving}]", "--trainer.plugins", "sections.IO"]
-    assert main(["fit", "-c", "run.yaml", *words, "--trainer.logger", json.dumps(logger)]) == 0
+    words = ["--callbacks", f"[sections.Stamp, {saving}, {json.dumps(logger)}]", "--trainer.plugins", "sections.IO"]
+    assert main(["fit", "-c", "run.yaml", *words]) == 0
     assert Path("first/stamp").read_text() == "plain" and list(Path("kept").glob("*.seen"))
     assert "train/loss" in next(Path("logs").rglob("metrics.csv")).read_text()
-    words = ["--trainer.logger", "null", "--trainer.callbacks", "sections.Stamp"]
-    assert main(["fit", "-c", "first/config.yaml", "--output_dir", "again", *words]) == 0
-    assert Path("again/stamp").read_text() == "plain"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--trainer.logger", "false"], "`args.report_to` names trackers, or 'none'"),
-        (["--trainer.logger", "lightning.pytorch.loggers.CSVLoger"], "did you mean lightning.pytorch.loggers.CSV"),
+        (["--trainer.logger", "false"], "or `args.report_to`, which takes names of trackers"),
+        (["--trainer.callbacks", "[lightning.pytorch.callbacks.Timer]"], "counterpart is `callbacks`"),
         (["--trainer.plugins", "lightning.pytorch.plugins.MixedPrecision"], "CheckpointIO"),
         (["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"], "counterpart is the arguments (`fsdp`"),
-        (["--trainer.callbacks", "[lightning.pytorch.callbacks.EarlyStoping]"], "did you mean"),
+        (["--callbacks", "[lightning.pytorch.callbacks.EarlyStoping]"], "did you mean"),
+        (["--callbacks", "[lightning.pytorch.loggers.CSVLoger]"], "did you mean lightning.pytorch.loggers.CSV"),
     ],
 )  # fmt: skip
 def test_what_the_trainer_section_does_not_take_is_told(words, message, capsys):
