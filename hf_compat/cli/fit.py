@@ -14,7 +14,6 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -386,12 +385,6 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
     refuse_elsewhere(config["trainer"])
     left_out = {name for name in set(FIELDS) - given if known[name] == _DEFAULTS[name]}
     chosen = {name: value for name, value in known.items() if name not in left_out}
-    absent = sorted(set(chosen) - {field.name for field in fields(kind)} - set(OWN_ARGUMENTS))
-    if absent:
-        raise ArgumentError(
-            f"`args.{absent[0]}` is an argument of trainers that generate, and `trainer_class` is "
-            f"{config['trainer_class']}.\n\nHint: trainer_class: hf_compat.Seq2SeqTrainer."
-        )
     return kind(**chosen, **old)
 
 

@@ -233,12 +233,16 @@ def debug(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
+# Name of a log level → its number in `logging`.
+LEVELS = {"detail": logging.DEBUG} | {
+    name: int(getattr(logging, name.upper())) for name in ("debug", "info", "warning", "error", "critical")
+}
+LOG_LEVELS = (*LEVELS, "passive")
 
 
 def _log_level(of_minus_1: str) -> ValueType:
     """The type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`."""
-    by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
+    by_number = {level: name for name, level in LEVELS.items()} | {-1: of_minus_1}
 
     def read(value: object) -> str:
         is_number = isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value) is not None

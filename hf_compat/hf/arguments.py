@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf import argument_values as values
+from hf_compat.hf import arguments_rules as rules
+from hf_compat.hf import legacy
 from hf_compat.hf.argument_values import (
-    LOG_LEVELS,
     OWN_ARGUMENTS,
     ROWS,
     AcceleratorConfig,
@@ -29,37 +30,9 @@ from hf_compat.hf.argument_values import (
     checks_of,
     read_all,
 )
-from hf_compat.hf.arguments_rules import (
-    NEWEST,
-    choose_tf32,
-    fill_in,
-    generation_beside,
-    intervals,
-    metrics_needed,
-    normalise_arguments,
-    precision,
-    read_profile,
-    workers_and_repository,
-)
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.hf.legacy import (
-    OLD_NAMES,
-    REPLACE,
-    OldAttributes,
-    Translation,
-    assign_old,
-    declared_old_names,
-    follow_declared,
-    hand_over_old,
-    is_old_attribute,
-    obey_declared,
-    read_old_state,
-    remember,
-    source_of_replace,
-    translate_legacy,
-    without_outdated,
-)
+from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
 from hf_compat.runtime.launch import environment, read_launch
@@ -93,10 +66,10 @@ class AcceptOldNames(type):
         if not by_place.keys().isdisjoint(kwargs):
             return super().__call__(*args, **kwargs)  # Python raises, because a value is given twice
         caller = sys._getframe(1)
-        source = source_of_replace(cls, caller) if caller.f_code is REPLACE else None
+        source = legacy.source_of_replace(cls, caller) if caller.f_code is legacy.REPLACE else None
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
-            kwargs = of_source | without_outdated(source, kwargs, takes.checks)
+            kwargs = of_source | legacy.without_outdated(source, kwargs, takes.checks)
         launch = read_launch()
         if launch.process_index > 0:  # only rank 0 warns about arguments. The user's filters take precedence
             warnings.simplefilter("ignore", InertArgumentWarning, append=True)
@@ -111,22 +84,24 @@ class AcceptOldNames(type):
             # Options before parsing, because an old name may add missing ones
             config = kwargs.get("accelerator_config")
             written = {"accelerator_config": config} if values.holds_options(config) else {}
-            given, old = translate_legacy({**given, **written}, known, takes.checks)
+            given, old = legacy.translate_legacy({**given, **written}, known, takes.checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
         # Add the defaults of the generation that the call, the environment or the replaced release sets
-        compat, defaults = read_profile(own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks)
+        compat, defaults = rules.read_profile(
+            own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks
+        )
         given.update(defaults)
         # Make the instance
         places = [*map(given.pop, by_place), *args[len(by_place) :]]
         instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
         instance.__dict__["_launch"] = launch
-        if compat != NEWEST or defaults:
+        if compat != rules.NEWEST or defaults:
             instance.__dict__.update({"compat": compat, "_defaults_of_profile": tuple(defaults)})
         if source is not None:
-            hand_over_old(source, instance, kwargs)
+            legacy.hand_over_old(source, instance, kwargs)
         if old:
-            remember(instance, old)  # a subclass's `__post_init__` reads old names, too
+            legacy.remember(instance, old)  # a subclass's `__post_init__` reads old names, too
         instance.__init__(*places, **given)
         for name, value in own.items():
             setattr(instance, name, value)
@@ -163,8 +138,8 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
         for known in fields(TrainingArguments):
             default = known.default if known.name != "include_for_metrics" else []
             setattr(trial, known.name, good.get(known.name, default))
-        normalise_arguments(trial)
-        fill_in(trial)
+        rules.normalise_arguments(trial)
+        rules.fill_in(trial)
         trial._validate_args()
     except ArgumentError as error:
         return [str(error)]
@@ -317,10 +292,10 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     include_num_input_tokens_seen: str | bool = _arg("no", "How to count input tokens (no, all or non_padding).", Row(
         "state.num_input_tokens_seen", "nothing", kind=values.tokens_seen, data=True))
     log_level: str = _arg("passive", "Log level of the main process. passive does not change it.", Row(
-        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=LOG_LEVELS)
+        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=values.LOG_LEVELS)
     log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
         "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
-        kind=values.LOG_LEVEL_REPLICA, inert=values.ALONE), choices=LOG_LEVELS)
+        kind=values.LOG_LEVEL_REPLICA, inert=values.ALONE), choices=values.LOG_LEVELS)
     disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.", Row(
         "printed logs instead of progress bars", "nothing", subject="logs", form=values.is_without_bars))
 
@@ -512,11 +487,11 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         takes = _interface_of(type(self))
         is_complete = "mixed_precision" in self.__dict__  # the last one set. Afterwards fields keep their form
         if name in OLD_NAMES:
-            if is_old_attribute(self, name):
-                assign_old(self, name, value)
+            if legacy.is_old_attribute(self, name):
+                legacy.assign_old(self, name, value)
                 return
             if is_complete:
-                follow_declared(self, name, value)
+                legacy.follow_declared(self, name, value)
         if name == "compat" and name in takes.own:
             raise ArgumentError(
                 f"`{shown(name, value)}` comes too late: it gives the defaults while the arguments are made.\n\n"
@@ -530,23 +505,23 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:
-        read_old_state(self, state)
+        legacy.read_old_state(self, state)
 
     def __post_init__(self) -> None:
-        if declared_old_names(type(self)):
-            obey_declared(self)
-        if generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
+        if legacy.declared_old_names(type(self)):
+            legacy.obey_declared(self)
+        if rules.generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
             self.local_rank = self._launch.local_process_index
         _ = self.device  # fixes the rank of this process
-        normalise_arguments(self)
-        fill_in(self)
+        rules.normalise_arguments(self)
+        rules.fill_in(self)
         # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
             value = getattr(self, name)
             if isinstance(value, str) and value.startswith("{"):
                 setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
         self._validate_args()
-        choose_tf32(self)
+        rules.choose_tf32(self)
         config: ArgumentValue = self.accelerator_config  # an object by now
         if config.use_configured_state:
             if not has_state():
@@ -571,10 +546,10 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
             `transformers.TrainingArguments._validate_args`, 5.23.
         """
         problems = [
-            *intervals(self),
-            *metrics_needed(self),
-            *workers_and_repository(self),
-            *precision(self),
+            *rules.intervals(self),
+            *rules.metrics_needed(self),
+            *rules.workers_and_repository(self),
+            *rules.precision(self),
         ]
         if problems:
             raise ArgumentError("\n\n".join(problems))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_all
+from hf_compat.hf.argument_values import LEVELS, AcceleratorConfig, ArgumentCheck, ArgumentValue, read_all
 from hf_compat.hf.arguments_rules import NEWEST, generation_beside
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
@@ -33,9 +33,6 @@ from hf_compat.runtime.text import Absent, is_secret
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
-
-_LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
-LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
 # Helpers of upstream's own methods → the replacement.
 _HELPERS = {
