@@ -421,25 +421,20 @@ class PreparedDataLoader(DataLoader[Batch]):
             self.samples_of_a_batch = None
             return dataset, options
         kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
-        slices = BatchSamplerSlice(self._batches(dataset, options), self.rank_slice)
-        if _reads_whole_batches(options):
-            return dataset, {**kept, "batch_size": None, "sampler": slices}
-        return dataset, {**kept, "batch_sampler": slices}
-
-    def _batches(self, dataset: DataSource, options: dict[str, Any]) -> Sampler[list[int]]:
-        """Return the batch sampler for all ranks, with the same order on every rank."""
-        batches: Sampler[list[int]] | None = options.get("batch_sampler")
-        if _reads_whole_batches(options):
-            batches = options["sampler"]
+        sampler = options.get("sampler")
+        asks_for_batches = isinstance(sampler, BatchSampler)  # the data set gives a whole batch for its indices
+        batches: Sampler[list[int]] | None = sampler if asks_for_batches else options.get("batch_sampler")
         if batches is not None:
             self.samples_of_a_batch = getattr(batches, "batch_size", None)
-            return batches
-        sampler = options.get("sampler")
-        if isinstance(sampler, RandomSampler) and sampler.generator is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as Accelerate draws it
-            sampler.generator = torch.Generator().manual_seed(broadcast_object(seed))
-        order = SequentialSampler(dataset) if sampler is None else sampler
-        return BatchSampler(order, self.samples_of_a_batch, self.drops_last)  # type: ignore[arg-type]  # torch checks it
+        else:
+            if isinstance(sampler, RandomSampler) and sampler.generator is None:  # the same order on every rank
+                seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as Accelerate draws it
+                sampler.generator = torch.Generator().manual_seed(broadcast_object(seed))
+            order = SequentialSampler(dataset) if sampler is None else sampler
+            batches = BatchSampler(order, self.samples_of_a_batch, self.drops_last)  # type: ignore[arg-type]  # torch checks it
+        slices = BatchSamplerSlice(batches, self.rank_slice)
+        share = {"batch_size": None, "sampler": slices} if asks_for_batches else {"batch_sampler": slices}
+        return dataset, {**kept, **share}
 
     # Accelerate's names, for scripts that read them from a prepared loader
     @property
@@ -633,11 +628,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         if source is not None and callable(load) and not self._is_map_style:
             load(source)
             self.skip_batches = 0
-
-
-def _reads_whole_batches(options: Mapping[str, object]) -> bool:
-    """Whether the data set is asked for whole batches, by torch's loader with `batch_size=None`."""
-    return isinstance(options.get("sampler"), BatchSampler)
 
 
 def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRandomSampler | None:
