@@ -373,33 +373,31 @@ def check_metrics(
     Raises:
         ArgumentError: A value is not callable, a dict names an unknown data set, or a function lacks a parameter.
     """
+    parts: Iterable[ComputeMetrics | None]
     if not isinstance(compute_metrics, Mapping):
-        _check_one(compute_metrics, by_batch)
-        return
-    known = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
-    unknown = [name for name in compute_metrics if name not in known]
-    if unknown:
-        raise ArgumentError(
-            f"`compute_metrics` has metrics for {unknown}, and the evaluation data sets are {known}.\n\n"
-            "Hint: pass `eval_dataset` as a dict of the same names."
-        )
-    for part in compute_metrics.values():
-        _check_one(part, by_batch)
-
-
-def _check_one(compute_metrics: ComputeMetrics | None, by_batch: bool) -> None:
-    if compute_metrics is None or is_metric_source(compute_metrics):
-        return
-    if not callable(compute_metrics):
-        raise ArgumentError(
-            f"`compute_metrics={compute_metrics!r}` cannot be called.\n\n"
-            "Hint: pass a function of an `EvalPrediction`, or a torchmetrics metric."
-        )
-    if by_batch and "compute_result" not in inspect.signature(compute_metrics).parameters:
-        raise ArgumentError(
-            "`batch_eval_metrics=True` calls `compute_metrics` with `compute_result`, which it does not take.\n\n"
-            "Hint: add a `compute_result: bool` parameter; it is True after the last batch."
-        )
+        parts = (compute_metrics,)
+    else:
+        parts = compute_metrics.values()
+        known = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
+        unknown = [name for name in compute_metrics if name not in known]
+        if unknown:
+            raise ArgumentError(
+                f"`compute_metrics` has metrics for {unknown}, and the evaluation data sets are {known}.\n\n"
+                "Hint: pass `eval_dataset` as a dict of the same names."
+            )
+    for part in parts:
+        if part is None or is_metric_source(part):
+            continue
+        if not callable(part):
+            raise ArgumentError(
+                f"`compute_metrics={part!r}` cannot be called.\n\n"
+                "Hint: pass a function of an `EvalPrediction`, or a torchmetrics metric."
+            )
+        if by_batch and "compute_result" not in inspect.signature(part).parameters:
+            raise ArgumentError(
+                "`batch_eval_metrics=True` calls `compute_metrics` with `compute_result`, which it does not take.\n\n"
+                "Hint: add a `compute_result: bool` parameter; it is True after the last batch."
+            )
 
 
 class EvaluationRun:

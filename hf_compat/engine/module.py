@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY
-from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     HooksOfPlainBatches,
@@ -289,13 +288,9 @@ class WindowModule(HooksOfPlainBatches):
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
         return copied
 
-    def validation_step(
-        self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
-    ) -> torch.Tensor | None:
+    def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor | None:
         """Predict one batch, keep its results for the metrics, and return its loss."""
         run = self.evaluation or self._own_evaluation(dataloader_idx)
-        if not isinstance(batch, EvaluationBatch):  # from a plain loader in a plain `lightning.Trainer`
-            batch = EvaluationBatch(batch, False, -1)
         # Lightning disables gradients, and the prediction step may need them
         with torch.enable_grad():
             return run.step(batch)
