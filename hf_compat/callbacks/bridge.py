@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -72,23 +71,14 @@ class HFEvents(pl.Callback):
             self.bridge.fire(event, self.segment)
 
 
-def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
-    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
-
-    Args:
-        order: Callbacks of both kinds in the order in which they were added.
-        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
-    """
-    segments: list[set[int]] = [set()]
-    segment_of: dict[int, int] = {}
+def segment_of(order: list[pl.Callback | Callback], callback: Callback) -> int:
+    """Count the Lightning callbacks before an HF callback. One that was added to the handler directly comes last."""
+    segment = 0
     for entry in order:
-        if isinstance(entry, pl.Callback):
-            segments.append(set())
-        else:
-            segment_of[id(entry)] = len(segments) - 1
-    for callback in hf_callbacks:
-        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
-    return segments
+        if entry is callback:
+            break
+        segment += isinstance(entry, pl.Callback)
+    return segment
 
 
 class HFBridge(HFEvents):
@@ -124,7 +114,7 @@ class HFBridge(HFEvents):
         host, handler = self.host, self.host.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:
-            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
+            handler.active_ids = {id(one) for one in handler.callbacks if segment_of(self._order, one) == segment}
             if segment:  # the handler's own method clears flags, which must happen only once
                 call = functools.partial(handler.call_event, event)
         try:

@@ -389,14 +389,12 @@ class AdaptedRun(pl.Callback):
             self.evaluate(trainer, "start")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start an epoch."""
         self.in_update = False
         self.fire("on_epoch_begin")
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Given, batch_idx: int
     ) -> None:
-        """Start an update at its first micro-batch."""
         if not self.in_update:
             self.fire("on_step_begin")
         self.in_update = True
@@ -463,7 +461,6 @@ class AdaptedRun(pl.Callback):
         self.fire("on_train_end")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the time of an evaluation."""
         self._evaluation_start, self._evaluated_samples, self._evaluated_batches = time.time(), 0, 0
 
     on_test_start = on_validation_start
@@ -477,7 +474,6 @@ class AdaptedRun(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """End a batch of an evaluation."""
         if trainer.sanity_checking:
             return
         self._evaluated_batches += 1
@@ -510,7 +506,6 @@ class AdaptedRun(pl.Callback):
         self._obey(trainer)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End a prediction."""
         self.fire("on_predict", metrics=self._metrics(trainer, "test"))
 
     def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:

@@ -52,27 +52,25 @@ def reporting_callbacks(args: Args) -> list[Callback]:
         MissingPackage: A tracker's package is not installed.
         ArgumentError: An entry is not a tracker.
     """
-    return list(map(_reporting_callback, args.report_to or []))
-
-
-def _reporting_callback(wanted: str | Logger) -> Callback:
-    refuse_other_distribution(wanted)
-    if isinstance(wanted, Logger):
-        return LoggerCallback(wanted)
-    if wanted not in PACKAGES:
-        raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
-    module, install = PACKAGES[wanted]
-    if not is_installed(module):
-        raise missing_package(module, install, f"`report_to={wanted!r}`")
-    if wanted in _OWN:
-        return known_to_transformers(_OWN[wanted])()
-    theirs = reporting_callback(wanted)
-    if theirs is None:
-        raise MissingPackage(
-            f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
-            "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
-        )
-    return continuing(theirs)() if wanted in _MLFLOW else theirs()
+    callbacks: list[Callback] = []
+    for wanted in args.report_to or []:
+        refuse_other_distribution(wanted)
+        if isinstance(wanted, Logger):
+            callbacks.append(LoggerCallback(wanted))
+            continue
+        if wanted not in PACKAGES:
+            raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
+        module, install = PACKAGES[wanted]
+        if not is_installed(module):
+            raise missing_package(module, install, f"`report_to={wanted!r}`")
+        kind = known_to_transformers(_OWN[wanted]) if wanted in _OWN else reporting_callback(wanted)
+        if kind is None:
+            raise MissingPackage(
+                f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
+                "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
+            )
+        callbacks.append(continuing(kind)() if wanted in _MLFLOW else kind())
+    return callbacks
 
 
 class LoggerCallback(TrainerCallback):

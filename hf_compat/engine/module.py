@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import torch
@@ -279,10 +279,9 @@ class WindowModule(HooksOfPlainBatches):
         return {name: value for name, value in state.items() if name not in ("mechanics", "_in_force")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
-        """Copy the model for weight-averaging callbacks. The Trainer and its data are shared."""
-        return self._copied(memo | {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)})
-
-    def _copied(self, memo: dict[int, Any]) -> Self:
+        """Copy the model for weight-averaging callbacks. A Trainer and its data are shared, steps of its own copied."""
+        shared = () if self.logs_to_lightning else (self.steps, self.observer, self.evaluation)
+        memo = memo | {id(one): one for one in shared}
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})

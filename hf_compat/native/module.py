@@ -228,10 +228,6 @@ class HFModule(OverridePoints, LoadableModule):
             )
         self.steps.set_learning_rate(rate)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HFModule:
-        """Copy the model and its steps, which belong to this module."""
-        return self._copied(memo)
-
     def __getstate__(self) -> dict[str, object]:
         """Also leave out a fit's wrapper of a user-defined step."""
         state = super().__getstate__()
