@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -241,7 +241,13 @@ class LoadableModule(WindowModule):
         with as_named(path) if (os.path.isdir(path) and read_manifest(path).exists) else contextlib.nullcontext():
             checkpoint = _read(source, map_location, weights_only)
             if hparams_file is not None:
-                checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
+                file = os.fspath(hparams_file)
+                kind = os.path.splitext(file)[1].lower()
+                if not os.path.isfile(file) or kind not in (".csv", ".yaml", ".yml"):
+                    text = f"`hparams_file={file!r}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
+                    raise CheckpointError(text)
+                read = load_hparams_from_tags_csv if kind == ".csv" else load_hparams_from_yaml
+                checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = dict(read(file))
             held = checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
             if "model" in kwargs and held.pop("_instantiator", None) is not None:  # LightningCLI's, with its objects
                 args = held.get("args")
@@ -289,23 +295,6 @@ def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool |
     else:
         checkpoint = torch.load(source, here, weights_only=weights_only is not False)
     return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
-
-
-def _read_hyperparameters(path: str) -> Given:
-    """Read a file of hyperparameters.
-
-    Raises:
-        CheckpointError: The file is missing or of another kind.
-    """
-    kind = os.path.splitext(path)[1].lower()
-    readers: dict[str, Callable[[str], Given]] = {
-        ".csv": load_hparams_from_tags_csv,
-        ".yaml": load_hparams_from_yaml,
-        ".yml": load_hparams_from_yaml,
-    }
-    if not os.path.isfile(path) or kind not in readers:
-        raise CheckpointError(f"`hparams_file={path!r}` is not a .yaml, .yml or .csv file.\n\nHint: check the path.")
-    return dict(readers[kind](path))
 
 
 def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter) -> nn.Module:
@@ -370,37 +359,33 @@ def _make(
     strict: bool,
     map_location: MapLocation,
 ) -> LoadableModule:
+    """Make the module with the checkpoint's weights, and compare their names.
+
+    Raises:
+        CheckpointError: Some are missing or unknown, and `strict` is set.
+    """
     stored = {name.replace(COMPILED, "") for name in checkpoint["state_dict"]}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found keys that are")  # the comparison below knows tied weights
         module = load_state(cls, checkpoint, given)
     assert isinstance(module, LoadableModule)
     if stored or not os.path.isdir(path):
-        _compare(module, path, stored, strict)
+        held = {name.replace(COMPILED, "") for name in module.state_dict()}
+        missing = _missing_names(module, stored)
+        problems = []
+        for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held))):
+            if found:
+                shown = ", ".join(found[:_SHOWN]) + (" …" if found[_SHOWN:] else "")
+                problems.append(f"{path} {what} {len(found)} weights: {shown}.")
+        if problems and strict:
+            raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
+        for problem in problems:
+            warn_user(problem)
         device = next((t.device for t in checkpoint["state_dict"].values()), torch.device("cpu"))
     else:
         _load_adapter(module.model, path)
         device = torch.device("cpu")
     return module.to(map_location if os.path.isdir(path) and map_location is not None else device)
-
-
-def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) -> None:
-    """Compare the names of weights.
-
-    Raises:
-        CheckpointError: Some are missing or unknown, and `strict` is set.
-    """
-    held = {name.replace(COMPILED, "") for name in module.state_dict()}
-    missing = _missing_names(module, stored)
-    problems = []
-    for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held))):
-        if found:
-            shown = ", ".join(found[:_SHOWN]) + (" …" if found[_SHOWN:] else "")
-            problems.append(f"{path} {what} {len(found)} weights: {shown}.")
-    if problems and strict:
-        raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
-    for problem in problems:
-        warn_user(problem)
 
 
 def _missing_names(module: LoadableModule, stored: Iterable[str]) -> list[str]:
