@@ -240,8 +240,18 @@ def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | N
     """Compute learning rates of the arguments' schedule at some updates, with an SGD if no optimizer is given."""
     if optimizer is None:
         optimizer = torch.optim.SGD(_two_groups(), lr=args.learning_rate)
+    options = dict(args.lr_scheduler_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
     try:
-        rates = _rates(args, optimizer)
+        # a schedule that follows a metric may print its changes
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            schedule = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, options)
+            if isinstance(schedule, LambdaLR):
+                rates = [float(factor(update)) for factor in schedule.lr_lambdas for update in _ASKED]
+            else:
+                for metric in _METRICS:
+                    schedule.step(metric)  # type: ignore[arg-type]  # it follows a metric
+                rates = [float(group["lr"]) for group in optimizer.param_groups]
     except HfCompatError as error:
         if "lr_scheduler_type" in str(error):
             raise
@@ -262,16 +272,3 @@ def _unusable(args: TrainingArguments, why: str) -> ArgumentError:
 
 def _two_groups() -> list[dict[str, object]]:
     return [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
-
-
-def _rates(args: TrainingArguments, optimizer: torch.optim.Optimizer) -> list[float]:
-    options = dict(args.lr_scheduler_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
-    # a schedule that follows a metric may print its changes
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        schedule = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, options)
-        if isinstance(schedule, LambdaLR):
-            return [float(factor(update)) for factor in schedule.lr_lambdas for update in _ASKED]
-        for metric in _METRICS:
-            schedule.step(metric)  # type: ignore[arg-type]  # it follows a metric
-        return [float(group["lr"]) for group in optimizer.param_groups]
