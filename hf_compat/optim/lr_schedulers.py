@@ -61,38 +61,23 @@ def cosine(update: int, *, num_warmup_steps: int, num_training_steps: int, num_c
     """Fall to 0 along a cosine."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
-    progress = _progress(update, num_warmup_steps, num_training_steps)
+    progress = float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress)))
-
-
-def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
-    """Fall to 0 along a cosine, `num_cycles` times."""
-    if update < num_warmup_steps:
-        return _warmup(update, num_warmup_steps)
-    progress = _progress(update, num_warmup_steps, num_training_steps)
-    if progress >= 1.0:
-        return 0.0
-    within_cycle = (float(num_cycles) * progress) % 1.0
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within_cycle)))
 
 
 def _warmup(update: int, num_warmup_steps: int) -> float:
     return float(update) / float(max(1, num_warmup_steps))
 
 
-def _progress(update: int, num_warmup_steps: int, num_training_steps: int) -> float:
-    return float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
-
-
 # Schedules that need no transformers → the factor.
 FACTORS: dict[SchedulerType, Callable[..., float]] = {
     SchedulerType.LINEAR: linear,
     SchedulerType.COSINE: cosine,
-    SchedulerType.COSINE_WITH_RESTARTS: cosine_with_restarts,
     SchedulerType.CONSTANT_WITH_WARMUP: constant_with_warmup,
 }
 # The other schedules → transformers' function that makes them.
 OF_TRANSFORMERS = {
+    SchedulerType.COSINE_WITH_RESTARTS: "get_cosine_with_hard_restarts_schedule_with_warmup",
     SchedulerType.POLYNOMIAL: "get_polynomial_decay_schedule_with_warmup",
     SchedulerType.INVERSE_SQRT: "get_inverse_sqrt_schedule",
     SchedulerType.COSINE_WITH_MIN_LR: "get_cosine_with_min_lr_schedule_with_warmup",

@@ -412,24 +412,6 @@ class AcceleratorFacade(ProcessMembers):
         with model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
             yield
 
-    @contextlib.contextmanager
-    def join_uneven_inputs(self, joinables: list[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
-        """Let ranks with fewer batches of a script's own loader wait for the others, by DDP's `join`.
-
-        Raises:
-            UnsupportedArgument: `even_batches` differs from that of the existing loaders.
-        """
-        if even_batches is not None and even_batches != self.even_batches:
-            raise UnsupportedArgument(
-                f"`join_uneven_inputs(even_batches={even_batches})` cannot change existing loaders.\n\n"
-                'Hint: set `accelerator_config={"even_batches": …}`.'
-            )
-        with contextlib.ExitStack() as stack:
-            for model in joinables:
-                if isinstance(model, DistributedDataParallel):
-                    stack.enter_context(model.join())
-            yield
-
     def unscale_gradients(self, optimizer: Prepared = None) -> None:
         """Remove the scale of `fp16=True` from gradients, once an update. Without a scale do nothing."""
         if self.scaler is None:
@@ -681,6 +663,7 @@ for _name in (
     *("save", "save_model", "register_for_checkpointing"),
     *("register_save_state_pre_hook", "register_load_state_pre_hook"),
     *("init_trackers", "get_tracker", "end_training"),
-    *("accumulate", "trigger_sync_in_backward", "_do_sync", "clip_grad_value_", "set_trigger", "check_trigger"),
+    *("accumulate", "join_uneven_inputs", "trigger_sync_in_backward", "_do_sync"),
+    *("clip_grad_value_", "set_trigger", "check_trigger"),
 ):
     setattr(AcceleratorFacade, _name, OfAccelerate(_name))

@@ -150,7 +150,7 @@ def test_shards_and_a_missing_accelerate_are_refused(trained, tmp_path, monkeypa
     for call in (accelerator.save_state, accelerator.load_state):
         with pytest.raises(MissingPackage, match=r"(?s)_state` needs the package accelerate.*pip install accelerate"):
             call(tmp_path)
-    for name in ("accumulate", "save_model", "set_trigger", "register_save_state_pre_hook"):
+    for name in ("accumulate", "join_uneven_inputs", "save_model", "set_trigger", "register_save_state_pre_hook"):
         with pytest.raises(MissingPackage, match=f"`{name}` needs the package accelerate"):
             getattr(accelerator, name)
     accelerator._trained_state = FSDP2State(trained.model, writes_shards=False)
