@@ -74,9 +74,11 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
     Differs:
         `transformers.Trainer`, 5.23, does not load these parameters when it resumes or loads the best model.
     """
-    own = {name.replace("_orig_mod.", "") for name in model.state_dict()}
     mappings = sys.modules.get("transformers.conversion_mapping")
-    if not (own - weights.keys() and weights.keys() - own) or mappings is None or not is_transformers_model(model):
+    if mappings is None or not is_transformers_model(model):
+        return weights
+    own = {name.replace("_orig_mod.", "") for name in model.state_dict()}
+    if not (own - weights.keys() and weights.keys() - own):
         return weights
     if not mappings.get_model_conversion_mapping(model, add_legacy=False):
         return weights

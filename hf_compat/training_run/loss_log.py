@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -56,51 +57,42 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
 LossLogState: TypeAlias = PlainState
 
 
+@dataclass
 class StepAverages:
     """Means of named values since the last `take`."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor | float] = {}
-        self._weights: dict[str, float] = {}
-        self._metrics: dict[str, ComputedMetric] = {}
+    sums: dict[str, torch.Tensor | float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, ComputedMetric] = field(default_factory=dict)
 
     def add(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
         """Add a number, or a tensor's mean, to a weighted mean. A torchmetrics metric computes its own."""
         if isinstance(value, torch.Tensor):
             number: float | torch.Tensor = value.detach().float().mean()
         elif not isinstance(value, float) and isinstance(value, ComputedMetric):
-            self._metrics[name] = value
+            self.metrics[name] = value
             return
         else:
             number = float(value)
-        self._sums[name] = self._sums.get(name, 0.0) + number * weight
-        self._weights[name] = self._weights.get(name, 0.0) + weight
+        self.sums[name] = self.sums.get(name, 0.0) + number * weight
+        self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def take(self) -> dict[str, float]:
         """Return the means over all ranks, and start the next ones. Every rank has to call it."""
-        if not (self._sums or self._metrics or is_distributed()):  # as for most logs
+        if not (self.sums or self.metrics or is_distributed()):  # as for most logs
             return {}
-        sums = read_numbers(self._sums.values())
-        own = {name: (number, self._weights[name]) for name, number in zip(self._sums, sums, strict=True)}
+        sums = read_numbers(self.sums.values())
+        own = {name: (number, self.weights[name]) for name, number in zip(self.sums, sums, strict=True)}
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
         means = {}
         for name in dict.fromkeys(name for part in parts for name in part):  # ranks may have logged different names
             totals, weights = zip(*(part[name] for part in parts if name in part), strict=True)
             means[name] = sum(totals) / sum(weights)
-        for name, metric in self._metrics.items():
+        for name, metric in self.metrics.items():
             means[name] = float(metric.compute())
             metric.reset()
-        self._sums, self._weights, self._metrics = {}, {}, {}
+        self.sums, self.weights, self.metrics = {}, {}, {}
         return means
-
-    def state_dict(self) -> LossLogState:
-        """Return sums and weights, in plain values."""
-        sums = dict(zip(self._sums, read_numbers(self._sums.values()), strict=True))
-        return {"sums": sums, "weights": dict(self._weights)}
-
-    def load_state_dict(self, state: LossLogState) -> None:
-        """Continue from a saved state."""
-        self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
 
 
 def raise_for_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
@@ -236,16 +228,17 @@ class LossLog:
 
     def state_with(self, number: torch.Tensor | float | None) -> tuple[LossLogState, float | None]:
         """Return sums and counts in plain values, and a number that is read in the same wait."""
-        tr_loss, *read = self._read(self.since_last_log, *([] if number is None else [number]))
+        sums = self.averages.sums
+        tr_loss, *read = self._read(self.since_last_log, *sums.values(), *([] if number is None else [number]))
         state: LossLogState = {
             "tr_loss": tr_loss,
             "total_loss": self.total,
             "last_logged": self.last_logged,
             "first_update": self.first_update,
             "nonfinite_steps": self.nonfinite_updates,
-            "scalars": self.averages.state_dict(),
+            "scalars": {"sums": dict(zip(sums, read, strict=False)), "weights": dict(self.averages.weights)},
         }
-        return state, read[0] if read else None
+        return state, None if number is None else read[-1]
 
     def load_state_dict(self, state: LossLogState) -> None:
         """Continue from a result of `state_dict`, or from a run state that contains its entries."""
@@ -254,4 +247,5 @@ class LossLog:
         self.last_logged, self.first_update = state["last_logged"], state["first_update"]
         self.nonfinite_updates = state.get("nonfinite_steps", 0)
         if "scalars" in state:
-            self.averages.load_state_dict(state["scalars"])
+            self.averages.sums = dict(state["scalars"]["sums"])
+            self.averages.weights = dict(state["scalars"]["weights"])
