@@ -68,31 +68,6 @@ def find_edits(root: Path, listed: Listed) -> Edits:
     return edits
 
 
-def checked_edits(folder: str) -> Edits:
-    """Find the differences between a checkpoint that the user names and its manifest.
-
-    A change is not a fault if each file is whole by itself, and the folder has what every run needs.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
-    root = Path(folder)
-    found = read_manifest(root)
-    try:
-        if not found.exists:
-            check_unlisted(root, may_lack_optimizer=True)
-            return Edits()
-        if found.files is None:
-            raise CheckpointError(f"{found.why_unreadable}.")
-        edits = find_edits(root, found.files)
-        if edits:
-            with reading_edited(folder, edits):
-                check_files(root, edits.changed + edits.added)
-        return edits
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
-
-
 def no_checkpoint(path: str) -> CheckpointError:
     """Make the error for a path where nothing is. It names the checkpoints beside it."""
     beside = layout.list_checkpoints(os.path.dirname(os.path.abspath(path)))
@@ -106,14 +81,29 @@ def no_checkpoint(path: str) -> CheckpointError:
 
 @contextlib.contextmanager
 def as_named(folder: str, warns: bool = True) -> Iterator[None]:
-    """Let readers read a folder that the user named as it is now. One process of a run warns of the edits."""
+    """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
+
+    A change is not a fault if each file is whole by itself, and the folder has what every run needs.
+    """
     if not os.path.isdir(folder):
         raise no_checkpoint(folder)
+    root, found, edits = Path(folder), read_manifest(folder), Edits()
     try:
-        edits = checked_edits(folder)
-    except CheckpointError as error:
+        if not found.exists:
+            check_unlisted(root, may_lack_optimizer=True)
+        elif found.files is None:
+            raise CheckpointError(f"{found.why_unreadable}.")
+        else:
+            edits = find_edits(root, found.files)
+        if edits:
+            with reading_edited(folder, edits):
+                check_files(root, edits.changed + edits.added)
+    except (CheckpointError, OSError) as error:
+        cause = first_line(error)
+        if isinstance(error, OSError):
+            cause = f"{error.filename or folder} cannot be read: {error.strerror}."
         raise CheckpointError(
-            f"Can't find a valid checkpoint at {folder}: {first_line(error)}\n\n"
+            f"Can't find a valid checkpoint at {folder}: {cause}\n\n"
             f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, "
             "and writes the manifest anew. `resume_from_checkpoint=True` takes the newest one that is whole."
         ) from error

@@ -286,10 +286,10 @@ def settle_states(path: str, optimizer: torch.optim.Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         parameters = group["params"]
-        kept = sum(bool(optimizer.state.get(parameter)) for parameter in parameters)
-        if 0 < kept < len(parameters):
+        kept = list(filter(optimizer.state.get, parameters))
+        if 0 < len(kept) < len(parameters):
             told = "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew."
-            logger.warning(told, path, len(parameters) - kept, len(parameters))
+            logger.warning(told, path, len(parameters) - len(kept), len(parameters))
 
 
 def check_weights(

@@ -80,7 +80,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         content = None
     if not isinstance(content, dict) or content.get("kind") != MANIFEST_KIND:
         return Manifest(exists=True)
-    listed, run, turn, saving = (content.get(key) for key in ("files", "run", "turn", "saving"))
+    listed, saving, run, turn = content.get("files"), content.get("saving"), content.get("run"), content.get("turn")
     is_saving = isinstance(saving, str)
     writer = None
     if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN:

@@ -14,7 +14,7 @@ import logging
 import re
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath
@@ -44,7 +44,7 @@ from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng
+from hf_compat.runtime.seeding import LEGACY_GLOBALS, pack_legacy_rng
 from hf_compat.runtime.text import brief
 
 State = TypeVar("State")
@@ -155,14 +155,13 @@ def _readable(value: Value, where: str) -> Value:
     return value
 
 
-def array_globals() -> list[Global]:
-    """List the types and functions that make up NumPy's arrays of numbers and texts, for torch's allow-list."""
-    return [*legacy_globals(), *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"}]
+# The types and functions that make up NumPy's arrays of numbers and texts, for torch's allow-list
+ARRAY_GLOBALS: Sequence[Global] = (*LEGACY_GLOBALS, *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"})
 
 
 def reading_arrays() -> contextlib.AbstractContextManager[None]:
     """Let torch read NumPy's arrays back as it reads tensors. Nothing in them is run."""
-    return torch.serialization.safe_globals(array_globals())
+    return torch.serialization.safe_globals([*ARRAY_GLOBALS])
 
 
 logger = logging.getLogger(__name__)
@@ -245,7 +244,7 @@ class RunState:
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
         """
         contents = Contents(checkpoint)
-        names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
+        names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
         if own is not None and len(names) == world_size:
             return cls.read(own)
@@ -259,7 +258,7 @@ class RunState:
     @classmethod
     def read(cls, path: str) -> RunState:
         """Read one `run_state.pt`."""
-        plain = read_torch_file(path, allowed=array_globals())
+        plain = read_torch_file(path, allowed=ARRAY_GLOBALS)
         values = _known_values(path, cls, plain, _RUN_KINDS, ("data", "moment"))
         with naming(path):
             state = cls(**{**values, "data": DataPosition.read(plain["data"]), "moment": SavedAt(plain["moment"])})
@@ -295,7 +294,7 @@ _POSITION_KINDS: dict[str, Kind] = {
 }
 _RUN_KINDS: dict[str, Kind] = {
     "data": MAPPING,
-    "moment": Kind("a moment of a save", str, fits=lambda value: value in list(SavedAt)),
+    "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
     "world_size": COUNT,
     **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
     **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
@@ -311,7 +310,7 @@ def read_random_states(checkpoint: str, rank: int = 0, world_size: int = 1) -> P
     for name in (of_rank(RNG_STATE_NAME, rank, world_size), of_rank(RNG_STATE_NAME, 0, 2), RNG_STATE_NAME):
         path = contents.find(name)
         if path is not None:
-            states = read_torch_file(path, allowed=legacy_globals())
+            states = read_torch_file(path, allowed=LEGACY_GLOBALS)
             refuse(path, random_states_problem(states))
             return pack_legacy_rng(states)
     return None
@@ -344,50 +343,43 @@ class ResumePoint:
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
     """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`)."""
-    same_cut = state is not None and _has_same_cut(state, cut)
-    if state is None or ignore_data_skip:
-        point = _by_updates(updates_done, cut, ignore_data_skip)
-    elif not same_cut:
-        # Count samples: the data goes on after as many as were trained, however they were cut
-        before, size = state.data, state.samples_per_micro_batch or cut.samples_per_micro_batch
-        if before.window_size is None or before.micro_batches_per_epoch is None:
-            point = _by_updates(updates_done, cut, ignore_data_skip=False)
-        else:
-            updates_per_epoch = -(-before.micro_batches_per_epoch // before.window_size)
-            epoch, updates = (0, updates_done) if cut.counts.is_endless else divmod(updates_done, updates_per_epoch)
-            point = ResumePoint(
-                epoch=epoch,
-                skip_micro_batches=updates * before.window_size * size // cut.samples_per_micro_batch,
-                is_finished=_is_finished(epoch, updates_done, cut.counts),
-                restores_rng_file=True,
-            )
-    else:
-        # Take the very position that the state holds
-        data, counts = state.data, cut.counts
-        finished = _is_finished(data.epoch, updates_done, counts)
-        at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-        if finished and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end):
-            point = ResumePoint(epoch=data.epoch, position=data, is_finished=True)
-        else:
-            is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
-            point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
+    counts, same_cut = cut.counts, state is not None and _has_same_cut(state, cut)
     seed = None if state is None else state.data.shuffle_seed
-    return dataclasses.replace(point, has_same_cut=same_cut, shuffle_seed=seed)
-
-
-def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Count updates, as upstream does."""
-    epoch, updates = divmod(updates_done, cut.counts.updates_per_epoch)
+    if state is not None and same_cut and not ignore_data_skip:
+        # Take the very position that the state holds
+        data = state.data
+        is_over = updates_done >= counts.max_updates or data.epoch >= counts.num_train_epochs
+        at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
+        is_finished = is_over and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end)
+        is_over |= data.is_over or data.micro_batches_done >= counts.micro_batches_per_epoch
+        return ResumePoint(
+            epoch=data.epoch,
+            position=data,
+            epoch_is_over=data.is_open and is_over and not is_finished,
+            is_finished=is_finished,
+            has_same_cut=True,
+            shuffle_seed=seed,
+        )
+    window_size = length = None
+    if state is not None and not ignore_data_skip:
+        window_size, length = state.data.window_size, state.data.micro_batches_per_epoch
+    if state is not None and window_size is not None and length is not None:
+        # Count samples: the data goes on after as many as were trained, however they were cut
+        size = state.samples_per_micro_batch or cut.samples_per_micro_batch
+        epoch, updates = (0, updates_done) if counts.is_endless else divmod(updates_done, -(-length // window_size))
+        skip = updates * window_size * size // cut.samples_per_micro_batch
+    else:
+        # Count updates, as upstream does
+        epoch, updates = divmod(updates_done, counts.updates_per_epoch)
+        skip = 0 if ignore_data_skip else updates * cut.window_size
     return ResumePoint(
         epoch=epoch,
-        skip_micro_batches=0 if ignore_data_skip else updates * cut.window_size,
-        is_finished=_is_finished(epoch, updates_done, cut.counts),
+        skip_micro_batches=skip,
+        is_finished=updates_done >= counts.max_updates or epoch >= counts.num_train_epochs,
         restores_rng_file=True,
+        has_same_cut=same_cut,
+        shuffle_seed=seed,
     )
-
-
-def _is_finished(epoch: int, updates_done: int, counts: RunCounts) -> bool:
-    return updates_done >= counts.max_updates or epoch >= counts.num_train_epochs
 
 
 def _has_same_cut(state: RunState, cut: DataCut) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,7 +71,6 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 
 # Generator (`python`, `numpy`, `cpu`, `cuda`, `mps`) → its state, in a form of its own.
 RandomStates: TypeAlias = dict[str, Any]
-_OF_TORCH = ("cpu", "cuda", "mps")
 
 
 def read_rng() -> RandomStates:
@@ -108,29 +108,28 @@ def unpack_rng(states: RandomStates) -> RandomStates:
     """Convert states to the form of `rng_state.pth` in `transformers`."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
-    legacy = {"python": (version, tuple(numbers), gauss), "numpy": (name, keys.numpy().astype(np.uint32), *rest)}
-    return {**legacy, **{device: states[device] for device in _OF_TORCH if device in states}}
+    python, of_numpy = (version, tuple(numbers), gauss), (name, keys.numpy().astype(np.uint32), *rest)
+    return {**states, "python": python, "numpy": of_numpy}
 
 
 def pack_legacy_rng(states: RandomStates) -> RandomStates:
     """Convert states of `rng_state.pth` in `transformers` to plain values."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
-    plain = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
-    }
-    return {**plain, **{device: states[device] for device in _OF_TORCH if device in states}}
+    python, of_numpy = (
+        [version, list(numbers), gauss],
+        [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+    )
+    return {**states, "python": python, "numpy": of_numpy}
 
 
-def legacy_globals() -> list[object]:
-    """List the types and functions of NumPy's random state, for torch's allow-list."""
-    # NumPy's rebuild function has both names, because files written under NumPy 1 use the older one
-    rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
-    return [
-        rebuild,
-        (rebuild, "numpy.core.multiarray._reconstruct"),
-        np.ndarray,
-        np.dtype,
-        type(np.dtype(np.uint32)),
-    ]
+# NumPy's rebuild function has both names, because files written under NumPy 1 use the older one
+_REBUILD = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
+# The types and functions of NumPy's random state, for torch's allow-list
+LEGACY_GLOBALS: Sequence[object] = (
+    _REBUILD,
+    (_REBUILD, "numpy.core.multiarray._reconstruct"),
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+)

@@ -45,7 +45,7 @@ from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.nested import Nested, leaves, slice_nested
-from hf_compat.runtime.seeding import legacy_globals
+from hf_compat.runtime.seeding import LEGACY_GLOBALS
 from hf_compat.runtime.text import need
 
 # Options of Accelerate's that change nothing here.
@@ -643,7 +643,7 @@ class AcceleratorFacade(ProcessMembers):
         self._check_whole_models()
         for name in sorted(os.listdir(folder)):
             if name.endswith((".bin", ".pkl")):  # Accelerate unpickles states of registered objects with their code
-                read_torch_file(os.path.join(folder, name), allowed=legacy_globals())
+                read_torch_file(os.path.join(folder, name), allowed=LEGACY_GLOBALS)
         of_accelerate(self, "load_state")(folder, load_kwargs, **load_model_func_kwargs)
         if not os.path.isfile(os.path.join(folder, f"random_states_{self.process_index}.pkl")):
             warn_once(f"{folder} has no random states of process {self.process_index}. The present ones stay.")

@@ -236,12 +236,8 @@ class CheckpointMethods(TrainerBase):
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
         """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
         target = self.accelerator.unwrap_model(self.model)
-        first_names = {name for name, _ in target.named_parameters()}
-        missing = (
-            set(load_result.missing_keys)
-            - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
-            - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
-        )
+        tied = dict(target.named_parameters(remove_duplicate=False)).keys() - dict(target.named_parameters()).keys()
+        missing = set(load_result.missing_keys) - tied - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
         self._weights_not_loaded = sorted(missing)
         if missing:
             shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")
@@ -291,12 +287,8 @@ class CheckpointMethods(TrainerBase):
         content = {**functions, **content}
         groups = self.optimizer.param_groups
         groups = groups[: len(getattr(self.lr_scheduler, "base_lrs", groups))]  # without those that a callback added
-        has_dropped = self.is_deepspeed_enabled or not all(group["params"] for group in groups)
-        if (
-            has_dropped
-            and len(content.get("base_lrs") or groups) != len(groups)
-            and not any(content.get("lr_lambdas", ()))
-        ):
+        has_others = len(content.get("base_lrs") or groups) != len(groups) and not any(content.get("lr_lambdas", ()))
+        if has_others and (self.is_deepspeed_enabled or not all(group["params"] for group in groups)):
             # the optimizer fits, so it is that DeepSpeed drops a group without parameters
             of_groups = {
                 "base_lrs": [group["initial_lr"] for group in groups],

@@ -62,9 +62,9 @@ def test_a_small_file_that_stands_for_gigabytes_is_refused_at_once(make_args, tm
 
 
 def _types():
-    from hf_compat.checkpoint.run_state import array_globals
+    from hf_compat.checkpoint.run_state import ARRAY_GLOBALS
 
-    return array_globals()
+    return ARRAY_GLOBALS
 
 
 @pytest.mark.parametrize("make", [sharing, circular, deep])

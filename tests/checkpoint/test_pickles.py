@@ -15,7 +15,7 @@ from hf_compat.checkpoint.dcp_reader import open_dcp
 from hf_compat.checkpoint.files import is_whole_zip
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, read_torch_file
-from hf_compat.checkpoint.run_state import array_globals
+from hf_compat.checkpoint.run_state import ARRAY_GLOBALS
 from hf_compat.errors import CheckpointError
 
 BEGIN, GIGABYTES = b"\x80\x02", b"\x8a\x08" + struct.pack("<q", 10**10)
@@ -78,7 +78,7 @@ def as_before_1_6(path, content):
 def test_a_loader_never_follows_it(tmp_path, content, write):
     path = write(tmp_path / "optimizer.pt", content)
     with pytest.raises(CheckpointError, match=r"optimizer\.pt cannot be read: (its|it calls)"):
-        read_torch_file(path, allowed=array_globals())
+        read_torch_file(path, allowed=ARRAY_GLOBALS)
 
 
 def test_an_old_file_has_no_more_numbers_than_bytes(tmp_path):

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from hf_compat.checkpoint.zero_reader import OWN_TYPES
-from hf_compat.runtime.seeding import legacy_globals
+from hf_compat.runtime.seeding import LEGACY_GLOBALS
 
 NUMBERS = ["x", None, -5, 1e30, float("nan"), float("inf"), 10**400, [], {}, True]
 REMOVED = object()
@@ -235,7 +235,7 @@ def of_json(folder: Path, file: str, most: int, pick: random.Random) -> Iterator
 
 def read_torch(path: Path) -> object:
     unread = type("Unread", (), {"__init__": lambda self, *_: None})
-    allowed = [*legacy_globals(), *((unread, name) for name in OWN_TYPES)]
+    allowed = [*LEGACY_GLOBALS, *((unread, name) for name in OWN_TYPES)]
     with torch.serialization.safe_globals(allowed):
         return torch.load(path, map_location="cpu", weights_only=True)
 
