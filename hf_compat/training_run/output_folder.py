@@ -59,13 +59,10 @@ class OutputFolder:
                 if not _is_writer(run, path, writer):
                     others.append(os.path.basename(path))
             if others:
-                is_one = len(others) == 1
-                fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
-                if not save_total_limit:
-                    stays = "it stays" if is_one else "each stays"
-                    fate = f"{stays} until this run saves a checkpoint of the same name"
-                comes = "comes" if is_one else "come"
-                logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
+                fate = "each stays until this run saves a checkpoint of the same name"
+                if save_total_limit:
+                    fate = f"`save_total_limit={save_total_limit}` removes them first"
+                logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
         return Writer(run.run_id, run.turn)
 
     def release(self) -> None:

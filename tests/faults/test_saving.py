@@ -41,7 +41,7 @@ def test_an_older_runs_checkpoint_stays_until_one_of_its_name_comes(make_args, t
     make(make_args, out, max_steps=4, save_steps=4).train()
     with caplog.at_level("WARNING", logger="hf_compat"):
         make(make_args, out).train()
-    assert "checkpoint-4 comes from an earlier run, and it stays until this run saves a checkpoint of " in caplog.text
+    assert "of an earlier run: checkpoint-4; each stays until this run saves a checkpoint of " in caplog.text
     assert {manifest.read_manifest(path).writer.run for path in out.iterdir()} == {
         manifest.read_manifest(out / "checkpoint-6").writer.run
     }
@@ -59,7 +59,7 @@ def test_an_older_runs_checkpoints_go_before_fresh_ones(make_args, tmp_path, cap
     with caplog.at_level("WARNING", logger="hf_compat"):
         make(make_args, out, save_total_limit=2, callbacks=[SavedAreThere()]).train()
     assert checkpoints(out) == ["checkpoint-4", "checkpoint-6"]
-    assert caplog.text.count("checkpoint-12 comes from an earlier run, and `save_total_limit=2` removes it first") == 1
+    assert caplog.text.count("of an earlier run: checkpoint-12; `save_total_limit=2` removes them first") == 1
     assert make(make_args, out, save_total_limit=2).train(resume_from_checkpoint=True).global_step == 6
 
 
@@ -165,6 +165,10 @@ def test_an_unusable_folder_is_found_when_the_trainer_is_made(make_args, tmp_pat
     folder = f"{tmp_path}/{name}"
     with pytest.raises(OutputFolderError, match=r"(?s)`output_dir=.*` cannot be saved to: .*Hint:"):
         make(make_args, folder)
+    if name == "file":
+        with pytest.raises(OutputFolderError, match=r"(?s)`output_dir=.*` cannot be saved to: .*Hint:"):
+            make(make_args, folder, save_strategy="no")
+        return
     trainer = make(make_args, folder, save_strategy="no", max_steps=1)
     assert trainer.train().global_step == 1
 
