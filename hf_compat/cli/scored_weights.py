@@ -16,7 +16,7 @@ from hf_compat.checkpoint.reading import Contents, is_read_as_it_is, read_manife
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
-from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.runtime.collectives import broadcast_object, failing_together
 from hf_compat.training_run.resumer import read_state
 
 if TYPE_CHECKING:
@@ -106,15 +106,11 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
     if wanted not in (BEST, LAST):
         return wanted
     folder = str(trainer.args.output_dir)
-    found: list[str] = []
-    error: Exception | None = None
-    if trainer.is_world_process_zero():  # the other processes get the result
-        try:
-            found.append(_of_folder(trainer, folder, wanted))
-        except CheckpointError as problem:
-            error = problem
-    agree(error)
-    return broadcast_object(found)[0]
+    found = ""
+    with failing_together():
+        if trainer.is_world_process_zero():  # the other processes get the result
+            found = _of_folder(trainer, folder, wanted)
+    return broadcast_object(found)
 
 
 def _of_folder(trainer: Trainer, folder: str, wanted: str) -> str:

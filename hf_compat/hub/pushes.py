@@ -16,7 +16,7 @@ from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, hub_error, set_aside
-from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.collectives import failing_together
 from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,8 @@ class Pushes:
         """Create the repository if the arguments ask for pushes. All ranks take part."""
         if not self._host.args.push_to_hub:
             return
-        failed: Exception | None = None
-        try:
+        with failing_together():
             self._host.init_hf_repo()
-        except Exception as error:
-            failed = error
-        agree(failed)
 
     def push_folder(self, message: str, *, blocking: bool, token: str | None, revision: str | None) -> object:
         """Push the output folder.

@@ -276,57 +276,41 @@ def pad_across(tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool
     return map_nested(on_tensor, tensor)
 
 
-def agree(error: BaseException | None, kind: type[Exception] | None = None) -> None:
-    """Wait for all processes, and raise on every one of them where one has failed.
-
-    Args:
-        error: What went wrong on this process, if anything.
-        kind: The class of the error on the other processes. None makes it a `ProcessError` that names the classes.
-
-    Raises:
-        BaseException: This process's own error.
-        ProcessError: Another process has failed; the message says which, and how.
-    """
-    text = None
-    if error is not None:
-        text = f"{type(error).__name__}: {error}" if kind is None else str(error).partition("\n")[0]
-    failed = []
-    if is_distributed():
-        failed = [f"rank {rank}: {told}" for rank, told in enumerate(gather_objects(text)) if told is not None]
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # a frame that holds its own error keeps everything in it alive
-    if failed and kind is not None:
-        raise kind("; ".join(failed))
-    if failed:
-        raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(failed))
-
-
 @contextlib.contextmanager
-def failing_together(kind: type[Exception], is_wanted: bool = True) -> Iterator[None]:
-    """Let an error of one process be one of all: the same kind of error, so that all of them go on in the same way.
+def failing_together(kind: type[Exception] = Exception, is_wanted: bool = True) -> Iterator[None]:
+    """Let an error of one process be one of all. At the end of the context each waits for the others.
 
     Args:
         kind: The errors that are shared. One of another kind is raised by its own process only.
-        is_wanted: Whether to wait for the other processes at all; the same on all of them.
+        is_wanted: Whether to share errors at all; the same on all processes.
 
     Raises:
-        Exception: This process's own error, or one of `kind` that names the ranks that have failed.
+        Exception: This process's own error. If only others have failed, one of `kind` that names their ranks.
+        ProcessError: The same, with any kind of error. It names the classes of the errors, too.
     """
     failed: Exception | None = None
+    is_shared = is_wanted and is_distributed()
     try:
         yield
     except kind as error:
-        if not is_wanted:
+        if not is_shared:
             raise
         failed = error
+    if not is_shared:
+        return
     try:
-        if is_wanted:
-            agree(failed, kind)
+        text = None
+        if failed is not None:
+            text = f"{type(failed).__name__}: {failed}" if kind is Exception else str(failed).partition("\n")[0]
+        told = [f"rank {rank}: {what}" for rank, what in enumerate(gather_objects(text)) if what is not None]
+        if failed is not None:
+            raise failed
+        if told and kind is not Exception:
+            raise kind("; ".join(told))
+        if told:
+            raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(told))
     finally:
-        del failed  # as above
+        del failed  # a frame that holds its own error keeps everything in it alive
 
 
 # Ranks give up waiting at moments that lie apart, and the store may be gone with the rank that held it.

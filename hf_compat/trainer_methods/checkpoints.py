@@ -41,7 +41,7 @@ from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
@@ -88,7 +88,8 @@ class CheckpointMethods(TrainerBase):
         """
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        agree(self._saver.background.settle())
+        with failing_together():
+            self._saver.background.wait()
         if self._pushes.unpushed is not None:
             self._pushes.push_checkpoint(self._pushes.unpushed)
         self._saver.save(self._get_output_dir(trial=trial))

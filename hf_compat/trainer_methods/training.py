@@ -36,7 +36,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
-from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
+from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
@@ -133,7 +133,8 @@ class TrainingMethods(TrainerBase):
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and fire `on_train_end`."""
-        agree(self._saver.background.settle())
+        with failing_together():
+            self._saver.background.wait()
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         if self._pushes.unpushed is not None:
             self._pushes.push_checkpoint(self._pushes.unpushed)

@@ -26,9 +26,9 @@ from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import PlainState, RunState, read_random_states, resume_point
-from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
-from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.runtime.collectives import broadcast_object, failing_together
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
@@ -92,15 +92,12 @@ class Resumer:
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
         with contextlib.ExitStack() as reading:
-            folder, failed = None, None
-            try:
+            folder = None
+            with failing_together():
                 if wanted is not True:
                     folder = self._named(str(wanted), reading) if wanted else None
                 elif self._host.is_world_process_zero():
                     folder = self._newest(output_dir, unloadable)
-            except (HfCompatError, OSError) as error:
-                failed = error
-            agree(failed)
             yield broadcast_object(folder) if wanted is True else folder
 
     def _newest(self, folder: str, unloadable: Mapping[str, str]) -> str:

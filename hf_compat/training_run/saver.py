@@ -38,7 +38,7 @@ from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.stepping import stepping_of, unprepared
-from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
@@ -133,13 +133,9 @@ class Saver:
         folder = self.folder = OutputFolder()
         try:
             if at_once and saves_checkpoints(args):
-                error: Exception | None = None
-                try:
+                with failing_together():
                     if args.should_save:
                         folder.hold(str(args.output_dir))
-                except (HfCompatError, OSError) as failed:
-                    error = failed
-                agree(error)
             yield
             self.background.wait()  # a callback may have saved at the very end
         except BaseException as error:
@@ -261,20 +257,16 @@ class Saver:
     @contextlib.contextmanager
     def _together(self, place: SavingPlace) -> Iterator[None]:
         """Run a part of a save on all ranks, and continue if all have succeeded."""
-        error: Exception | None = None
-        try:
-            yield
-        except BaseException as failed:
-            if self._host.args.should_save:
-                place.discard()
-            is_of_disk = isinstance(failed, (OSError, RuntimeError, safetensors.SafetensorError))
-            if is_of_disk and not isinstance(failed, HfCompatError):
-                error = _not_written(place.final, failed)
-            elif isinstance(failed, Exception):  # of a user's method or callback
-                error = failed
-            else:
+        with failing_together():
+            try:
+                yield
+            except BaseException as failed:
+                if self._host.args.should_save:
+                    place.discard()
+                is_of_disk = isinstance(failed, (OSError, RuntimeError, safetensors.SafetensorError))
+                if is_of_disk and not isinstance(failed, HfCompatError):
+                    raise _not_written(place.final, failed) from failed
                 raise
-        agree(error)
 
     def _put(self, folder: OutputFolder, place: SavingPlace, timing: Timing, write: Callable[[str], None]) -> None:
         """Write the files and the manifest, give the folder its name, and pass it to the uploads."""
@@ -482,12 +474,10 @@ def _not_written(final: str, cause: BaseException) -> CheckpointWriteError:
     folder = os.path.dirname(final)
     # torch's writer only says which position it could not reach
     is_full = os.path.isdir(folder) and shutil.disk_usage(folder).free == 0
-    error = CheckpointWriteError(
+    return CheckpointWriteError(
         f"The checkpoint {final} could not be written: {cause}{'; no space left on the disk' if is_full else ''}.\n\n"
         "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
     )
-    error.__cause__ = cause
-    return error
 
 
 @contextlib.contextmanager

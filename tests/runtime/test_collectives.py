@@ -31,8 +31,9 @@ def talk(rank: int, store: str) -> None:
     assert collectives.reduce(Pair(torch.tensor(1.0), torch.tensor(rank)), "mean").right == 0.5
     assert collectives.gather_objects(rank) == [0, 1] and collectives.broadcast_object(rank) == 0
     assert collectives.highest_each([rank], 60.0) == [1]
-    with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"):
-        collectives.agree(OSError("disk full") if rank == 1 else None)
+    with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"), collectives.failing_together():
+        if rank == 1:
+            raise OSError("disk full")
     distributed.barrier()  # nobody leaves while another still reads
     distributed.destroy_process_group()
 
@@ -46,9 +47,8 @@ def test_one_process_gets_its_own_back():
     data = Pair(torch.ones(2), torch.tensor(1))
     assert collectives.gather(data) is data and collectives.pad_across(data) is data
     assert collectives.reduce(data, scale=2.0).left.tolist() == [2, 2]
-    collectives.agree(None)
-    with pytest.raises(KeyError):
-        collectives.agree(KeyError("mine"))
+    with pytest.raises(KeyError), collectives.failing_together():
+        raise KeyError("mine")
 
 
 SCRIPT = """
