@@ -20,7 +20,6 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
@@ -47,30 +46,24 @@ def import_path(path: str, where: str) -> Made:
     if len(parts) == 1:
         return _by_name(path, where)
     for count in range(len(parts) - 1, 0, -1):
-        module = _import_or_none(".".join(parts[:count]))
-        if module is not None:
-            found: Made = module
-            for index, name in enumerate(parts[count:], start=count):
-                if not hasattr(found, name):
-                    near = nearest(name, dir(found))
-                    hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
-                    raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
-                found = getattr(found, name)
-            return found
+        module = ".".join(parts[:count])
+        try:
+            found: Made = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not module.startswith(error.name):
+                raise  # the module exists, and a module that it imports does not
+            continue
+        for index, name in enumerate(parts[count:], start=count):
+            if not hasattr(found, name):
+                near = nearest(name, dir(found))
+                hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
+                raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
+            found = getattr(found, name)
+        return found
     raise ArgumentError(
         f"`{where}`: no module named {parts[0]!r} ({path}).\n\n"
         "Hint: install it, or run the command in the folder that holds it."
     )
-
-
-def _import_or_none(name: str) -> ModuleType | None:
-    """Import a module. None if it does not exist."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not name.startswith(error.name):
-            raise  # the module exists, and a module that it imports does not
-        return None
 
 
 def _by_name(name: str, where: str) -> Made:

@@ -56,25 +56,25 @@ def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
     theirs = getattr(importlib.import_module("transformers.trainer_utils"), "validate_quantization_for_training", None)
     if theirs is not None:
         theirs(model)
-    elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
-        _check_quantized(model, has_adapters)
-
-
-def _check_quantized(model: nn.Module, has_adapters: bool) -> None:
-    quantizer = getattr(model, "hf_quantizer", None)
+        return
+    if not getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False):
+        return
+    quantizer, wrong = getattr(model, "hf_quantizer", None), ""
     if hasattr(model, "_orig_mod"):
-        raise ArgumentError(
-            "`model` is quantized and compiled, and adapters cannot be trained on a compiled model.\n\n"
+        wrong = (
+            "quantized and compiled, and adapters cannot be trained on a compiled model.\n\n"
             "Hint: pass the model before `torch.compile`."
         )
-    if not has_adapters and not getattr(quantizer, "is_qat_trainable", False):
-        raise ArgumentError(
-            "`model` is quantized and has no adapters, and quantized weights cannot be trained.\n\n"
+    elif not has_adapters and not getattr(quantizer, "is_qat_trainable", False):
+        wrong = (
+            "quantized and has no adapters, and quantized weights cannot be trained.\n\n"
             "Hint: give it adapters, `peft.get_peft_model(model, config)`."
         )
-    if not getattr(quantizer, "is_trainable", False):
+    elif not getattr(quantizer, "is_trainable", False):
         method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "its method")
-        raise ArgumentError(f"`model` is quantized by {method}, which cannot be trained.\n\nHint: use another one.")
+        wrong = f"quantized by {method}, which cannot be trained.\n\nHint: use another one."
+    if wrong:
+        raise ArgumentError(f"`model` is {wrong}")
 
 
 def trainer_of_transformers(name: str) -> type:

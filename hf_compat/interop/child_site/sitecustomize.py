@@ -11,23 +11,13 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _elsewhere)
+if _spec is not None and _spec.loader is not None:
+    _module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
 
-
-def _hand_over() -> None:
-    elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
-    if spec is not None and spec.loader is not None:
-        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-
-def _prepare_patch() -> None:
-    if importlib.util.find_spec("hf_compat") is None:  # a Python of another environment
-        return
+if importlib.util.find_spec("hf_compat") is not None:  # it is absent in a Python of another environment
     from hf_compat.interop.import_hook import patch_when_imported
 
     patch_when_imported()
-
-
-_hand_over()
-_prepare_patch()
