@@ -366,7 +366,7 @@ class Run:
 
 def _override(args: Namespace, line: Sequence[str]) -> set[str]:
     """Let old names on a command line override a file's values of today's names, and give these names."""
-    of_line = {word.removeprefix("--args.").partition("=")[0] for word in line}
+    of_line = {word.removeprefix("--args.").partition("=")[0] for word in line if word.startswith("--args.")}
     overridden: set[str] = set()
     for old in OLD_NAMES.keys() & of_line:
         overridden |= OLD_NAMES[old].translate(read_old(old, args[old], _CHECKS)).keys() - of_line

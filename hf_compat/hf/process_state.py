@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -240,17 +240,10 @@ class ProcessMembers:
         """Wait for the other processes."""
         wait_for_everyone(self._args)
 
-    def print(
-        self,
-        *args: object,
-        sep: str | None = " ",
-        end: str | None = "\n",
-        file: IO[str] | None = None,
-        flush: bool = False,
-    ) -> None:
+    def print(self, *args: object, **kwargs: Any) -> None:
         """Print on the first process of each machine, with the arguments of Python's `print`."""
         if self.is_local_main_process:
-            print(*args, sep=sep, end=end, file=file, flush=flush)
+            print(*args, **kwargs)  # noqa: T201 - what the script prints
 
     def main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process run the block before the others."""

@@ -156,7 +156,8 @@ def test_an_old_name_and_its_successor_may_not_contradict_each_other_in_one_comm
     assert main(["fit", "-c", "run.yaml", *words]) == 2
     told = capsys.readouterr().err
     assert "`evaluation_strategy='steps'`" in told and "`eval_strategy='no'`" in told and "keep `eval_strategy`" in told
-    run = Run("fit", ["-c", "run.yaml", words[0].partition("=")[0].replace("eval_", "evaluation_"), "no"])
+    words = [words[0].partition("=")[0].replace("eval_", "evaluation_"), "no", "--model.init_args.name", "adafactor"]
+    run = Run("fit", ["-c", "run.yaml", *words])
     assert run.args.eval_strategy == "no" and yaml.safe_load(run.text)["args"]["evaluation_strategy"] is False
 
 
