@@ -52,12 +52,7 @@ def fires_at_hooks(kind: Kind) -> Kind:
 
 @fires_at_hooks
 class HFEvents(pl.Callback):
-    """One segment of the HF callbacks, between two Lightning callbacks.
-
-    Args:
-        bridge: Fires the events.
-        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
-    """
+    """One segment of the HF callbacks. Lightning callbacks divide them into segments, and the first has the index 0."""
 
     def __init__(self, bridge: HFBridge, segment: int) -> None:
         self.bridge = bridge

@@ -142,12 +142,7 @@ def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule) -> N
 
 
 def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) -> None:
-    """Refuse a Lightning callback that cannot work with this model.
-
-    Args:
-        callback: The callback.
-        model: The model.
-        trained: The model, or the module that holds it and may have parts beside it.
+    """Refuse a Lightning callback that cannot work with a model, or with the trained module that holds it.
 
     Raises:
         CallbackError: BackboneFinetuning without a backbone, StochasticWeightAveraging with a batch norm.
@@ -263,20 +258,12 @@ def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
 
 
 class CallbackSet:
-    """Holds a Trainer's Lightning callbacks. Its `callback_handler` holds the HF callbacks.
-
-    Args:
-        host: The Trainer.
-
-    Attributes:
-        lightning: The Lightning callbacks.
-        order: The order in which callbacks of both kinds were added.
-    """
+    """Holds a Trainer's Lightning callbacks. Its `callback_handler` holds the HF callbacks."""
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
         self.lightning: list[pl.Callback] = []
-        self.order: list[pl.Callback | Callback] = []
+        self.order: list[pl.Callback | Callback] = []  # in which callbacks of both kinds were added
 
     def fill(self, callbacks: Sequence[Callback] | None) -> None:
         """Make the handler of the defaults, the trackers of `report_to`, the user's callbacks, and a bar or printer.

@@ -80,16 +80,10 @@ _RESTORED = (
 
 
 class AdapterState(TypedDict, total=False):
-    """An adapter's entry in Lightning's checkpoints, in plain values.
+    """An adapter's entry in Lightning's checkpoints, in plain values."""
 
-    Attributes:
-        state: HF's state, or None before a run.
-        callbacks: States of the callbacks, by class name.
-        losses: The loss log.
-    """
-
-    state: dict[str, object] | None
-    callbacks: dict[str, dict[str, object] | list[dict[str, object]]]
+    state: dict[str, object] | None  # None before a run
+    callbacks: dict[str, dict[str, object] | list[dict[str, object]]]  # by class name
     losses: LossLogState
 
 
@@ -275,35 +269,21 @@ class AdaptedRun(pl.Callback):
     """HF arguments, state, control and loss log of a Lightning trainer's run, and the events at its hooks.
 
     It is among the trainer's callbacks while the trainer runs.
-
-    Args:
-        args: The arguments that callbacks see.
-        has_own_arguments: Whether the user passed them. Default arguments name a metric that may not exist.
-        processing_class: Passed to callbacks.
-
-    Attributes:
-        adapters: The adapters of the trainer.
-        handler: Calls the HF callbacks of all adapters.
-        updates_done: Updates that callbacks have been notified of.
-        grad_norm: Gradient norm of the last update, if measured.
-        flag_agreement: Synchronizes the flags between ranks if a callback may set one.
-        flags_decide: Whether only flags trigger evaluations. Otherwise Lightning's intervals do.
-        evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
-        is_best: Whether the last evaluation is the best of the run so far.
     """
 
     def __init__(self, args: TrainingArguments, has_own_arguments: bool, processing_class: object = None) -> None:
         self.args = args
-        self.has_own_arguments = has_own_arguments
+        self.has_own_arguments = has_own_arguments  # default ones name a metric that may not exist
         self.adapters: list[HFCallbackAdapter] = []
         self.handler = CallbackHandler([], None, processing_class, None, None)
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
-        self.updates_done = self._first_update = 0
-        self.in_update = self.flags_decide = self.is_best = False
+        self.updates_done = self._first_update = 0  # updates that callbacks have been notified of
+        self.in_update = self.is_best = False  # the last evaluation is the best of the run so far
+        self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
-        self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
+        self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"  # of the running evaluation
         self.flag_agreement = NO_AGREEMENT
         self._start_time = self._evaluation_start = 0.0
         self._samples = self._evaluated_samples = self._evaluated_batches = 0

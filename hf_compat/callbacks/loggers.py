@@ -124,12 +124,7 @@ def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState
 
 
 class HistoryLogger(Logger):
-    """A Lightning logger that passes logged values (learning rates, device statistics) to HF's logs.
-
-    Args:
-        log: Called with the numbers and the step.
-        experiment: Finds the writer of the run's first tracker, such as wandb's run.
-    """
+    """A Lightning logger that passes logged values (learning rates, device statistics) and their step to HF's logs."""
 
     def __init__(
         self, log: Callable[[Mapping[str, float], int | None], None], experiment: Callable[[], object] | None = None

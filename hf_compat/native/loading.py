@@ -64,9 +64,7 @@ DataSpec = dict | DataSource  # type: ignore[type-arg]  # the parser looks into 
 def made(value: Made, where: str) -> Made:
     """Make the object that a class path and its arguments describe. In a mapping of descriptions each is made.
 
-    Args:
-        value: An argument of a module or data module. Other values are returned unchanged.
-        where: The name of the argument, for errors.
+    Other values are returned unchanged. `where` is the argument's name.
 
     Raises:
         ArgumentError: The class does not exist, or does not take an argument.
