@@ -11,7 +11,7 @@ import inspect
 import io
 import math
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import lightning.pytorch as pl
 import torch
@@ -127,7 +127,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
                 "event for them.",
             )
         self.callback = callback
-        self.trainer: pl.Trainer | None = None
+        self.trainer: Any = None  # Lightning's, made at the start of training
         self._module: _ModuleOfModel | None = None
         self._epoch = self._index = 0
 
@@ -150,13 +150,10 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
             raise CheckpointError(f"The state of {type(self.callback).__name__} cannot be read: {error}") from error
 
     def _hook(self, name: str, *arguments: object) -> None:
-        assert self.trainer is not None  # made at the start of training
         getattr(self.callback, name)(self.trainer, self._module, *arguments)
 
-    def _place(self, state: TrainerState) -> pl.Trainer:
-        assert self.trainer is not None  # made at the start of training
+    def _place(self, state: TrainerState) -> None:
         set_progress(self.trainer, self._epoch, state.global_step)
-        return self.trainer
 
     def _enter_epoch(self, state: TrainerState) -> None:
         # HF's epoch is fractional, and whole after an epoch's last step. Lightning counts when the next epoch starts.
@@ -164,7 +161,6 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self._place(state)
 
     def _evaluated(self, stage: str, metrics: Mapping[str, float] | None) -> None:
-        assert self.trainer is not None  # made before
         note_metrics(self.trainer, metrics or {})
         for moment in _OF_EVALUATION:
             self._hook(f"on_{stage}_{moment}")
@@ -222,7 +218,8 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is None:  # outside training
             return control
-        self._place(state).validating = True
+        self._place(state)
+        self.trainer.validating = True
         self._evaluated("validation", kwargs.get("metrics"))
         self.trainer.training = True
         return self._pass_on_stop(control)
@@ -230,7 +227,6 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:  # type: ignore[override]  # metrics are among kwargs
         if self.trainer is None:
             self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
-        assert self.trainer is not None  # just made
         self.trainer.testing = True
         self._evaluated("test", kwargs.get("metrics"))
         return control

@@ -203,8 +203,11 @@ class WandbCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
-        self._is_set_up = self._began = False
-        self._log_model = _log_model(environment.get("WANDB_LOG_MODEL", "false"))
+        self._is_set_up = False
+        wanted = environment.get("WANDB_LOG_MODEL", "false")
+        self._log_model = wanted.lower() if wanted.lower() in ("end", "checkpoint") else "false"
+        if wanted.lower() not in ("end", "checkpoint", "false"):
+            logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
         self._memory: RunMemory | None = None
         self._skip_to = (-1, 0)  # the last step that a resumed run already has, and its number of logs
         self._logged = (-1, 0)
@@ -216,8 +219,6 @@ class WandbCallback(TrainerCallback):
             return
         if self._wandb.run is None:
             self._begin(args, state)
-        elif not self._began:
-            self._memory = None
         config: Any = getattr(model, "config", None)
         described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
         adapters = getattr(model, "peft_config", None)
@@ -251,7 +252,6 @@ class WandbCallback(TrainerCallback):
         return self._wandb.run
 
     def _begin(self, args: Args, state: TrainerState) -> None:
-        self._began = True
         self._memory = RunMemory(str(args.output_dir), "wandb")
         options: dict[str, Any] = {}
         if state.trial_name is not None:
@@ -336,15 +336,6 @@ class WandbCallback(TrainerCallback):
             self.setup(args, state, kwargs.get("model"))
         if state.is_world_process_zero:
             self._wandb.log(rewrite_logs(kwargs["metrics"]))
-
-
-def _log_model(wanted: str) -> str:
-    """Read `WANDB_LOG_MODEL`. An unknown value switches it off, with a warning."""
-    if wanted.lower() in ("end", "checkpoint"):
-        return wanted.lower()
-    if wanted.lower() != "false":
-        logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
-    return "false"
 
 
 RUN_ID = "MLFLOW_RUN_ID"  # MLflow reads and removes it at the next start of a run
