@@ -53,17 +53,11 @@ def state_bytes(optim: str, optim_args: str | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """Sizes of a run, bytes.
+    """Sizes of a run, bytes. Parameters, gradients and optimizer are those on each device, files of a checkpoint.
 
     Args:
-        parameters: On each device.
-        gradients: On each device.
-        optimizer: On each device.
         sent: By each device in an update (ring algorithms).
-        weights_file: Of a checkpoint.
-        optimizer_file: Of a checkpoint.
         gathered: Additional memory of global rank 0 while it writes a checkpoint.
-        per_node: Processes of a machine.
         unknown: The optimizer whose states are not counted. Empty if they are.
     """
 
@@ -161,25 +155,9 @@ def size_of_run(
     )
 
 
-def _activations(plan: LightningPlan, are_recomputed: bool) -> str:
-    """Describe the growth of activations, whose size does not follow from the number of parameters."""
-    kept = "one input of each layer is kept, and the largest layer's activations come on top"
-    way = kept if are_recomputed else "`gradient_checkpointing=True` keeps one input of each layer instead"
-    return (
-        f"activations are not counted: they grow with {plan.micro_batch_size} samples (`per_device_train_batch_size`) "
-        f"times the length of a sequence; {way}"
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedArgument:
-    """One argument that was set away from its default.
-
-    Args:
-        name: Its current name.
-        value: Its value.
-        becomes: Its destination, or why it has no effect.
-    """
+    """One argument that was set away from its default. `becomes` is its destination, or why it has no effect."""
 
     name: str
     value: object
@@ -282,7 +260,14 @@ def explain(
     if plan is not None and size:
         optim = str(getattr(args.optim, "value", args.optim))
         held = size_of_run(plan, size, part, optim, str(args.optim_args or "")).lines()
-        sizes = (*held, _activations(plan, bool(args.activation_checkpointing)))
+        kept = "one input of each layer is kept, and the largest layer's activations come on top"
+        way = "`gradient_checkpointing=True` keeps one input of each layer instead"
+        sizes = (
+            *held,
+            f"activations are not counted: they grow with {plan.micro_batch_size} samples "
+            "(`per_device_train_batch_size`) times the length of a sequence; "
+            f"{kept if args.activation_checkpointing else way}",
+        )
     return Explanation(
         arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
         plan=plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -50,8 +51,11 @@ def report_of(folder, name, lines):
 
 @pytest.fixture
 def judged(tmp_path):
+    numbers = itertools.count()
+
     def judge_lines(theirs, ours):
-        return judge(report_of(tmp_path, "transformers", theirs), report_of(tmp_path, "hf_compat", ours))
+        folder = tmp_path / f"{next(numbers)}"
+        return judge(report_of(folder, "transformers", theirs), report_of(folder, "hf_compat", ours))
 
     return judge_lines
 
@@ -118,6 +122,23 @@ def test_what_a_resumed_run_reports_is_explained(judged):
     found = judged(resumed(0.25), resumed(0.75))
     (logs,) = [verdict for verdict in found.verdicts if verdict.quantity == "log history"]
     assert found.status == 0 and "The loss that a resumed run reports" in logs.explained[0]
+
+
+def test_the_end_of_a_resumed_epoch_is_explained(judged):
+    def resumed(*events):
+        at = {"training": 1, "within": True, "update": 2, "epoch": 1.0, "flags": "00000"}
+        begin = [{"kind": "event", "event": name, **at} for name in ("on_train_begin", "on_epoch_begin", *events)]
+        log = [{"kind": "log", **at, "values": {"eval_loss": 7.0}}] if events else []
+        lines = [line for line in lines_of(5) if line.get("update", 9) > 2]
+        later = [{"kind": "log", **at, "update": 5, "values": {"eval_loss": 6.0}}]
+        return [*begin[:3], *log, *begin[3:], *lines[:-2], *later, *lines[-2:]]
+
+    found = judged(resumed(), resumed("on_epoch_end", "on_log", "on_epoch_begin"))
+    assert found.status == 0, text_of(found)
+    told = [verdict.explained for verdict in found.verdicts if verdict.explained]
+    assert len(told) == 2 and all("ends the epoch that it resumed here only" in reasons[0] for reasons in told)
+    changed = judged(resumed("on_epoch_end", "on_epoch_begin"), resumed())
+    assert changed.status == 1  # only ours is documented
 
 
 def test_the_same_loss_of_a_run_from_its_beginning_is_a_difference(judged):

@@ -110,6 +110,53 @@ def test_functions_of_one_source_keep_their_own_values(script, name):
     assert [made(write, expression)(4) for expression in expressions] == [function(4) for function in functions]
 
 
+ENCLOSED = """import functools
+
+SHIFT = 1
+
+
+def make(k, other):
+    def inner(x, n=k, *, m=[k, 2], shift=SHIFT):
+        return x * n + m[0] + shift + other
+
+    class Scaled:
+        def __init__(self, n=k + 1, of=inner):
+            self.n, self.of = n, of
+
+        def __call__(self, x):
+            return self.of(x) * self.n
+
+        @staticmethod
+        def plus(x, n=k):
+            return x + n
+
+    return inner, Scaled(), Scaled.plus
+
+
+first, second = make(3, 5), make(4, 6)
+"""
+
+
+def test_defaults_from_an_enclosing_function_keep_their_values(tmp_path):
+    path = tmp_path / "enclosing_of_a_test.py"
+    path.write_text(ENCLOSED)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    recorder = Recorder(tmp_path)
+    try:
+        with recorder.listening():
+            spec.loader.exec_module(module)
+        write = Expressions(recorder, ProjectFiles()).code
+        for inner, scaled, _ in (module.first, module.second):
+            names = [write.add(inner), write.add(type(scaled))]
+            namespace: dict[str, object] = {}
+            exec(write.text(), namespace)
+            assert namespace[names[0]](4) == inner(4)
+            assert namespace[names[1]]()(4) == scaled(4) and namespace[names[1]].plus(4) == scaled.plus(4)
+    finally:
+        del sys.modules[path.stem]
+
+
 def test_things_of_one_name_in_two_modules_stay_two(script, tmp_path):
     module, write = script
     other = tmp_path / "other_module_of_a_test.py"

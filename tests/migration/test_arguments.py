@@ -158,6 +158,18 @@ b = TrainingArguments("b", **{{"per_gpu_train_batch_size": 2}}, **common)
     assert '**{"per_device_train_batch_size": 2}, **common' in result and left(source) == []
 
 
+def test_calls_of_dict_that_calls_take():
+    source = f"""{HEAD}
+common = dict(evaluation_strategy="epoch", save_safetensors=True)
+a = TrainingArguments("a", **common, **dict({{"seed": 1}}, no_cuda=True))
+b = TrainingArguments("b", **{{**more, "evaluation_strategy": "no"}})
+"""
+    result = today(source)
+    assert 'common = dict(eval_strategy="epoch")' in result and left(source) == []
+    assert '**dict({"seed": 1}, use_cpu=True)' in result and '{**more, "eval_strategy": "no"}' in result
+    assert left(f"{HEAD}def dict(**k): return k\na = TrainingArguments('a', **dict(no_cuda=True))\n")
+
+
 def test_a_dict_that_others_read_is_listed():
     source = f"{HEAD}common = {{'no_cuda': True}}\nprint(common)\na = TrainingArguments('a', **common)\n"
     assert "'no_cuda'" in today(source) and (2, "common") in left(source)

@@ -15,11 +15,7 @@ from hf_compat.tools.terminal import say, show
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status.
-
-    Raises:
-        ArgumentError: An option has an impossible value, or the script, interpreter or folder is missing.
-    """
+    """Run the command and give its exit status."""
     parser = argparse.ArgumentParser(
         prog="hf-compat compare",
         description="Run a script, unchanged, under transformers and on Lightning's engine, one after the other, and "

@@ -27,12 +27,7 @@ _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a 
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status, which is 1 if an argument is refused.
-
-    Raises:
-        ArgumentError: A word is not name=value, a number of processes is impossible, or the script is missing.
-        ScriptError: The script does not come to its first `train()`.
-    """
+    """Run the command and give its exit status, which is 1 if an argument is refused."""
     parser = argparse.ArgumentParser(
         prog="hf-compat explain",
         description="Say what training arguments become. Of a script: it runs up to its first `train()`, which is not "

@@ -55,7 +55,17 @@ def call_again(
         say(isolation.told)
         plan = isolation.begin(folder, False, say)
         inner = [plan.inside(one) if one == script else one for one in words]
-        status = _status_of(command(plan, [sys.executable, "-m", "hf_compat", name, *inner]))
+        started = command(plan, [sys.executable, "-m", "hf_compat", name, *inner])
+        with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                for line in process.stdout or ():
+                    print(line, end="")  # noqa: T201 - the command's answer
+                status = process.wait()
+            except KeyboardInterrupt:  # a terminal has interrupted the command, too
+                process.terminate()
+                process.wait()
+                raise
+        status = status if status >= 0 else 128 - status  # as a shell gives it
         own = (os.path.realpath(os.getcwd()), os.path.dirname(os.path.realpath(script)))
         written = [path for path in files_below(plan.in_folder("files")) if is_of_the_command(path, own)]
         if written:
@@ -65,17 +75,3 @@ def call_again(
         return status
     finally:
         Plan(folder=folder, working_folder="").remove()
-
-
-def _status_of(words: list[str]) -> int:
-    """Run a command, pass its output on, and give its exit status as a shell does."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            for line in process.stdout or ():
-                print(line, end="")  # noqa: T201 - the command's answer
-            status = process.wait()
-        except KeyboardInterrupt:  # a terminal has interrupted the command, too
-            process.terminate()
-            process.wait()
-            raise
-    return status if status >= 0 else 128 - status

@@ -264,7 +264,7 @@ def _check_target(path: Path) -> None:
 def plot(
     paths: Sequence[str], output: str = "curves", kind: str = "both", by: str = "step", watch: float | None = None
 ) -> list[Path]:
-    """Draw runs once or repeatedly.
+    """Draw runs once or repeatedly, and return the files.
 
     Args:
         paths: The runs. `name=path` renames one.
@@ -272,9 +272,6 @@ def plot(
         kind: `png`, `html` or `both`.
         by: `step` or `epoch`.
         watch: Seconds until they are drawn again. None draws once.
-
-    Returns:
-        The files.
 
     Raises:
         ArgumentError: A run cannot be read or has no curve, a file was not drawn here or cannot be written, or an

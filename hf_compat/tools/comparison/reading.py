@@ -21,6 +21,8 @@ RETURNED, EVENTS, FINAL, FILES = "what train() returned", "callback events", "fi
 QUANTITIES = (
     LOSSES, GRADIENTS, RATES, WEIGHTS, LOGS, METRICS, PREDICTIONS, RETURNED, EVENTS, FINAL, FILES,
 )  # fmt: skip
+# Ends the names of values from the end of an epoch whose updates were all made before a resume.
+AT_RESUME = " at the end of the resumed epoch"
 # Kinds of lines with named numbers: the quantity and the field.
 _OF_NUMBERS = {"log": (LOGS, "values"), "metrics": (METRICS, "values"), "trained": (RETURNED, "metrics")}
 # Kinds of lines with digests of kept tensors.
@@ -95,6 +97,7 @@ class _Reader:
         self._rank = rank
         self._seen: Counter[tuple[str, int, str]] = Counter()
         self._first_updates: set[int] = set()
+        self._event = self._moment = ""
 
     def read(self, path: Path) -> None:
         for text in path.read_text(encoding="utf-8").split("\n")[:-1]:
@@ -113,10 +116,18 @@ class _Reader:
                 for key, value in _items(line["digests"]).items():
                     self._add(_OF_TENSORS[kind], line, key.lstrip("."), value, file=(str(line["file"]), key))
             elif kind == "event":
-                told = f"{line['event']} (epoch {line['epoch']}, flags {line['flags']})"
-                self._add(EVENTS, line, "event", told)
+                self._read_event(line)
             else:
                 self._read_other(kind, line)
+
+    def _read_event(self, line: Line) -> None:
+        before, self._event = self._event, str(line["event"])
+        if (before, self._event) == ("on_epoch_begin", "on_epoch_end") and line["update"]:
+            self._moment = AT_RESUME
+        elif self._event == "on_train_end":
+            self._moment = ""
+        self._add(EVENTS, line, "event", f"{self._event} (epoch {line['epoch']}, flags {line['flags']})")
+        self._moment = "" if self._event == "on_epoch_begin" else self._moment
 
     def _add(
         self,
@@ -127,7 +138,7 @@ class _Reader:
         size: float | None = None,
         file: tuple[str, str] | None = None,
     ) -> None:
-        training = int(str(line["training"]))
+        training, name = int(str(line["training"])), name + self._moment
         self._seen[quantity, training, name] += 1
         place = Place(training, self._rank, name, self._seen[quantity, training, name])
         self._found.values[quantity][place] = Value(int(str(line["update"])), value, size, file)

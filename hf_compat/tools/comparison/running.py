@@ -127,11 +127,7 @@ def run_side(
     progress: Progress | None = None,
     tell: Tell = print,
 ) -> tuple[int, str]:
-    """Run the script on one side to its end. Its new folder gets `record/`, `output/`, `files/` and `log.txt`.
-
-    Returns:
-        The exit status of its process, negative for a signal, and `timeout` or `interrupt` if this process ended it.
-    """
+    """Run the script on one side. Return its status, and `timeout` or `interrupt` if this process ended it."""
     (folder / "record").mkdir(parents=True)
     plan = isolation.begin(str(folder), True, tell)
     settings = {

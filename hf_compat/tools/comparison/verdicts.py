@@ -15,7 +15,18 @@ from safetensors.torch import load_file
 
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.comparison.reading import FILES, LOGS, QUANTITIES, RETURNED, TIMED, Findings, Place, Value, same
+from hf_compat.tools.comparison.reading import (
+    AT_RESUME,
+    FILES,
+    LOGS,
+    QUANTITIES,
+    RETURNED,
+    TIMED,
+    Findings,
+    Place,
+    Value,
+    same,
+)
 
 ABSENT = "<absent>"
 # The largest difference between two kept contents. None if it has no size.
@@ -76,17 +87,14 @@ def verdicts_of(theirs: Findings, ours: Findings, measure: Measure, are_whole: b
         differences: list[Difference] = []
         explained: list[str] = []
         for place in places:
-            pair = left.get(place), right.get(place)
-            is_alike = pair[0] is not None and pair[1] is not None and pair[0].update == pair[1].update
-            if is_alike and pair[0] is not None and pair[1] is not None and same(pair[0].value, pair[1].value):
+            one, other = left.get(place), right.get(place)
+            if one is not None and other is not None and one.update == other.update and same(one.value, other.value):
                 continue
-            reason = _reason(quantity, place, *pair, resumed)
-            if reason:
+            if reason := _reason(quantity, place, one, other, resumed):
                 explained.append(reason)
             else:
-                differences.append(_difference(quantity, place, *pair, measure))
-        verdict = _verdict(quantity, len(places) - len(explained), differences, tuple(dict.fromkeys(explained)))
-        found.append(verdict)
+                differences.append(_difference(quantity, place, one, other, measure))
+        found.append(_verdict(quantity, len(places) - len(explained), differences, tuple(dict.fromkeys(explained))))
     return found
 
 
@@ -136,6 +144,11 @@ def _reason(quantity: str, place: Place, left: Value | None, right: Value | None
     """The documented reason of a difference. Empty if there is none."""
     if place.name == "nonfinite_steps" and left is None and quantity in (LOGS, RETURNED):
         return "`nonfinite_steps` is logged here only (docs/differences.md, Losses that are not finite)"
+    if place.name.endswith(AT_RESUME) and left is None:
+        return (
+            f"training {place.training} ends the epoch that it resumed here only (docs/differences.md, The loss that a "
+            "resumed run reports)"
+        )
     is_first = place.name == "train_loss" or place.occurrence == 1
     if place.training in resumed and place.name in _RESUMED.get(quantity, ()) and is_first:
         return (

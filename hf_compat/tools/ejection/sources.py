@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hf_compat.tools.ejection.findings import CannotBeWritten
 from hf_compat.tools.ejection.secrets import looks_secret, secrets_in
@@ -120,7 +120,17 @@ class UserCode:
 
     def add(self, value: type | FunctionType) -> str:
         """Take over a function or class with all that it needs, and give its name."""
-        return self._add_definition(self.module(value.__module__), self.node_of(value), _closure_of(value))
+        module, node = self.module(value.__module__), self.node_of(value)
+        text, held = module.text_of(node), tuple[int, ...]()
+        if "<locals>" in value.__qualname__:
+            node = copy.deepcopy(node)
+            parts = [value] if isinstance(value, FunctionType) else list(vars(value).values())
+            for function in (getattr(one, "__func__", one) for one in parts):
+                for part in (node, *node.body) if isinstance(function, FunctionType) else ():
+                    if isinstance(part, ast.FunctionDef) and part.name == function.__name__:
+                        held += self._write_defaults(part.args, inspect.unwrap(function))
+            text = ast.unparse(node) if held else text
+        return self._add_piece(module, node.name, node.lineno, text, _free_names(text), _closure_of(value), held=held)
 
     def add_lambda(self, value: FunctionType) -> str:
         """Take over a lambda as a function that is named by its line."""
@@ -131,15 +141,25 @@ class UserCode:
         if len(found) != 1:
             raise CannotBeWritten(f"line {line} of {module.file} has {len(found)} lambdas like it")
         name = f"function_of_line_{line}"
-        taken, defaults = copy.deepcopy(found[0]), value.__defaults__ or ()
-        for place, (node, default) in enumerate(zip(taken.args.defaults, defaults, strict=True)):
-            if not _is_literal(node):  # `k=k` in a loop: each lambda has another value
-                of_argument = names[len(names) - len(defaults) + place]
-                taken.args.defaults[place] = ast.parse(self.express(of_argument, default), mode="eval").body
+        taken = copy.deepcopy(found[0])
+        held = (taken.col_offset, *self._write_defaults(taken.args, value))
         text = f"def {name}({ast.unparse(taken.args)}):\n    return {ast.unparse(taken.body)}"
         used = {part.id for part in ast.walk(found[0]) if isinstance(part, ast.Name)} - set(names)
-        held = (found[0].col_offset, *map(id, defaults))
         return self._add_piece(module, name, line, text, used, _closure_of(value), held=held)
+
+    def _write_defaults(self, taken: ast.arguments, function: FunctionType) -> tuple[int, ...]:
+        """Write the values of defaults that are not literals: a loop or an enclosing function may have set them."""
+        defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+        names = [one.arg for one in (*taken.posonlyargs, *taken.args)][-len(defaults) :] if defaults else []
+        of_names = [(place, one.arg) for place, one in enumerate(taken.kwonlyargs) if one.arg in named]
+        places: list[tuple[list[Any], int, str, object]] = [
+            *((taken.defaults, *one) for one in zip(range(len(names)), names, defaults, strict=True)),
+            *((taken.kw_defaults, place, name, named[name]) for place, name in of_names),
+        ]
+        found = [one for one in places if not _is_literal(one[0][one[1]])]
+        for nodes, place, name, default in found:
+            nodes[place] = ast.parse(self.express(name, default), mode="eval").body
+        return tuple(id(default) for *_, default in found)
 
     def import_(self, wanted: Import) -> str:
         """Import something, and give its name, which differs from its own if that is taken."""
@@ -186,9 +206,6 @@ class UserCode:
             if line in starts or (line is None and isinstance(node, ast.ClassDef)):
                 return node
         raise CannotBeWritten(f"the source of {value.__qualname__} is not found in {module.file}")
-
-    def _add_definition(self, module: ModuleSource, node: Definition, cells: Mapping[str, object]) -> str:
-        return self._add_piece(module, node.name, node.lineno, module.text_of(node), _free_names(module, node), cells)
 
     def _add_piece(
         self,
@@ -249,7 +266,8 @@ class UserCode:
                 origin = str(getattr(value, "__module__", origin))
             return self._add_import_from(origin, alias.name, name, value)
         if isinstance(statement, Definition):
-            return self._add_definition(module, statement, {})
+            text = module.text_of(statement)
+            return self._add_piece(module, statement.name, statement.lineno, text, _free_names(text), {})
         is_secret = isinstance(value, str) and (looks_secret(name, value) or secrets_in(value))
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value) and not is_secret:
             return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
@@ -283,14 +301,7 @@ class UserCode:
         return self.import_(Import(origin, name, known_as))
 
     def add_trainer(self, kinds: list[type], methods: set[str], constants: Iterable[str], left: Iterable[str]) -> str:
-        """Take over methods of a Trainer's classes on the stand-in for HF's, and give the name of the last class.
-
-        Args:
-            kinds: The script's own classes of the Trainer, in Python's order.
-            methods: Names of the methods.
-            constants: Statements that set the attributes that they read.
-            left: Methods of the last class that raise, for those that cannot be taken over.
-        """
+        """Take over methods of a Trainer's classes on the stand-in for HF's. `left` are methods that raise."""
         nodes = {kind: self.node_of(kind) for kind in kinds}
         homes = {kind: self.module(kind.__module__) for kind in kinds}
         names = {
@@ -310,7 +321,7 @@ class UserCode:
                 body += ["def __init__(self, module):\n" + textwrap.indent("\n".join(lines), "    "), *left]
             body += map(module.text_of, own)
             text = f"class {node.name}({', '.join(marks)}):\n" + textwrap.indent("\n\n".join(body or ["pass"]), "    ")
-            needed = set().union(*(_free_names(module, method) for method in own)) - {"__class__"}
+            needed = set().union(*(_free_names(module.text_of(method)) for method in own)) - {"__class__"}
             self._add_piece(module, node.name, node.lineno, text, needed, _closure_of(kind), marks)
             for base in kind.__bases__:
                 if base in names and base.__module__ != module.name:
@@ -393,10 +404,9 @@ def _is_literal(node: ast.expr | None) -> bool:
     return True
 
 
-def _free_names(module: ModuleSource, node: ast.stmt) -> set[str]:
+def _free_names(text: str) -> set[str]:
     """The names that a definition takes from outside of itself."""
-    text = textwrap.dedent(module.text_of(node))
-    table = symtable.symtable(text, module.file, "exec")
+    table = symtable.symtable(text, "definition", "exec")
     names = (part for part in ast.walk(ast.parse(text)) if isinstance(part, ast.Name))
     used = {part.id for part in names if isinstance(part.ctx, ast.Load)}
     outside = {

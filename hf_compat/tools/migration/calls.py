@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import libcst as cst
 from libcst.metadata import Access, Assignment
@@ -28,11 +29,13 @@ _MODEL_PATH = "is resume_from_checkpoint now: a folder with only a model cannot 
 
 def rewrite_calls(source: Source, things: Things) -> None:
     """Rewrite all calls of one source."""
+    others: list[cst.Call] = []
+    taken: set[cst.CSTNode] = set()
     for call in source.of(cst.Call):
         kind, func = _makes(call, source, things), call.func
         owner, method = (func.value, func.attr.value) if isinstance(func, cst.Attribute) else (func, "")
         if kind is Thing.ARGUMENTS:
-            _rewrite_arguments(call, source, things)
+            taken |= _rewrite_arguments(call, source, things)
         elif kind is Thing.TRAINER:
             _rewrite_trainer(call, source)
         elif things.of(func) is Thing.ADAMW:
@@ -45,7 +48,8 @@ def rewrite_calls(source: Source, things: Things) -> None:
             if isinstance(call.args[0].value, cst.Dict):
                 _rewrite_dict(call.args[0].value, source, {})
         elif kind is None:
-            _list_unknown(call, source)
+            others.append(call)
+    _list_unknown(others, taken, source)
 
 
 def _makes(call: cst.Call, source: Source, things: Things) -> Thing | None:
@@ -87,7 +91,8 @@ def _lineage(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDef]
         found = next((up for base in found.bases if (up := source.bound(base.value, cst.ClassDef)) is not None), None)
 
 
-def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
+def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> set[cst.Dict | cst.Call]:
+    """Rewrite a call that makes arguments, and the dicts that it takes. Return these."""
     function = source.bound(call.func, cst.FunctionDef)
     own = () if function is None else (*function.params.params, *function.params.kwonly_params)
     kept = {one.name.value for one in own}
@@ -116,14 +121,17 @@ def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
     if function is None and imported not in ("functools.partial", "dataclasses.replace") and len(positional) > 1:
         reason = "positional arguments after output_dir have changed their places: name them"
         source.list(call, source.code(positional[1].value), reason)
+    return set(dicts)
 
 
-def _note(source: Source, decision: Decision, nodes: list[cst.Arg] | list[cst.BaseDictElement]) -> None:
+def _note(source: Source, decision: Decision, nodes: Sequence[cst.Arg | cst.BaseDictElement]) -> None:
     for place, reason in decision.notes:
         source.list(nodes[place], source.code(nodes[place]).strip().rstrip(","), reason)
 
 
-def _entries(display: cst.Dict) -> dict[int, Item]:
+def _entries(display: cst.Dict | cst.Call) -> dict[int, Item]:
+    if isinstance(display, cst.Call):
+        return {n: Item(keyword(one), one.value) for n, one in enumerate(display.args) if one.keyword is not None}
     found = {}
     for index, element in enumerate(display.elements):
         key = read_constant(element.key) if isinstance(element, cst.DictElement) else None
@@ -132,10 +140,10 @@ def _entries(display: cst.Dict) -> dict[int, Item]:
     return found
 
 
-def _display(argument: cst.Arg, source: Source) -> cst.Dict | None:
-    """The dict display that a call takes by `**`, directly or by a name that only such calls read."""
+def _display(argument: cst.Arg, source: Source) -> cst.Dict | cst.Call | None:
+    """The display or `dict(…)` that a call takes by `**`, directly or by a name that only such calls read."""
     name = argument.value
-    if isinstance(name, cst.Dict):
+    if _is_dict(name, source):
         return name
     bindings = source.assignments(name)
     if len(bindings) != 1 or not isinstance(bindings[0], Assignment):
@@ -144,7 +152,7 @@ def _display(argument: cst.Arg, source: Source) -> cst.Dict | None:
     if isinstance(statement, cst.AssignTarget):
         statement = source.parent(statement)
     display = statement.value if isinstance(statement, (cst.Assign, cst.AnnAssign)) else None
-    if not isinstance(display, cst.Dict):
+    if not _is_dict(display, source):
         return None
     if all(_is_plain_use(access, source) for access in bindings[0].references):
         return display
@@ -152,6 +160,12 @@ def _display(argument: cst.Arg, source: Source) -> cst.Dict | None:
         reason = "holds old names of training arguments, and is used elsewhere, too: rename its keys by hand"
         source.list(display, dotted(name), reason)
     return None
+
+
+def _is_dict(node: cst.CSTNode | None, source: Source) -> TypeGuard[cst.Dict | cst.Call]:
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "dict":
+        return not any(isinstance(one, Assignment) for one in source.assignments(node.func))  # else a name of its own
+    return isinstance(node, cst.Dict)
 
 
 def _is_plain_use(access: Access, source: Source) -> bool:
@@ -164,21 +178,26 @@ def _is_plain_use(access: Access, source: Source) -> bool:
     return key is not None and key.value not in OLD_NAMES
 
 
-def _rewrite_dict(display: cst.Dict, source: Source, given: dict[str, cst.BaseExpression]) -> None:
+def _rewrite_dict(display: cst.Dict | cst.Call, source: Source, given: dict[str, cst.BaseExpression]) -> None:
     entries = _entries(display)
     places = list(entries)
     decision = decide(list(entries.values()), source.target, given)
-    _note(source, decision, [display.elements[place] for place in places])
+    parts = display.args if isinstance(display, cst.Call) else display.elements
+    _note(source, decision, [parts[place] for place in places])
     edits = {places[n]: edit for n, edit in decision.edits.items()}
-    if edits and not source.is_changed(display):
+    if not edits or source.is_changed(display):
+        return
+    if isinstance(display, cst.Call):
+        edit_call(source, display, edits)
+    else:
         source.change(display, lambda node: edited_dict(node, edits))
 
 
-def _list_unknown(call: cst.Call, source: Source) -> None:
+def _list_unknown(calls: list[cst.Call], taken: set[cst.CSTNode], source: Source) -> None:
     """List old names that are given to `dict`, or to an imported class of unknown kind."""
-    is_dict = isinstance(call.func, cst.Name) and call.func.value == "dict"
-    last = source.imported(call.func).rpartition(".")[2]
-    for argument in call.args:
+    for call, argument in ((one, argument) for one in calls if one not in taken for argument in one.args):
+        is_dict = isinstance(call.func, cst.Name) and call.func.value == "dict"
+        last = source.imported(call.func).rpartition(".")[2]
         name = keyword(argument)
         if is_dict and name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
             source.list(argument, f"dict({name}=…)", f"if it is for training arguments, {today(name)}")

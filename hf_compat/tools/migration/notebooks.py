@@ -59,7 +59,13 @@ def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target],
             is_text, is_changed = isinstance(cell.held["source"], str), True
             cell.held["source"] = source if is_text else source.splitlines(keepends=True)
     if is_changed:
-        text = _written(notebook, text)
+        # The layout of the file, as far as `json` has such a layout
+        layout = _LAYOUT.match(text)
+        gap, space = layout.groups() if layout else ("\n ", " ")
+        indent = gap.rpartition("\n")[2] if "\n" in gap else None
+        marks = (", " if space and indent is None else ",", f":{space}")
+        written = json.dumps(notebook, indent=indent, separators=marks, ensure_ascii=text.isascii())
+        text = (written.replace("\n", "\r\n") if "\r\n" in gap else written) + text[len(text.rstrip()) :]
     findings += [_placed(finding, cells) for finding in result.findings]
     mended = tuple(_placed(finding, cells) for finding in result.mended)
     return Rewritten(text, tuple(sorted(findings, key=lambda one: (one.cell or 0, one.line))), mended)
@@ -79,17 +85,6 @@ def _read(text: str) -> tuple[object, list[tuple[dict[str, object] | None, str]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MigrationError(f"it is not a notebook of format 4: {error!r}") from error
     return held, found
-
-
-def _written(notebook: object, before: str) -> str:
-    """Write a notebook in the layout that its file has, as far as `json` has such a layout."""
-    found = _LAYOUT.match(before)
-    gap, space = found.groups() if found else ("\n ", " ")
-    indent = gap.rpartition("\n")[2] if "\n" in gap else None
-    between = ", " if space and indent is None else ","
-    text = json.dumps(notebook, indent=indent, separators=(between, f":{space}"), ensure_ascii=before.isascii())
-    end = before[len(before.rstrip()) :]
-    return (text.replace("\n", "\r\n") if "\r\n" in gap else text) + end
 
 
 def _is_python(source: str) -> bool:

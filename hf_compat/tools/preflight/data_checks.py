@@ -183,7 +183,12 @@ def check_numbers(session: Session) -> None:
                 "No parameter of the model is trained: `requires_grad` is False for all of them.",
                 "call `requires_grad_(True)` on what is to be trained; an adapter needs `inference_mode=False`",
             )
-        rows = _embedding_rows(model)
+        find = getattr(model, "get_input_embeddings", None)
+        try:
+            weight = getattr(find(), "weight", None) if callable(find) else None
+        except (NotImplementedError, AttributeError):  # a model of images or sound
+            weight = None
+        rows = int(weight.shape[0]) if isinstance(weight, torch.Tensor) and weight.ndim == 2 else None
         if rows is not None:
             _check_tokens(session, rows)
         _check_labels(session, model, rows)
@@ -199,16 +204,6 @@ def check_numbers(session: Session) -> None:
                 f"{type(model).__name__} finds a sequence's end by its padding, and `config.pad_token_id` is None.",
                 "set `model.config.pad_token_id`, to `tokenizer.pad_token_id` say",
             )
-
-
-def _embedding_rows(model: nn.Module) -> int | None:
-    """The number of tokens for which the model has a vector."""
-    find = getattr(model, "get_input_embeddings", None)
-    try:
-        weight = getattr(find(), "weight", None) if callable(find) else None
-    except (NotImplementedError, AttributeError):  # a model of images or sound
-        return None
-    return int(weight.shape[0]) if isinstance(weight, torch.Tensor) and weight.ndim == 2 else None
 
 
 def _values_of(session: Session, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -56,8 +56,6 @@ class Finding:
 
     Args:
         severity: `error`, `warning` or `note`.
-        check: The check that has found it.
-        problem: The problem.
         way_out: The way out. Empty for a note that asks for nothing.
     """
 
@@ -82,9 +80,7 @@ class PreflightReport(ShownAsPrinted):
     Args:
         findings: Errors, warnings and notes, the worst first.
         unchecked: Parts that could not be checked, and why.
-        checked: The checks that were made, in their order.
         measured: Measurements, each as a sentence.
-        seconds: Duration of the preflight.
     """
 
     findings: tuple[Finding, ...] = ()

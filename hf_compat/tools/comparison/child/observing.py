@@ -63,16 +63,6 @@ class Observer:
             self._wrap(owner, "push_to_hub", lambda *_, **__: note())
         self._wrap(importlib.import_module("torch"), "save", functools.partial(_save_without_tokens, arguments))
 
-    def _wrap_own_steps(self, trainer: Trainer) -> None:
-        """Observe each `training_step` that overrides the Trainer's, in a class or on the object."""
-        for owner in (trainer, *type(trainer).__mro__):
-            is_own = isinstance(owner, type) and owner.__module__.partition(".")[0] in ("transformers", "hf_compat")
-            if "training_step" in vars(owner) and not is_own and owner not in self._wrapped_steps:
-                self._wrapped_steps.add(owner)
-                takes_trainer = isinstance(owner, type)
-                around = self._training_step if takes_trainer else functools.partial(self._own_step, trainer)
-                self._wrap(owner, "training_step", around)
-
     def _own_step(self, trainer: Trainer, step: Method, *arguments: object, **keywords: object) -> object:
         def of_trainer(_: Trainer, *arguments: object, **keywords: object) -> object:
             return step(*arguments, **keywords)
@@ -114,7 +104,14 @@ class Observer:
         number, self._updates = self.trainings, 0
         self.record.write("train", training=number, trainer=type(trainer).__name__)
         self._depth += 1
-        self._wrap_own_steps(trainer)
+        # Each `training_step` that overrides the Trainer's, in a class or on the object
+        for owner in (trainer, *type(trainer).__mro__):
+            is_own = isinstance(owner, type) and owner.__module__.partition(".")[0] in ("transformers", "hf_compat")
+            if "training_step" in vars(owner) and not is_own and owner not in self._wrapped_steps:
+                self._wrapped_steps.add(owner)
+                takes_trainer = isinstance(owner, type)
+                around = self._training_step if takes_trainer else functools.partial(self._own_step, trainer)
+                self._wrap(owner, "training_step", around)
         try:
             output = train(trainer, *arguments, **keywords)
         finally:
