@@ -263,23 +263,6 @@ def make_generation_config(source: object) -> GenerationConfig:
     return config
 
 
-def length_of_generations(config: GenerationConfig) -> tuple[int, int | None]:
-    """Read the lengths to which generations are padded, from `max_length` and `max_new_tokens`.
-
-    Options that the config does not set get transformers' defaults.
-
-    Mirrors:
-        The changes of `transformers.Seq2SeqTrainer.prediction_step` to `model.generation_config`, 5.23.
-    """
-    # otherwise each call of `generate` would make it from the model's configuration
-    if config._from_model_config:
-        config._from_model_config = False
-    if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config already has the defaults
-        config.update(**config._get_default_generation_params(), defaults_only=True)
-    assert config.max_length is not None  # it has a default
-    return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1
-
-
 Place = int | str | torch.device  # a number counts accelerators
 _OFFLOADED = ("cpu", "disk")
 

@@ -403,18 +403,22 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
     )
 
 
-# Sizes of Accelerate's configuration → why a size above 1 is refused.
+# Sizes of Accelerate's configuration → why a size above 1 is refused, and what transformers 5.23 and Accelerate 1.15
+# need for it.
 _REFUSED = {
-    "tp_size": "tensor parallelism shares each layer between processes, and a model is whole or sharded by FSDP here",
-    "cp_size": "context parallelism shares each sequence between processes, and each process has its own here",
-    "sp_size": "sequence parallelism shares each sequence between processes, and each process has its own here",
-}
-# What transformers 5.23 and Accelerate 1.15 need for each.
-_UPSTREAM_NEEDS = {
-    "tp_size": "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, for it. It refuses "
-    "both on CPUs (MULTI_CPU), and trains there with DeepSpeed's `tensor_parallel`",
-    "cp_size": "several GPUs and FSDP 2 (`fsdp=True`) for it, and refuses it on CPUs (MULTI_CPU)",
-    "sp_size": "DeepSpeed on several GPUs for it, and fails on CPUs",
+    "tp_size": (
+        "tensor parallelism shares each layer between processes, and a model is whole or sharded by FSDP here",
+        "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, for it. It refuses "
+        "both on CPUs (MULTI_CPU), and trains there with DeepSpeed's `tensor_parallel`",
+    ),
+    "cp_size": (
+        "context parallelism shares each sequence between processes, and each process has its own here",
+        "several GPUs and FSDP 2 (`fsdp=True`) for it, and refuses it on CPUs (MULTI_CPU)",
+    ),
+    "sp_size": (
+        "sequence parallelism shares each sequence between processes, and each process has its own here",
+        "DeepSpeed on several GPUs for it, and fails on CPUs",
+    ),
 }
 _HINT = (
     "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too. "
@@ -452,10 +456,10 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
                     f"`{variable}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out."
                 )
             sizes[name] = int(value)
-    for name, why in _REFUSED.items():
+    for name, (why, needs) in _REFUSED.items():
         if sizes.get(name, 1) > 1:
             raise UnsupportedArgument(
-                f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(_UPSTREAM_NEEDS[name])}."
+                f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(needs)}."
             )
     found = ParallelSizes(copies=sizes.get("dp_replicate_size", 1), shards=sizes.get("dp_shard_size", 1))
     if found.copies * found.shards == 1:

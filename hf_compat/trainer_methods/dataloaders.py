@@ -16,12 +16,11 @@ from hf_compat.data.loader import IterableDatasetSlice, PreparedDataLoader, meas
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import accepted_parameters, has_length, is_replaced, length_of, placing
+from hf_compat.runtime.inspection import accepted_parameters, has_length, length_of, placing
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -107,17 +106,6 @@ class DataloaderMethods(StepsBase):
             batch_size=self.args.eval_batch_size,
             sampler_fn=self._get_eval_sampler,
         )
-
-    def _check_evaluation_data(self) -> None:
-        """Check the evaluation sets before a training that needs them."""
-        evaluates = self.args.eval_strategy != IntervalStrategy.NO or self.args.eval_on_start
-        if not evaluates or is_replaced(self, "get_eval_dataloader", DataloaderMethods):
-            return
-        given = self.eval_dataset
-        parts = given if isinstance(given, dict) else {None: given}
-        for name, part in parts.items():
-            if part is not None:
-                check_dataset("eval_dataset" if name is None else f"eval_dataset[{name!r}]", part)
 
     def num_examples(self, dataloader: DataLoader[Batch]) -> int:
         """Count the samples of a loader by its data set's length, else by the length of the loader."""

@@ -11,7 +11,6 @@ from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import (
     GenerationConfig,
     GenerationKeywords,
-    length_of_generations,
     make_generation_config,
 )
 from hf_compat.runtime.nested import Nested
@@ -144,8 +143,21 @@ class GenerationSteps(StepMethods):
         return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
 
     def _lengths_of_generations(self) -> tuple[int, int | None]:
+        """Read the lengths to which generations are padded, from `max_length` and `max_new_tokens` of the config.
+
+        Options that it does not set get transformers' defaults.
+
+        Mirrors:
+            The changes of `transformers.Seq2SeqTrainer.prediction_step` to `model.generation_config`, 5.23.
+        """
         config: GenerationConfig | None = getattr(self.model, "generation_config", None)
-        return (0, None) if config is None else length_of_generations(config)
+        if config is None:
+            return 0, None
+        config._from_model_config = False  # otherwise each call of `generate` would make it from the model's
+        if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config already has the defaults
+            config.update(**config._get_default_generation_params(), defaults_only=True)
+        assert config.max_length is not None  # it has a default
+        return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1
 
     def _filled_up(self, tokens: torch.Tensor, lengths: tuple[int, int | None]) -> torch.Tensor:
         longest, longest_new = lengths

@@ -18,7 +18,7 @@ from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfree
 from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.checkpoint.run_state import DataCut
-from hf_compat.data.collators import check_iterable
+from hf_compat.data.collators import check_dataset, check_iterable
 from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
@@ -32,15 +32,18 @@ from hf_compat.engine.window_trainer import NO_BATCHES, WindowTrainer
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
 
@@ -67,7 +70,12 @@ class TrainingMethods(TrainerBase):
         self.accelerator.free_memory()
         if args.auto_find_batch_size and batch_size is not None:
             self._update_auto_batch_size(batch_size)
-        self._check_evaluation_data()
+        evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start
+        if evaluates and not is_replaced(self, "get_eval_dataloader", DataloaderMethods):
+            parts = self.eval_dataset if isinstance(self.eval_dataset, dict) else {None: self.eval_dataset}
+            for name, part in parts.items():
+                if part is not None:
+                    check_dataset("eval_dataset" if name is None else f"eval_dataset[{name!r}]", part)
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.run_counts(args, loader)
