@@ -59,7 +59,6 @@ from hf_compat.training_run.run import (
 )
 from hf_compat.training_run.saver import (
     checkpoints_to_delete,
-    checkpoints_to_delete_at_end,
     in_order_of_rotation,
     remove_or_warn,
 )
@@ -435,9 +434,10 @@ class AdaptedRun(pl.Callback):
         train_loss, flos = self.losses.mean(self.state.global_step), self.state.total_flos
         nonfinite = self.losses.nonfinite_updates
         self._log(run_summary(self._start_time, samples, updates, flos, train_loss, nonfinite))
-        best, found = self.state.best_model_checkpoint, list(self._checkpoints())
-        for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
-            remove_or_warn(old, trainer.strategy.remove_checkpoint)
+        best = self.state.best_model_checkpoint
+        if self.args.save_total_limit == 1 and best is not None:
+            for old in checkpoints_to_delete(list(self._checkpoints()), 1, [best]):
+                remove_or_warn(old, trainer.strategy.remove_checkpoint)
         self.fire("on_train_end")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -403,9 +403,17 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     ended = []
     for place, owner in saving:
         alive = owner.is_alive()
-        if alive is False or (alive is None and is_alone):
-            _end_killed_save(run_dir, place, owner)
-            ended.append(place)
+        if alive or (alive is None and not is_alone):
+            continue
+        ended.append(place)
+        for path in layout.list_checkpoints(place):
+            final = os.path.join(run_dir, os.path.basename(path))
+            if not os.path.lexists(final) and is_ours(path) and not problems(path):
+                # every process of a run may ask for its last checkpoint: one of them is first
+                with contextlib.suppress(OSError):
+                    os.replace(path, final)
+        with contextlib.suppress(OSError):
+            _put_back(place, owner, layout.list_checkpoints(run_dir))
     writers: dict[str, Writer | None] = {}
     for path in layout.list_checkpoints(run_dir):
         manifest = read_manifest(path)
@@ -421,18 +429,6 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
         for place in ended:
             shutil.rmtree(place, ignore_errors=True)
     return writers
-
-
-def _end_killed_save(run_dir: str, place: str, owner: Owner) -> None:
-    """Give a whole checkpoint in a killed save's hidden folder its name. Otherwise put back what it was to replace."""
-    for path in layout.list_checkpoints(place):
-        final = os.path.join(run_dir, os.path.basename(path))
-        if not os.path.lexists(final) and is_ours(path) and not problems(path):
-            # every process of a run may ask for its last checkpoint: one of them is first
-            with contextlib.suppress(OSError):
-                os.replace(path, final)
-    with contextlib.suppress(OSError):
-        _put_back(place, owner, layout.list_checkpoints(run_dir))
 
 
 def is_unfinished(manifest: Manifest) -> bool:

@@ -89,15 +89,6 @@ def in_order_of_rotation(
     return sorted(checkpoints, key=rank)
 
 
-def checkpoints_to_delete_at_end(
-    checkpoints: Sequence[str], save_total_limit: int | None, best: str | None
-) -> list[str]:
-    """Choose the checkpoints to delete at the end of a run. With a limit of one, only the best is kept, if any."""
-    if save_total_limit != 1 or best is None:
-        return []
-    return [path for path in checkpoints if os.path.abspath(path) != os.path.abspath(best)]
-
-
 class Timing(StrEnum):
     """When the parts of a save run. `prepare` always runs at once."""
 
@@ -409,7 +400,7 @@ class Saver:
 
     def keep_best_alone(self, run_dir: str, best: str) -> None:
         """At the end of a run with a limit of one checkpoint, keep only the best."""
-        for path in checkpoints_to_delete_at_end(self.in_rotation_order(run_dir, 0), 1, best):
+        for path in checkpoints_to_delete(self.in_rotation_order(run_dir, 0), 1, [best]):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             remove_or_warn(path, manifest.remove)
 

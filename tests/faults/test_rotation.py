@@ -71,3 +71,20 @@ def test_an_error_waits_for_the_checkpoint_that_is_being_written(make_args, tmp_
         Trainer(Classifier(), args, train_dataset=rows(), callbacks=[Breaks()]).train()
     assert manifest.get_last_checkpoint(str(tmp_path)).endswith("checkpoint-2")
     assert not list(tmp_path.glob(".saving-*"))
+
+
+@pytest.mark.parametrize(("limit", "left"), [(1, [2]), (2, [2, 6]), (None, [2, 4, 6])])
+def test_at_the_end_only_a_limit_of_one_leaves_the_best_alone(make_args, tmp_path, limit, left):
+    class Worse(Trainer):
+        def evaluate(self, *args, **kwargs):
+            metrics = {"eval_loss": float(self.state.global_step)}
+            self.log(metrics)
+            return metrics
+
+    set_seed(3)
+    args = make_args(
+        output_dir=str(tmp_path), save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=limit,
+        eval_strategy="steps", eval_steps=2, load_best_model_at_end=True,
+    )  # fmt: skip
+    Worse(Classifier(), args, train_dataset=rows(), eval_dataset=rows()).train()
+    assert [int(path.name.partition("-")[2]) for path in sorted(tmp_path.glob("checkpoint-*"))] == left

@@ -12,7 +12,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.errors import CheckpointError
 from hf_compat.training_run.output_folder import OutputFolder
-from hf_compat.training_run.saver import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
+from hf_compat.training_run.saver import checkpoints_to_delete, in_order_of_rotation
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 
@@ -58,12 +58,10 @@ def test_paths_are_compared_as_places_on_the_disk():
     assert checkpoints_to_delete(WRITTEN, 1, ["./out/../out/checkpoint-2", WRITTEN[-1]]) == WRITTEN[1:3]
 
 
-@pytest.mark.parametrize(
-    ("limit", "best", "gone"), [(1, 4, [2, 6, 8]), (1, 8, [2, 4, 6]), (1, None, []), (2, 4, []), (None, 4, [])]
-)
-def test_at_the_end_a_limit_of_one_leaves_the_best(limit, best, gone):
-    best_path = None if best is None else f"out/checkpoint-{best}"
-    assert updates_of(checkpoints_to_delete_at_end(WRITTEN, limit, best_path)) == gone
+@pytest.mark.parametrize(("best", "gone"), [(4, [2, 6, 8]), (8, [2, 4, 6]), (3, [2, 4, 6])])
+def test_at_the_end_a_limit_of_one_leaves_the_best(best, gone):
+    """If the best one is gone, the newest stays."""
+    assert updates_of(checkpoints_to_delete(WRITTEN, 1, [f"out/checkpoint-{best}"])) == gone
 
 
 def test_other_runs_go_first_then_what_lies_beyond_the_update():
