@@ -193,6 +193,11 @@ class Named:
     def __setstate__(self, state: object) -> None:
         self.states.append(state)
 
+    @property
+    def state(self) -> object:
+        """The last state that the pickle has given the object. None if it has given none."""
+        return self.states[-1] if self.states else None
+
 
 class _Walker(pickle._Unpickler):  # written in Python: each step can be replaced
     """Builds the content of a pickle from `Named` objects, and notes the values that are hashed."""

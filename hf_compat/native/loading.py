@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import logging
 import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -19,7 +22,7 @@ from torch import nn
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.edits import as_named
-from hf_compat.checkpoint.files import read_json
+from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
 from hf_compat.checkpoint.forms import (
     check_optimizer,
     check_schedule,
@@ -50,6 +53,7 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, warn_user
+from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
@@ -320,10 +324,14 @@ def _arguments_of(path: str) -> TrainingArguments | None:
     found = Contents(path).find(layout.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
     if found is None:
         return None
-    with contextlib.suppress(CheckpointError):  # damaged, or an object of transformers' class
+    held: object = None
+    try:
         held = read_torch_file(found)
-        if isinstance(held, Mapping):
-            return _as_arguments(path, held)
+    except CheckpointError:  # transformers' file holds an object of its own class
+        with contextlib.suppress(CheckpointError):  # a damaged file counts as none
+            held = read_pickled_arguments(found)
+    if isinstance(held, Mapping):
+        return _as_arguments(path, held)
     warn_user(
         f"The arguments in {found} cannot be read without running code, so the module has the defaults.\n\n"
         "Hint: give `args=…`.",
@@ -408,3 +416,61 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
     if missing:
         raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:_SHOWN])}.")
     load_adapters(model, folder)
+
+
+# Fields of every release's arguments.
+_ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
+# Objects among the arguments whose attributes are options.
+_OPTIONS = ("AcceleratorConfig",)
+# Enums whose members are texts, of today and of earlier releases.
+_ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
+
+
+def read_pickled_arguments(path: str) -> dict[str, object] | None:
+    """Read the arguments that transformers has pickled, as fields of today's.
+
+    Args:
+        path: A `training_args.bin`.
+
+    Returns:
+        Today's fields by name, with old names translated. None if the file holds something else.
+
+    Warns:
+        HfCompatWarning: A field holds an object of a kind that is not known here.
+    """
+    held = walked_torch_file(path, io.BytesIO(read_small(path)))
+    state = held.state if isinstance(held, Named) else None
+    if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
+        return None
+    # Today's fields of a release's attributes. One that needs code to be known has its default
+    known = {name: _plain(held) for name, held in state.items()}
+    args = TrainingArguments.__new__(TrainingArguments)
+    args.__setstate__({name: value for name, value in known.items() if not isinstance(value, Named)})
+    today = {field.name: vars(args).get(field.name, field.default) for field in fields(args)}
+    unknown = [name for name in today if isinstance(known.get(name), Named)]
+    if unknown:
+        warn_user(
+            f"{path} holds objects for {', '.join(unknown)}, which cannot be read without running code; they have "
+            "their defaults.\n\nHint: give `args=…`.",
+        )
+    return today
+
+
+def _plain(value: object) -> object:
+    """Replace `Named` objects by values: an enum's member by its text, options by a dict."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if not isinstance(value, Named):
+        return value
+    if value.name in _OPTIONS and isinstance(value.state, Mapping):
+        return _plain(value.state)
+    # An enum's member: Python writes the class with the text, or `getattr` with class and name
+    match tuple(value.given):
+        case (str() as text,) if value.name in _ENUMS:
+            return text
+        case (type() as kind, str() as name) if issubclass(kind, Named) and kind.name in _ENUMS:
+            found = getattr(getattr(enums, kind.name, None), name, name.lower())
+            return found.value if isinstance(found, Enum) else found
+    return value

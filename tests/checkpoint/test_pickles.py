@@ -17,6 +17,7 @@ from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.checkpoint.run_state import ARRAY_GLOBALS
 from hf_compat.errors import CheckpointError
+from hf_compat.native.loading import read_pickled_arguments
 
 BEGIN, GIGABYTES = b"\x80\x02", b"\x8a\x08" + struct.pack("<q", 10**10)
 
@@ -96,7 +97,7 @@ def test_neither_an_index_of_shards_nor_arguments_are_followed(tmp_path, content
     with pytest.raises(CheckpointError, match="metadata cannot be read: it"):
         open_dcp(Contents(tmp_path))
     with pytest.raises(CheckpointError, match=r"training_args\.bin cannot be read: it"):
-        read_torch_file(in_zip(tmp_path / "training_args.bin", content))
+        read_pickled_arguments(in_zip(tmp_path / "training_args.bin", content))
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
+import types
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -368,10 +372,60 @@ def test_what_the_command_trained_is_loaded(tmp_path, monkeypatch):
     assert module.steps.args.learning_rate == 0.5
 
 
-def a_folder_of_transformers(folder):
-    """A folder as transformers saves it, without its arguments."""
+# What `tests/releases/pickles` holds and today's transformers is told: in the words of today.
+OF_TRANSFORMERS = {
+    "learning_rate": 3e-3, "weight_decay": 0.05, "label_smoothing_factor": 0.1, "warmup_steps": 0.1, "adam_beta2": 0.98,
+    "lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}, "optim": "sgd",
+    "optim_args": "momentum=0.9", "neftune_noise_alpha": 2.0, "train_sampling_strategy": "group_by_length",
+}  # fmt: skip
+LEFT_TO_LIGHTNING = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "use_cpu": True}
+PICKLES = sorted((TESTS / "releases" / "pickles").glob("*.bin"))
+
+
+def a_folder_of_transformers(folder, arguments=None):
+    """A folder as transformers saves it; it pickles its own class of arguments."""
     tiny_gpt2().save_pretrained(folder)
+    if arguments is not None:
+        torch.save(arguments, folder / "training_args.bin")
     return folder
+
+
+def arguments_of(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HfCompatWarning)
+        return HFModule.load_from_checkpoint(folder).steps.args
+
+
+@pytest.mark.parametrize("pickled", PICKLES, ids=lambda path: path.stem)
+def test_arguments_that_an_older_transformers_has_pickled(pickled, tmp_path):
+    folder = a_folder_of_transformers(tmp_path)
+    shutil.copy(pickled, folder / "training_args.bin")
+    args = arguments_of(folder)
+    assert {name: getattr(args, name) for name in OF_TRANSFORMERS} == OF_TRANSFORMERS
+    assert args.accelerator_config.split_batches is True
+
+
+def test_arguments_that_todays_transformers_has_pickled(tmp_path):
+    theirs = transformers.TrainingArguments(str(tmp_path), **OF_TRANSFORMERS, **LEFT_TO_LIGHTNING, hub_token="not mine")
+    args = arguments_of(a_folder_of_transformers(tmp_path / "it", theirs))
+    assert {name: getattr(args, name) for name in OF_TRANSFORMERS} == OF_TRANSFORMERS
+    assert args.hub_token is None
+
+
+@dataclasses.dataclass
+class OfAScript(transformers.Seq2SeqTrainingArguments):
+    """Arguments of a script of the user's, of which nothing is imported."""
+
+    temperature: float = 0.5
+
+
+def test_arguments_of_a_class_that_is_not_there(tmp_path):
+    theirs = OfAScript(str(tmp_path), predict_with_generate=True, temperature=0.1, learning_rate=0.25, use_cpu=True)
+    folder = a_folder_of_transformers(tmp_path / "it")
+    OfAScript.__module__ = "long.gone"
+    with unittest.mock.patch.dict(sys.modules, {"long": types.ModuleType("long"), "long.gone": sys.modules[__name__]}):
+        torch.save(theirs, folder / "training_args.bin")
+    assert arguments_of(folder).learning_rate == 0.25
 
 
 class Hostile:
@@ -381,7 +435,7 @@ class Hostile:
         return os.system, ("touch was_run",)
 
 
-@pytest.mark.parametrize("form", ["zip", "before zip", "within arguments", "another object", "no pickle"])
+@pytest.mark.parametrize("form", ["zip", "before zip", "within arguments", "another object", "no pickle", "cut"])
 def test_a_pickle_runs_nothing_and_says_what_it_is(form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = a_folder_of_transformers(tmp_path / "it")
@@ -390,22 +444,23 @@ def test_a_pickle_runs_nothing_and_says_what_it_is(form, tmp_path, monkeypatch):
     theirs.label_names = Hostile()
     held = {"within arguments": theirs, "another object": nn.Linear(2, 2)}.get(form, Hostile())
     torch.save(held, place, _use_new_zipfile_serialization=form != "before zip")
-    if form == "no pickle":
-        place.write_bytes(b"no pickle")
-    with pytest.warns(HfCompatWarning, match=r"training_args.bin cannot be read .*\s+Hint: give `args=…`"):
-        assert HFModule.load_from_checkpoint(folder).steps.args.learning_rate == TrainingArguments().learning_rate
+    if form in ("no pickle", "cut"):
+        place.write_bytes(b"no pickle" if form == "no pickle" else PICKLES[0].read_bytes()[:900])
+    if form == "within arguments":
+        with pytest.warns(HfCompatWarning, match="holds objects for label_names, which cannot be read without running"):
+            args = HFModule.load_from_checkpoint(folder).steps.args
+        assert args.learning_rate == 0.25 and args.label_names is None
+    else:
+        with pytest.warns(HfCompatWarning, match=r"training_args.bin cannot be read .*\s+Hint: give `args=…`"):
+            assert HFModule.load_from_checkpoint(folder).steps.args.learning_rate == TrainingArguments().learning_rate
     assert not Path("was_run").exists()
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_a_folder_of_transformers_takes_the_arguments(tmp_path, is_zip):
+def test_arguments_of_a_torch_before_its_zip_files(tmp_path):
     folder = a_folder_of_transformers(tmp_path)
     theirs = transformers.TrainingArguments(str(tmp_path), learning_rate=0.25, use_cpu=True)
-    torch.save(theirs, folder / "training_args.bin", _use_new_zipfile_serialization=is_zip)
-    with pytest.warns(HfCompatWarning, match=r"cannot be read without running code(.|\s)*Hint: give `args=…`"):
-        assert HFModule.load_from_checkpoint(folder).steps.args.learning_rate == TrainingArguments().learning_rate
-    given = HFModule.load_from_checkpoint(folder, args=TrainingArguments(learning_rate=0.5, use_cpu=True))
-    assert given.steps.args.learning_rate == 0.5
+    torch.save(theirs, folder / "training_args.bin", _use_new_zipfile_serialization=False)
+    assert arguments_of(folder).learning_rate == 0.25
 
 
 # Data modules --------------------------------------------------------------------------------------------------------
