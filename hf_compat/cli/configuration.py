@@ -24,7 +24,7 @@ from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.interop.object_parser import near_name
-from hf_compat.plan.argument_support import ELSEWHERE, PASSED_ON, default_of
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of
 
 MODE = "bounded_yaml"  # jsonargparse's name for this loader
 MOST_BYTES = 4 * 2**20
@@ -208,7 +208,11 @@ _MODEL = (
     ("--trainer_class CLASS.PATH", "hf_compat.Trainer, or a subclass"),
 )
 _CALLBACKS = ("--callbacks LIST", "HF's, Lightning's, and Lightning's loggers, in any mix")
-_TRAINER = (("--trainer.profiler NAME|CLASS.PATH", "and " + ", ".join(f".{name}" for name in PASSED_ON[1:])),)
+_TRAINER = (
+    ("--trainer.max_epochs, .max_steps, .precision …", "as the equivalent argument"),
+    ("--trainer.profiler NAME|CLASS.PATH", "and " + ", ".join(f".{name}" for name in PASSED_ON if name != "profiler")),
+    ("--trainer.callbacks, .logger, .plugins CLASS.PATH", "callbacks, loggers, a CheckpointIO"),
+)
 
 
 def help_of_arguments() -> str:
@@ -218,9 +222,13 @@ def help_of_arguments() -> str:
 
 
 def help_of_trainer() -> str:
-    """List every setting of `trainer`, and for others of Lightning's what sets them instead."""
-    settable = [(f"--trainer.{name}", "passed to Lightning") for name in PASSED_ON]
-    return "\n".join([*_part("trainer", settable)[1:], *_part("set elsewhere, by", [*ELSEWHERE.items()])]) + "\n"
+    """List every setting of `trainer`, with its meaning or the argument that sets it instead."""
+    settable = [(f"--trainer.{name}", "as the equivalent argument") for name in EQUIVALENTS]
+    settable += [(f"--trainer.{name}", "passed to Lightning") for name in PASSED_ON]
+    settable += [_TRAINER[-1]]
+    objects = ("callbacks", "logger", "plugins")
+    elsewhere = [(name, where) for name, where in ELSEWHERE.items() if name not in objects]
+    return "\n".join([*_part("trainer", settable)[1:], *_part("set elsewhere, by", elsewhere)]) + "\n"
 
 
 def _part(title: str, rows: Rows) -> list[str]:

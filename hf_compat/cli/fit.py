@@ -52,7 +52,7 @@ from hf_compat.interop.object_parser import (
     import_path,
     near_unknown,
 )
-from hf_compat.plan.argument_support import ELSEWHERE, PASSED_ON, refuse_elsewhere
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
 from hf_compat.trainer_methods.generation import GenerationSteps
@@ -91,6 +91,12 @@ FUNCTIONS = {
     "model_init": "makes the model, in place of `model`",
     "optimizer_cls_and_kwargs": "an optimizer's class path and its keywords, in place of `args.optim`",
 }
+# Settings of Lightning's trainer that are objects, for which a Trainer has other arguments.
+OBJECTS = {
+    "callbacks": "further callbacks, as in `callbacks`",
+    "logger": "a Lightning logger or several, beside `args.report_to`",
+    "plugins": "a CheckpointIO, for Lightning's ModelCheckpoint",
+}
 
 
 # jsonargparse's option for leaving unset values out, `skip_none` before 4.49.
@@ -112,12 +118,16 @@ class ConfigParser(ArgumentParser):
     def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
         """Write a configuration as text that makes the same run again.
 
-        Tokens are left out. An argument has the name that the user wrote.
+        Tokens are left out. An argument appears under the name and in the section in which the user gave it.
         """
         text: Namespace = _without_secrets(cfg)
-        args = text.get("args")
-        if isinstance(args, Namespace):
+        args, trainer = text.get("args"), text.get("trainer")
+        if not (args is None or trainer is None):
             drop_defaults(vars(args), _CHECKS)
+            for name, value in vars(trainer).items():
+                if value is not None and name in EQUIVALENTS:
+                    for argument in EQUIVALENTS[name](value):
+                        args.pop(argument, None)
         if kwargs.get(_SKIP, True):
             _drop_unset(text)
         # a None that is left was set by the user, among a class's arguments
@@ -165,6 +175,8 @@ def make_parser(command: str) -> ArgumentParser:
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     add_old_names(parser, "args.")
+    for name in EQUIVALENTS:
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the equivalent argument")
     import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
 
     # isort: split
@@ -172,11 +184,13 @@ def make_parser(command: str) -> ArgumentParser:
     from lightning.pytorch.profilers import Profiler
 
     # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
-    kinds: dict[str, Hint] = {"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None}
-    for name in PASSED_ON:
-        kind = kinds.get(name, ANYTHING)
-        parser.add_argument(f"--trainer.{name}", type=kind, default=None, help="passed to Lightning")
-    for name in ELSEWHERE:  # refused with a hint
+    kinds = {
+        **dict.fromkeys(PASSED_ON, ANYTHING),
+        **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
+    }
+    for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
+        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
+    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -272,8 +286,7 @@ class Run:
             kind, keywords = chosen if is_pair else (chosen["class_path"], chosen.get("init_args", {}))
             data["optimizer_cls_and_kwargs"] = (build_or_import(kind, "optimizer_cls_and_kwargs"), dict(keywords))
         data |= {n: build_or_import(spec, n) for n, spec in functions.items() if spec is not None}
-        data["callbacks"] = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
-        self.trainer = self.trainer_class(model=model, args=self.args, **data)
+        self.trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data)
         self.trainer.lightning_options = self._lightning_options()
         # the arguments of `fit` name the checkpoint that it resumes from
         self.is_named = self.checkpoint not in (BEST, LAST)
@@ -284,10 +297,23 @@ class Run:
             self.config.ckpt_path = None
         self.text = parser.dump(self.config)
 
+    def _callbacks(self) -> list[Made]:
+        """Make the callbacks, including the loggers and callbacks of the `trainer` section."""
+        made = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
+        for name in ("callbacks", "logger"):
+            given = self.config.trainer[name]
+            if isinstance(given, bool):
+                raise ArgumentError(
+                    f"`trainer.{name}={given}` is not set here.\n\nHint: `args.report_to` names trackers, or 'none'."
+                )
+            specs = given if isinstance(given, list) else [] if given is None else [given]
+            made += [build_or_import(spec, f"trainer.{name}[{i}]") for i, spec in enumerate(specs)]
+        return made
+
     def _lightning_options(self) -> dict[str, Made]:
         """Make the settings that are passed to Lightning. A class path alone is called."""
         options: dict[str, Made] = {}
-        for name in PASSED_ON:
+        for name in (*PASSED_ON, "plugins"):
             spec = self.config.trainer[name]
             is_path = isinstance(spec, str) and "." in spec and name == "profiler"
             made = import_path(spec, f"trainer.{name}") if is_path else build(spec, f"trainer.{name}")
@@ -382,9 +408,9 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
         given = {name for name in given & set(FIELDS) if values[name] != _DEFAULTS[name]}
     known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
-    refuse_elsewhere(config["trainer"])
-    left_out = {name for name in set(FIELDS) - given if known[name] == _DEFAULTS[name]}
-    chosen = {name: value for name, value in known.items() if name not in left_out}
+    args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
+    left_out = {name for name in set(FIELDS) - given if args[name] == _DEFAULTS[name]}
+    chosen = {name: value for name, value in args.items() if name not in left_out}
     return kind(**chosen, **old)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -87,29 +87,85 @@ PRECISIONS = {
 }
 
 
-# Length of Lightning's trainer → the argument.
-_LENGTHS = {"max_epochs": "num_train_epochs", "max_steps": "max_steps"}
+def _same(name: str) -> Callable[[Setting], Values]:
+    return lambda value: {name: value}
+
+
+def _precision(value: Setting) -> Values:
+    try:
+        mixed_precision = PRECISIONS[str(value)]
+        return {"bf16": mixed_precision == "bf16", "fp16": mixed_precision == "fp16"}
+    except KeyError:
+        raise ArgumentError(
+            f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"
+            f"Hint: choose one of {', '.join(PRECISIONS)}."
+        ) from None
+
+
+def _interval(value: Setting) -> Values:
+    if isinstance(value, float) and value <= 1.0:
+        raise ArgumentError(
+            f"`trainer.val_check_interval={value!r}` is a share of an epoch, HF's `eval_steps` below 1 of the run.\n\n"
+            "Hint: set `args.eval_strategy` and `args.eval_steps`."
+        )
+    return {"eval_strategy": "steps", "eval_steps": int(value)}
+
+
+def _every_epoch(value: Setting) -> Values:
+    if value == 1:
+        return {"eval_strategy": "epoch"}
+    raise ArgumentError(
+        f"`trainer.check_val_every_n_epoch={value!r}` has no counterpart in HF.\n\n"
+        "Hint: set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`."
+    )
+
+
+def _accelerator(value: Setting) -> Values:
+    if value == "cpu":
+        return {"use_cpu": True}
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is not None and value in ("gpu", here.type):
+        return {"use_cpu": False}
+    if value == "auto":
+        return {}
+    raise ArgumentError(
+        f"`trainer.accelerator={value!r}` is not available here.\n\n"
+        "Hint: leave it out. A GPU is used where there is one."
+    )
+
+
+def _determinism(value: Setting) -> Values:
+    if isinstance(value, bool):
+        return {"full_determinism": value}
+    raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
+
+
+# Setting of `trainer:` → function that translates its value into equivalent arguments.
+EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
+    "max_epochs": _same("num_train_epochs"),
+    "max_steps": _same("max_steps"),
+    "accumulate_grad_batches": _same("gradient_accumulation_steps"),
+    "gradient_clip_val": _same("max_grad_norm"),
+    "log_every_n_steps": _same("logging_steps"),
+    "default_root_dir": _same("output_dir"),
+    "deterministic": _determinism,
+    "precision": _precision,
+    "val_check_interval": _interval,
+    "check_val_every_n_epoch": _every_epoch,
+    "accelerator": _accelerator,
+    "enable_progress_bar": lambda value: {"disable_tqdm": not value},
+}
+
+_LENGTHS = ("max_epochs", "max_steps")
 _EPOCHS_OF_LIGHTNING = 1000  # its `max_epochs` where no length is given
 
 # Passed to Lightning unchanged, because no HF argument corresponds to them.
-PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time", "plugins")
+PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
 
 # Setting that the arguments or another section decide → the place to set it.
 ELSEWHERE = {
-    "max_epochs": "`args.num_train_epochs`",
-    "max_steps": "`args.max_steps`",
-    "accumulate_grad_batches": "`args.gradient_accumulation_steps`",
-    "gradient_clip_val": "`args.max_grad_norm`",
-    "log_every_n_steps": "`args.logging_steps`",
-    "default_root_dir": "`args.output_dir`",
-    "deterministic": "`args.full_determinism`",
-    "precision": "`args.bf16` or `args.fp16`",
-    "val_check_interval": "`args.eval_steps`, with `eval_strategy='steps'`",
-    "check_val_every_n_epoch": "`args.eval_strategy='epoch'`",
-    "accelerator": "`args.use_cpu`, as a GPU is used where there is one",
-    "enable_progress_bar": "`args.disable_tqdm`",
     "callbacks": "`callbacks`",
-    "logger": "`callbacks`, which takes Lightning's loggers, or `args.report_to`, which takes names of trackers",
+    "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
     "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
     "devices": "the launcher: `hf-compat run --devices N -m hf_compat fit …` starts one process a device",
     "num_nodes": "the launcher",
@@ -128,21 +184,36 @@ ELSEWHERE = {
     "use_distributed_sampler": "`args.accelerator_config`",
     "sync_batchnorm": "the model: `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
     "reload_dataloaders_every_n_epochs": "nothing: HF loads data once",
+    "plugins": "nothing: precision and checkpoints are hf_compat's",
     "barebones": "`args.report_to='none'`, `disable_tqdm=True` and `save_strategy='no'`",
     "enable_autolog_hparams": "`args.report_to`: trackers are given the arguments",
     "model_registry": "nothing: checkpoints are HF folders",
 }
 
 
-def refuse_elsewhere(trainer: Mapping[str, Setting]) -> None:
-    """Refuse the settings of a `trainer` section that the arguments or another section decide."""
-    problems = [
-        f"`trainer.{name}={value!r}` cannot be set here.\n\nHint: leave it out. Its counterpart is {ELSEWHERE[name]}."
-        for name, value in trainer.items()
-        if value is not None and name in ELSEWHERE
-    ]
+def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
+    """Join the arguments of a `trainer` section and an `args` section."""
+    joined, problems = dict(args), []
+    for name, value in trainer.items():
+        if value is None or name in PASSED_ON:
+            continue
+        if name in ELSEWHERE:
+            problems.append(
+                f"`trainer.{name}={value!r}` cannot be set here.\n\n"
+                f"Hint: leave it out. Its counterpart is {ELSEWHERE[name]}."
+            )
+            continue
+        wanted = EQUIVALENTS[name](value)
+        problems += [
+            f"`trainer.{name}={value!r}` and `args.{n}={args.get(n)!r}` set the same thing to two values.\n\n"
+            "Hint: keep one of them."
+            for n in wanted
+            if n in given and _differs(args.get(n), wanted[n])
+        ]
+        joined |= wanted
     if problems:
         raise ArgumentError("\n\n".join(problems))
+    return joined
 
 
 def _differs(a: Setting, b: Setting) -> bool:
@@ -177,9 +248,7 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
     defaults = {field.name: default_of(field) for field in fields(args)}
     problems = []
     for name, value in trainer.items():
-        of_precision = PRECISIONS.get(str(value))
-        equivalent = {"bf16": of_precision == "bf16", "fp16": of_precision == "fp16"}
-        for argument, wanted in (equivalent if name == "precision" else {_LENGTHS[name]: value}).items():
+        for argument, wanted in EQUIVALENTS[name](value).items():
             has = getattr(args, argument)
             if argument == "fp16" and args.device.type == "cpu":  # no effect on the CPU
                 continue

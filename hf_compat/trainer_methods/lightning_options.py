@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.profilers import Profiler
 
 from hf_compat.errors import ArgumentError, UnknownArgument, UnsupportedArgument
-from hf_compat.plan.argument_support import ELSEWHERE
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS
 from hf_compat.runtime.text import did_you_mean, shown
 
 
@@ -48,15 +48,15 @@ class CheckedOptions(UserDict[str, object]):
     """
 
     def __setitem__(self, name: str, value: object) -> None:
-        if name not in _TAKES and name not in ELSEWHERE:
+        if name not in _TAKES and name not in ELSEWHERE and name not in EQUIVALENTS:
             hint = did_you_mean(str(name), _TAKES, f"there are {', '.join(_TAKES)}.")
             raise UnknownArgument(
                 f"`lightning_options` has an unknown name: `{shown(str(name), value)}`.\n\nHint: {hint}"
             )
         if name not in _TAKES:
+            way = ELSEWHERE.get(name) or f"`TrainingArguments({_ARGUMENTS[name]})`"
             raise UnsupportedArgument(
-                f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\n"
-                f"Hint: its counterpart here is {ELSEWHERE[name]}."
+                f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: its counterpart here is {way}."
             )
         is_taken, kinds = _TAKES[name]
         if not is_taken(value):
@@ -66,6 +66,23 @@ class CheckedOptions(UserDict[str, object]):
     def __ior__(self, other: object) -> CheckedOptions:  # type: ignore[override,misc]  # UserDict's takes anything
         self.update(other)  # type: ignore[call-overload]
         return self
+
+
+# The training arguments to use instead of an option.
+_ARGUMENTS = {
+    "max_epochs": "num_train_epochs=…",
+    "max_steps": "max_steps=…",
+    "accumulate_grad_batches": "gradient_accumulation_steps=…",
+    "gradient_clip_val": "max_grad_norm=…",
+    "log_every_n_steps": "logging_steps=…",
+    "default_root_dir": "output_dir=…",
+    "deterministic": "full_determinism=True",
+    "precision": "bf16=True)` or `TrainingArguments(fp16=True",
+    "val_check_interval": "eval_strategy='steps', eval_steps=…",
+    "check_val_every_n_epoch": "eval_strategy='epoch'",
+    "accelerator": "use_cpu=True",
+    "enable_progress_bar": "disable_tqdm=True",
+}
 
 
 def _is_duration(value: object) -> bool:

@@ -205,10 +205,10 @@ def test_callbacks_of_the_command_line_are_added(project):
     assert printed["callbacks"] == [*CONFIG["callbacks"], "PrinterCallback", timer]
 
 
-def test_the_trainer_section_passes_settings_to_lightning(project):
-    (project / "trainer.yaml").write_text(
-        yaml.safe_dump({**CONFIG, "args": ARGUMENTS, "trainer": {"profiler": "simple"}})
-    )
+def test_the_trainer_section_says_the_same_in_lightnings_words(project):
+    arguments = {k: v for k, v in ARGUMENTS.items() if k not in ("num_train_epochs", "use_cpu", "logging_steps")}
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 2, "profiler": "simple"}
+    (project / "trainer.yaml").write_text(yaml.safe_dump({**CONFIG, "args": arguments, "trainer": trainer}))
     done = run(project, "fit", "--config", "trainer.yaml", "--output_dir", "by_trainer")
     run(project, "fit", "--config", "run.yaml", "--output_dir", "by_args")
     assert history(project / "by_trainer") == history(project / "by_args")
@@ -218,10 +218,8 @@ def test_the_trainer_section_passes_settings_to_lightning(project):
 @pytest.mark.parametrize(
     ("change", "words", "parts"),
     [
-        (
-            {"trainer": {"max_epochs": 5, "precision": "bf16-mixed"}}, [],
-            ["trainer.max_epochs=5", "counterpart is `args.num_train_epochs`", "counterpart is `args.bf16`"],
-        ),
+        ({"trainer": {"max_epochs": 5}}, [], ["trainer.max_epochs=5", "args.num_train_epochs=2", "keep one"]),
+        ({"trainer": {"precision": "bf16-mixed"}}, ["--fp16"], ["trainer.precision='bf16-mixed'", "args.fp16=True"]),
         ({"trainer": {"strategy": "ddp"}}, [], ["trainer.strategy='ddp'", "counterpart is the arguments"]),
         ({"trainer": {"max_epoch": 5}}, [], ["max_epoch"]),
         ({"args": {**ARGUMENTS, "learning_rat": 1}}, [], ["learning_rat"]),

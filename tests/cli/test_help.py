@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat import TrainingArguments
 from hf_compat.cli.main import main
-from hf_compat.plan.argument_support import ELSEWHERE, PASSED_ON
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON
 
 
 def shown(capsys, *words):
@@ -48,7 +48,7 @@ def test_every_argument_on_request(word, capsys):
 
 def test_every_setting_of_the_trainer_on_request(capsys):
     text = shown(capsys, "fit", "--help.trainer")
-    for name in (*PASSED_ON, *ELSEWHERE):
+    for name in (*EQUIVALENTS, *PASSED_ON, *ELSEWHERE):
         assert name in text, name
 
 

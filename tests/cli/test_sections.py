@@ -41,16 +41,16 @@ class IO(TorchCheckpointIO):
 DATA = {"train_dataset": "sections.train", "eval_dataset": "sections.held_out"}
 QUIET = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
 CONFIGURATIONS = {
-    "trainer": {"trainer": {"detect_anomaly": True, "max_time": "00:01:00:00"}, "args": {"logging_steps": 1}},
+    "trainer": {"trainer": {"max_epochs": 2, "precision": "32-true", "log_every_n_steps": 1, "accelerator": "cpu"}},
     "old names": {"args": {"evaluation_strategy": "epoch", "warmup_ratio": 0.5, "no_cuda": True, "max_steps": 4}},
     "none": {"model": {"class_path": "sections.Optional", "init_args": {"dropout": None}}, "args": {"max_steps": 3}},
     "numbers as text": {"args": {"run_name": 2024, "max_steps": 2, "logging_steps": 1}},
     "objects": {
-        "args": {"max_steps": 3},
-        "callbacks": [{"class_path": "sections.Stamp", "init_args": {"word": "again"}}],
         "trainer": {
+            "max_steps": 3,
             "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler", "init_args": {"filename": "p"}},
-        },
+            "callbacks": [{"class_path": "sections.Stamp", "init_args": {"word": "again"}}],
+        }
     },
     "optimizer": {
         "optimizer_cls_and_kwargs": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
@@ -71,6 +71,8 @@ def project(tmp_path, monkeypatch):
 def write(config):
     whole = {"model": {"class_path": "sections.Optional"}, "data": DATA, **config}
     whole["args"] = {**QUIET, "output_dir": "first", **config.get("args", {})}
+    if "accelerator" in config.get("trainer", {}):
+        del whole["args"]["use_cpu"]
     Path("run.yaml").write_text(yaml.safe_dump(whole))
 
 
@@ -96,13 +98,13 @@ def test_the_configuration_that_fit_writes_makes_the_same_run(kind, capsys):
 
 
 def test_a_configuration_that_fit_wrote_may_be_changed():
-    write({"trainer": {"benchmark": False}, "args": {"num_train_epochs": 2, "learning_rate": 0.5}})
+    write({"trainer": {"max_epochs": 2}, "args": {"learning_rate": 0.5}})
     assert main(["fit", "-c", "run.yaml"]) == 0
-    words = ["--output_dir", "more", "--num_train_epochs", "3", "--trainer.detect_anomaly", "true"]
+    words = ["--output_dir", "more", "--trainer.max_epochs", "3", "--trainer.precision", "bf16-mixed"]
     assert main(["fit", "-c", "first/config.yaml", *words]) == 0
     kept = yaml.safe_load(Path("more/config.yaml").read_text())
     assert history("more")[-1]["epoch"] == 3.0 and kept["args"]["learning_rate"] == 0.5
-    assert kept["trainer"] == {"benchmark": False, "detect_anomaly": True}
+    assert kept["trainer"] == {"max_epochs": 3, "precision": "bf16-mixed"}
 
 
 def test_a_profiler_is_a_class_path(project, capfd, caplog):
@@ -118,27 +120,29 @@ def test_a_profiler_is_a_class_path(project, capfd, caplog):
         assert main([*words, wrong]) == 2 and message in capfd.readouterr().err
 
 
-def test_callbacks_loggers_and_a_plugin(project, capsys):
+def test_callbacks_loggers_and_plugins_of_the_trainer_section(project, capsys):
     write({"args": {"max_steps": 2, "logging_steps": 1}})
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
     saving = (
         "{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {dirpath: kept, every_n_train_steps: 1}}"
     )
-    words = ["--callbacks", f"[sections.Stamp, {saving}, {json.dumps(logger)}]", "--trainer.plugins", "sections.IO"]
-    assert main(["fit", "-c", "run.yaml", *words]) == 0
+    words = ["--trainer.callbacks", f"[sections.Stamp, {saving}]", "--trainer.plugins", "sections.IO"]
+    assert main(["fit", "-c", "run.yaml", *words, "--trainer.logger", json.dumps(logger)]) == 0
     assert Path("first/stamp").read_text() == "plain" and list(Path("kept").glob("*.seen"))
     assert "train/loss" in next(Path("logs").rglob("metrics.csv")).read_text()
+    words = ["--trainer.logger", "null", "--trainer.callbacks", "sections.Stamp"]
+    assert main(["fit", "-c", "first/config.yaml", "--output_dir", "again", *words]) == 0
+    assert Path("again/stamp").read_text() == "plain"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--trainer.logger", "false"], "or `args.report_to`, which takes names of trackers"),
-        (["--trainer.callbacks", "[lightning.pytorch.callbacks.Timer]"], "counterpart is `callbacks`"),
+        (["--trainer.logger", "false"], "`args.report_to` names trackers, or 'none'"),
+        (["--trainer.logger", "lightning.pytorch.loggers.CSVLoger"], "did you mean lightning.pytorch.loggers.CSV"),
         (["--trainer.plugins", "lightning.pytorch.plugins.MixedPrecision"], "CheckpointIO"),
         (["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"], "counterpart is the arguments (`fsdp`"),
-        (["--callbacks", "[lightning.pytorch.callbacks.EarlyStoping]"], "did you mean"),
-        (["--callbacks", "[lightning.pytorch.loggers.CSVLoger]"], "did you mean lightning.pytorch.loggers.CSV"),
+        (["--trainer.callbacks", "[lightning.pytorch.callbacks.EarlyStoping]"], "did you mean"),
     ],
 )  # fmt: skip
 def test_what_the_trainer_section_does_not_take_is_told(words, message, capsys):

@@ -93,7 +93,7 @@ def test_options_are_checked_however_they_are_set(build):
         lambda: trainer.lightning_options.setdefault("precision", 16),
         lambda: trainer.lightning_options.__ior__({"precision": 16}),
     ):
-        with pytest.raises(UnsupportedArgument, match=r"counterpart here is `args\.bf16`"):
+        with pytest.raises(UnsupportedArgument, match=r"TrainingArguments\(bf16=True\)"):
             change()
     assert dict(trainer.lightning_options) == {"profiler": "simple"}
 
