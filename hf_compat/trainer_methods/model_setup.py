@@ -46,7 +46,7 @@ from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import StepsBase, TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
-from hf_compat.training_run.resumer import read_state
+from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
@@ -233,9 +233,8 @@ class ModelSetupMethods(TrainerBase):
         self._hp_search_setup(trial)  # after making the model, as upstream, so a trial's seed is for the next model
         weights = self._resumer.weights_alone if checkpoint is None else checkpoint
         if weights is not None:
-            log_line(f"Loading model from {weights}.")
-            with failing_together(CheckpointError), self._loading_whole_weights():
-                self._load_from_checkpoint(weights)
+            with failing_together(CheckpointError):
+                self._resumer.restore(ResumeAt.MODEL_READY, weights)
         if checkpoint is not None and self.args.auto_find_batch_size:
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
 

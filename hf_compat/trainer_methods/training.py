@@ -45,6 +45,7 @@ from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
 
 logger = logging.getLogger(__name__)
@@ -132,9 +133,7 @@ class TrainingMethods(TrainerBase):
         self.state.train_batch_size = self._train_batch_size
         self.state.is_hyper_param_search = trial is not None
         self.state.compute_steps(self.args, max_steps)
-        if resume_from_checkpoint is not None:
-            self._resumer.load_state(resume_from_checkpoint)
-            self._load_callback_state()
+        self._resumer.restore(ResumeAt.STATE_NEW, resume_from_checkpoint)
         self.state.init_training_references(self, max_steps, num_train_epochs, trial)
         epochs, updates = divmod(self.state.global_step, num_update_steps_per_epoch)
         return epochs, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
@@ -317,7 +316,7 @@ class TrainerModule(WindowModule):
             strategy = self.trainer.strategy
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
             with failing_together(CheckpointError, self.steps._resumer.is_loading):
-                self.steps._resumer.load_lightning_callbacks()
+                self.steps._resumer.restore(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
 
     def on_fit_start(self) -> None:
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
@@ -328,9 +327,7 @@ class TrainerModule(WindowModule):
         writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
         host._fit_model_state = make_model_state(host.model, host.model_wrapped, writes_shards)
         with failing_together(CheckpointError, host._resumer.is_loading):
-            if run.checkpoint is not None:
-                host._load_optimizer_and_scheduler(run.checkpoint)
-                host._load_scaler(run.checkpoint)
+            host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
         host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler

@@ -1,7 +1,7 @@
 """`Resumer` chooses the checkpoint that a run resumes from, and restores it.
 
-The Trainer's own methods load weights, optimizer, schedule and random states. The section on a resume in
-`docs/how_it_works.md` lists all parts in their order.
+`STAGES` lists all parts of a resume in their order. The Trainer, the bridge and the data call `Resumer.restore` at each
+moment. All restoring happens here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import lightning.pytorch as pl
 from torch.utils.data import IterableDataset
@@ -29,7 +31,7 @@ from hf_compat.checkpoint.run_state import PlainState, RunState, read_random_sta
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
-from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.run import RunHost, TrainingRun
@@ -38,6 +40,29 @@ logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class ResumeAt(StrEnum):
+    """When a stage is due, in the order of a run."""
+
+    MODEL_READY = "before the fit: the model is made and on its device"
+    STATE_NEW = "before the fit: `_init_training_state` has made a new state"
+    RUN_NEW = "before the fit: the run's record is made, its data is not cut into updates yet"
+    CALLBACKS_SET_UP = "Lightning has called `setup` of all callbacks"
+    OPTIMIZER_MADE = "Lightning's `on_fit_start`: optimizer and schedule are made"
+    DATA_OPENED = "the first pass over the training data begins; if no data is left to read, before the fit"
+
+
+class Stage(NamedTuple):
+    """A part of a resume.
+
+    `method` is the Trainer's, which a subclass may override. Without an `action` the stage calls it with the folder.
+    """
+
+    at: ResumeAt
+    restores: str
+    method: str = ""
+    action: Callable[[Resumer, str], None] | None = None
 
 
 class Resumer:
@@ -130,6 +155,15 @@ class Resumer:
         reading.enter_context(as_named(wanted, warns=self._host.is_world_process_zero()))
         return wanted
 
+    def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:
+        """Restore the stages of a moment. Without a checkpoint, do nothing."""
+        for stage in STAGES if checkpoint is not None else ():
+            if stage.at is moment and checkpoint is not None:
+                if stage.action is None:
+                    getattr(self._host, stage.method)(checkpoint)
+                else:
+                    stage.action(self, checkpoint)
+
     def start(self, run: TrainingRun) -> None:
         """Set the id of a run for manifests, and its position before its data is cut into updates.
 
@@ -137,11 +171,10 @@ class Resumer:
         """
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
         run.run_id = broadcast_object(run.run_id if writer is None else writer.run)
-        if run.checkpoint is not None:
-            self._load_position(run.checkpoint)
-            if run.start.is_finished:
-                position = run.start.position
-                self.restore_random_states(run.checkpoint, None if position is None else position.rng)
+        self.restore(ResumeAt.RUN_NEW, run.checkpoint)
+        if run.start.is_finished and run.checkpoint is not None:
+            position = run.start.position
+            self.restore_random_states(run.checkpoint, None if position is None else position.rng)
 
     def restore_random_states(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
         """Let `_load_rng_state` set the exact states, or else those of the folder's file.
@@ -150,11 +183,16 @@ class Resumer:
         """
         self.rng = self._rng_of_file if exact is None else exact
         try:
-            self._host._load_rng_state(checkpoint)
+            self.restore(ResumeAt.DATA_OPENED, checkpoint)
         finally:
             self.rng = None
 
-    def load_state(self, checkpoint: str) -> None:
+    def _load_weights(self, checkpoint: str) -> None:
+        log_line(f"Loading model from {checkpoint}.")
+        with self._host._loading_whole_weights():
+            self._host._load_from_checkpoint(checkpoint)
+
+    def _load_state(self, checkpoint: str) -> None:
         """Read `trainer_state.json`. Its intervals apply, with a warning if the arguments differ."""
         host = self._host
         now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
@@ -235,8 +273,7 @@ class Resumer:
                 "uninterrupted run."
             )
 
-    def load_lightning_callbacks(self) -> None:
-        """Restore the states of Lightning callbacks, all of which are set up."""
+    def _load_lightning_callbacks(self, checkpoint: str) -> None:
         run = self._host._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
         if run.resumed is None:
@@ -248,6 +285,28 @@ class Resumer:
             if extras and is_replaced(callback, "on_load_checkpoint", pl.Callback):
                 entries = {"state_dict": run.module.state_dict(), **extras}
                 callback.on_load_checkpoint(run.lightning_trainer, run.module, entries)
+
+
+STAGES: Sequence[Stage] = (
+    Stage(ResumeAt.MODEL_READY, "the model's weights", "_load_from_checkpoint", Resumer._load_weights),
+    Stage(
+        ResumeAt.STATE_NEW,
+        "`state`: updates done, log history, best metric",
+        "_init_training_state",
+        Resumer._load_state,
+    ),
+    Stage(
+        ResumeAt.STATE_NEW,
+        "states of HF callbacks and the control's flags",
+        "_load_callback_state",
+        lambda resumer, checkpoint: resumer._host._load_callback_state(),
+    ),
+    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", action=Resumer._load_position),
+    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", action=Resumer._load_lightning_callbacks),
+    Stage(ResumeAt.OPTIMIZER_MADE, "optimizer and schedule", "_load_optimizer_and_scheduler"),
+    Stage(ResumeAt.OPTIMIZER_MADE, "the gradient scaler", "_load_scaler"),
+    Stage(ResumeAt.DATA_OPENED, "random states of Python, NumPy and torch", "_load_rng_state"),
+)
 
 
 def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:

@@ -17,6 +17,7 @@ from pretended import pretended_device
 import hf_compat
 from hf_compat import TrainingArguments, explain
 from hf_compat.errors import ArgumentError
+from hf_compat.plan.argument_support import _accelerator
 
 HERE = Path(__file__).resolve().parent
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
@@ -55,6 +56,9 @@ def test_apples_is_explained(tmp_path):
         args = TrainingArguments(tmp_path, report_to="none")
         assert args.device.type == "mps" and args.n_gpu == 1 and args.train_batch_size == 8
         assert "accelerator='mps'" in str(explain(args))
+        assert _accelerator("mps") == _accelerator("gpu") == {"use_cpu": False}
+        with pytest.raises(ArgumentError, match="'cuda'` is not available here"):
+            _accelerator("cuda")
 
 
 def test_apples_cache_is_emptied_when_transformers_does(tmp_path):

@@ -51,6 +51,8 @@ EXCEPTIONS = {
     ("trainer_methods/dataloaders.py", "_run"): "the Trainer's record of its run",
     ("trainer_methods/evaluation.py", "_run"): "the Trainer's record of its run",
     ("trainer_methods/training.py", "_run"): "the Trainer's record of its run",
+    ("training_run/resumer.py", "_load_from_checkpoint"): "HF's method of the Trainer",
+    ("training_run/resumer.py", "_load_state"): "the name of a stage",
     ("cli/scored_weights.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("tools/preflight/update.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("tools/preflight/plan_checks.py", "_strategy"): "the end of HF's `eval_strategy` and `save_strategy`",

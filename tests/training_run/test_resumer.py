@@ -1,22 +1,35 @@
-"""The docs say which methods a resume calls, and in which order."""
+"""The table of a resume: its methods exist, and the docs show it."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import toy
 
 from hf_compat import Trainer
+from hf_compat.training_run.resumer import STAGES, ResumeAt
 
 HOW_IT_WORKS = Path(__file__).resolve().parents[2] / "docs" / "how_it_works.md"
 
 
-OVERRIDES = re.findall(r"^\| .+ \| .+ \| `(_\w+)` \|$", HOW_IT_WORKS.read_text(), re.MULTILINE)
+def row(stage) -> str:
+    return f"| {stage.at} | {stage.restores} | {'`' + stage.method + '`' if stage.method else ''} |"
 
 
-@pytest.mark.parametrize("name", OVERRIDES)
+def test_docs_show_the_stages():
+    text = HOW_IT_WORKS.read_text()
+    table = "\n".join(row(stage) for stage in STAGES)
+    assert table in text, f"docs/how_it_works.md, section `A resume`, should hold:\n{table}"
+
+
+def test_stages_stand_in_the_order_of_their_moments():
+    order = list(ResumeAt)
+    assert [stage.at for stage in STAGES] == sorted((stage.at for stage in STAGES), key=order.index)
+    assert {stage.at for stage in STAGES} == set(ResumeAt)
+
+
+@pytest.mark.parametrize("name", [stage.method for stage in STAGES if stage.method])
 def test_every_override_is_called_by_a_resume(name, make_args, tmp_path):
     called = []
 
@@ -36,25 +49,3 @@ def test_every_override_is_called_by_a_resume(name, make_args, tmp_path):
     trainer = type("Own", (Trainer,), {name: note})(toy.Classifier(), make_args(**options), train_dataset=toy.rows(16))
     trainer.train(resume_from_checkpoint=True)
     assert called == [name]
-
-
-def test_the_parts_are_restored_in_the_order_of_the_docs(make_args, tmp_path):
-    assert len(OVERRIDES) == 6
-    called = []
-
-    def noting(name):
-        def note(self, *args, **kwargs):
-            found = getattr(Trainer, name)(self, *args, **kwargs)
-            called.append(name)
-            return found
-
-        return note
-
-    values = {"save_strategy": "steps", "save_steps": 2, "restore_callback_states_from_checkpoint": True}
-    Trainer(toy.Classifier(), make_args(max_steps=2, **values), train_dataset=toy.rows(16)).train()
-    own = type("Own", (Trainer,), {name: noting(name) for name in OVERRIDES})
-    own(toy.Classifier(), make_args(max_steps=3, **values), train_dataset=toy.rows(16)).train(
-        resume_from_checkpoint=True
-    )
-    within = "_init_training_state"  # restores the callbacks' states itself, and ends after it
-    assert [name for name in called if name != within] == [name for name in OVERRIDES if name != within]
