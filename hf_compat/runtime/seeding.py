@@ -93,22 +93,26 @@ def read_legacy_rng() -> RandomStates:
 
 
 def write_rng(states: RandomStates) -> None:
-    """Set all generators to states of `read_rng`."""
+    """Set all generators to states of either form."""
     legacy = unpack_rng(states)
     random.setstate(legacy["python"])
     np.random.set_state(legacy["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
     torch.random.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
-        torch.cuda.random.set_rng_state(states["cuda"])
+        of_cuda = states["cuda"]
+        if isinstance(of_cuda, (list, tuple)):  # transformers writes those of all GPUs if several processes train
+            of_cuda = dict(enumerate(of_cuda)).get(torch.cuda.current_device())
+        if of_cuda is not None:
+            torch.cuda.random.set_rng_state(of_cuda)
     elif torch.backends.mps.is_available() and "mps" in states:
         torch.mps.set_rng_state(states["mps"])
 
 
 def unpack_rng(states: RandomStates) -> RandomStates:
-    """Convert states to the form of `rng_state.pth` in `transformers`."""
+    """Convert states of either form to that of `rng_state.pth` in `transformers`."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
-    python, of_numpy = (version, tuple(numbers), gauss), (name, keys.numpy().astype(np.uint32), *rest)
+    python, of_numpy = (version, tuple(numbers), gauss), (name, np.asarray(keys).astype(np.uint32), *rest)
     return {**states, "python": python, "numpy": of_numpy}
 
 
