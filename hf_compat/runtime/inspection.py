@@ -141,6 +141,7 @@ def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answe
 Way = tuple[int, tuple[tuple[int, str], ...]]
 
 
+@functools.lru_cache(maxsize=1024)
 def _way_of(accepted: AcceptedParameters, names: tuple[str, ...], last_by_keyword: int) -> Way:
     by_name = len(names) - last_by_keyword
     # a wrapper of the same signature looks for the last ones among its keywords
@@ -155,11 +156,6 @@ def _way_of(accepted: AcceptedParameters, names: tuple[str, ...], last_by_keywor
     return positional, tuple((at, name) for at, name in rest if accepted.takes_any_keyword or name in accepted.names)
 
 
-@functools.lru_cache(maxsize=1024)
-def _kept_way_of(function: Callable[..., object], names: tuple[str, ...], last_by_keyword: int) -> Way:
-    return _way_of(_kept_parameters_of(function, skips_self=True), names, last_by_keyword)
-
-
 def placing(method: Callable[..., Answer], names: tuple[str, ...], last_by_keyword: int = 0) -> Callable[..., Answer]:
     """Return a method of any HF release as a callable that takes what upstream passes, in upstream's form.
 
@@ -171,11 +167,7 @@ def placing(method: Callable[..., Answer], names: tuple[str, ...], last_by_keywo
         names: Upstream's names of the parameters, in order.
         last_by_keyword: How many of the last ones upstream passes by keyword.
     """
-    function = getattr(method, "__func__", None)
-    if function is None:
-        positional, by_keyword = _way_of(accepted_parameters(method), names, last_by_keyword)
-    else:
-        positional, by_keyword = _kept_way_of(function, names, last_by_keyword)
+    positional, by_keyword = _way_of(accepted_parameters(method), names, last_by_keyword)
     if positional == len(names) - last_by_keyword and len(by_keyword) == last_by_keyword:
         return method
 
