@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
@@ -94,8 +93,9 @@ def giving(model: nn.Module, whole: Mapping[nn.Parameter, torch.Tensor]) -> Iter
             if prefix + name in state and parameter in whole:
                 state[prefix + name] = whole[parameter]
 
-    handles = [m.register_state_dict_post_hook(put) for m in model.modules()]  # type: ignore[no-untyped-call]  # torch's
-    with in_own_class(model), _removed_after(handles):
+    with in_own_class(model), contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_state_dict_post_hook(put).remove)  # type: ignore[no-untyped-call]
         yield
 
 
@@ -108,8 +108,9 @@ def taking(model: nn.Module, fit: Callable[[nn.Parameter, torch.Tensor], torch.T
             if prefix + name in state:
                 state[prefix + name] = fit(parameter, state[prefix + name])
 
-    handles = [m.register_load_state_dict_pre_hook(put) for m in model.modules()]  # type: ignore[no-untyped-call]
-    with in_own_class(model), _removed_after(handles):
+    with in_own_class(model), contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_load_state_dict_pre_hook(put).remove)  # type: ignore[no-untyped-call]
         yield
 
 
@@ -132,15 +133,6 @@ def shard_of(parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
 
 def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-@contextlib.contextmanager
-def _removed_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 MODEL_FOLDER = "pytorch_model_fsdp_0"
@@ -196,7 +188,7 @@ class ModelState(abc.ABC):
     can_be_copied = False
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # without the wrapper of torch.compile
 
     @abc.abstractmethod
     def whole_weights(self) -> Weights:
@@ -303,12 +295,8 @@ class TorchState(ModelState):
         """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
         check_optimizer(path, content, optimizer)
         with fitting(path):
-            self._set_optimizer_state(optimizer, cast(OptimizerState, content))
+            optimizer.load_state_dict(cast(OptimizerState, content))
         settle_states(path, optimizer)
-
-    @abc.abstractmethod
-    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-        """Load the state of an optimizer of a whole model, which every process has."""
 
 
 class PlainState(TorchState):
@@ -316,14 +304,8 @@ class PlainState(TorchState):
 
     can_be_copied = True
 
-    @property
-    def _uncompiled(self) -> nn.Module:
-        inner = getattr(self.model, "_orig_mod", self.model)
-        assert isinstance(inner, nn.Module)
-        return inner
-
     def whole_weights(self) -> Weights:
-        return self._uncompiled.state_dict()
+        return self.model.state_dict()
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
         write(folder)  # it asks the model itself
@@ -333,11 +315,7 @@ class PlainState(TorchState):
             save_torch(small_ones_on_host(optimizer.state_dict()), os.path.join(folder, layout.OPTIMIZER_NAME))
 
     def set_weights(self, weights: Weights) -> LoadResult:
-        model = self._uncompiled
-        return model.load_state_dict(names_of(model, weights), strict=False)
-
-    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-        optimizer.load_state_dict(state)
+        return self.model.load_state_dict(names_of(self.model, weights), strict=False)
 
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -375,25 +353,28 @@ class FSDP2State(TorchState):
         if self.writes_shards:
             write_optimizer_shards(folder, self.model, optimizer)
             return
-        state = self.whole_optimizer_state(optimizer)
+        named: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
+        state: OptimizerState = {}
+        if named.get("param_groups"):  # only the first process gets them
+            order = [name for group in named["param_groups"] for name in group["params"]]
+            index = {name: position for position, name in enumerate(order)}
+            groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
+            state = {"state": {index[name]: values for name, values in named["state"].items()}, "param_groups": groups}
         if is_writer:
             torch.save(state, os.path.join(folder, layout.OPTIMIZER_NAME))
-
-    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
-        """Gather the optimizer's state in the form of a whole model's optimizer. Only the first process gets it."""
-        named: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
-        if not named.get("param_groups"):  # this process is not the first one
-            return {}
-        order = [name for group in named["param_groups"] for name in group["params"]]
-        index = {name: position for position, name in enumerate(order)}
-        groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
-        return {"state": {index[name]: state for name, state in named["state"].items()}, "param_groups": groups}
 
     def set_weights(self, weights: Weights) -> LoadResult:
         result: LoadResult = set_model_state_dict(self.model, dict(weights), options=_FROM_WHOLE)
         return result
 
-    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+    def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
+        check_optimizer(path, content, optimizer)
+        with fitting(path):
+            self._take_whole(optimizer, cast(OptimizerState, content))
+        settle_states(path, optimizer)
+
+    def _take_whole(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+        """Give each process its parts of the state of a whole model's optimizer."""
         if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
             raise CheckpointError(
                 f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
