@@ -17,12 +17,9 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from hf_compat.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import torch
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
 # The shortest log (`{"loss":1.0,"step":1},`) has 22 characters. A safetensors header has 16 for each container.
@@ -71,11 +68,6 @@ def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
         yield by_descriptor if os.path.exists(by_descriptor) else os.fspath(path)
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse what is not a regular file."""
-    open_regular(path).close()
-
-
 def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> bytes:
     """Read a file that is expected to be small."""
     with open_regular(path) as file, reading(path):
@@ -111,7 +103,7 @@ def is_plain_name(name: object) -> bool:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
         return False
-    return not os.path.isabs(name) and not any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
+    return not (os.path.isabs(name) or {b"", b".", b".."} & set(parts) or max(map(len, parts)) > 255)
 
 
 def is_inside(folder: Path, name: object) -> bool:
@@ -331,7 +323,10 @@ def check_bounds(path: str, content: Plain) -> None:
     while waiting:
         item, is_counted = waiting.pop()
         if isinstance(item, torch.Tensor):
-            repeated += _repeated_bytes(path, item)
+            if item.is_meta:
+                raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+            # the bytes beyond those of its storage
+            repeated += max(item.nbytes - item.untyped_storage().nbytes(), 0) if item.layout == torch.strided else 0
         parts = None if id(item) in sizes else _parts(item)
         if parts is None:
             continue
@@ -364,12 +359,3 @@ def _parts(item: Plain) -> list[Plain] | None:
     if isinstance(item, Named):
         return [*item.given, *item.states]
     return list(item) if isinstance(item, (list, tuple, set, frozenset)) else None
-
-
-def _repeated_bytes(path: str, tensor: torch.Tensor) -> int:
-    """Count the bytes of a tensor beyond those of its storage."""
-    if tensor.is_meta:
-        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
-    if str(tensor.layout) != "torch.strided":
-        return 0
-    return max(tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, is_whole_zip, open_regular, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, is_whole_zip, open_regular, read_json
 from hf_compat.checkpoint.forms import read_trainer_state, weight_names
 from hf_compat.checkpoint.reading import Contents, read_manifest, weight_files
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
@@ -57,7 +57,7 @@ def _is_whole(path: Path) -> bool:
         with open_regular(path) as file:
             return is_whole_zip(file)
     elif path.suffix == ".safetensors":
-        check_regular(path)
+        open_regular(path).close()
         try:
             weight_names(str(path))
         except CheckpointError:

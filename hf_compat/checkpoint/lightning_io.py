@@ -33,7 +33,7 @@ import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
-from hf_compat.checkpoint.files import check_regular, first_line, naming, open_regular, reading, walked_torch_file
+from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import (
     COUNT,
     MAPPING,
@@ -396,7 +396,7 @@ class HFCheckpointIO(CheckpointIO):
         if os.path.isdir(path):
             return read_folder(str(path))
         if os.path.lexists(path):
-            check_regular(path)
+            open_regular(path).close()
         elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
             raise no_checkpoint(str(path))
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words

@@ -25,10 +25,10 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import (
     Plain,
     check_bounds,
-    check_regular,
     first_line,
     is_inside,
     is_plain_name,
+    open_regular,
     pinned,
     read_json,
     walked_torch_file,
@@ -162,7 +162,7 @@ class Contents:
         if self.listed is not None and not (name in self.listed and is_inside(self.folder, name)):
             logger.warning("%s is not read: %s does not list it.", path, MANIFEST_NAME)
             return None
-        check_regular(path)
+        open_regular(path).close()
         return str(path)
 
     def need(self, name: str) -> str:
