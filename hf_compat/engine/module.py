@@ -289,10 +289,10 @@ class WindowModule(HooksOfPlainBatches):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor | None:
         """Predict one batch, keep its results for the metrics, and return its loss."""
-        run = self.evaluation or self._own_evaluation(dataloader_idx)
+        assert self.evaluation is not None  # a Trainer evaluates. HFModule has a step of its own
         # Lightning disables gradients, and the prediction step may need them
         with torch.enable_grad():
-            return run.step(batch)
+            return self.evaluation.step(batch)
 
     test_step = validation_step
 
@@ -307,21 +307,16 @@ class WindowModule(HooksOfPlainBatches):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def evaluated_numbers(self) -> dict[str, float]:
-        """Return the numeric metrics of the evaluation that is ending."""
+    def evaluated_numbers(self, metrics: Mapping[str, object] | None = None) -> dict[str, float]:
+        """Return the numeric metrics of the evaluation that is ending, by default those of the Trainer's."""
         run, numbers = self.evaluation, {}
-        metrics = self._finish_own_evaluations() if run is None else (run.output or run.finish()).metrics or {}
+        if metrics is None:
+            assert run is not None  # as above
+            metrics = (run.output or run.finish()).metrics or {}
         for name, value in metrics.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 numbers[name] = float(value)
         return numbers
-
-    # Without a Trainer the module itself begins evaluations and ends them.
-    def _own_evaluation(self, dataloader_idx: int) -> EvaluationRun:
-        raise NotImplementedError
-
-    def _finish_own_evaluations(self) -> Mapping[str, object]:
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def evaluating(self, run: EvaluationRun) -> Iterator[None]:

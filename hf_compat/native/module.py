@@ -23,7 +23,7 @@ from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
-from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, check_metrics
+from hf_compat.engine.evaluation import EvaluationBatch, check_metrics
 from hf_compat.engine.internals import BOOKKEEPING_FIELDS, compile_model_only, ranks_of, skip_step_metrics
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
@@ -602,7 +602,8 @@ class HFModule(OverridePoints, LoadableModule):
         if not self._is_set_up:  # in Fabric, or in a loop by hand
             steps = self._without_trainer()
             return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
-        return super().validation_step(batch, batch_idx, dataloader_idx)
+        with torch.enable_grad():  # as in a Trainer's
+            return self._evaluations.run_of(self.trainer, dataloader_idx).step(batch)
 
     test_step = validation_step
 
@@ -615,10 +616,8 @@ class HFModule(OverridePoints, LoadableModule):
             _, logits, _ = steps.prediction_step(model, inputs, prediction_loss_only=False)
         return logits
 
-    def _own_evaluation(self, dataloader_idx: int) -> EvaluationRun:
-        return self._evaluations.run_of(self.trainer, dataloader_idx)
-
-    def _finish_own_evaluations(self) -> Mapping[str, object]:
+    def evaluated_numbers(self, metrics: Mapping[str, object] | None = None) -> dict[str, float]:
+        """Return the numeric metrics of the evaluations that this module has begun, and end them."""
         if self._evaluations.compute_metrics is not None and not self._evaluations.has_run:
             step = "test_step" if self.trainer.testing else "validation_step"
             warn_once(
@@ -629,7 +628,7 @@ class HFModule(OverridePoints, LoadableModule):
         scheduler = self.steps.lr_scheduler
         if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):
             scheduler.step(tracked_value(metrics, str(self.steps.args.metric_for_best_model)))
-        return metrics
+        return super().evaluated_numbers(metrics)
 
 
 note_hooks(HFModule)
