@@ -647,8 +647,8 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
 
 def last_shares(loader: object) -> list[int]:
     """Samples of each rank in the last round of a loader, if they differ. See `BatchSamplerSlice.last_shares`."""
-    order = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
-    return order.last_shares if isinstance(order, BatchSamplerSlice) else []
+    orders = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
+    return next((order.last_shares for order in orders if isinstance(order, BatchSamplerSlice)), [])
 
 
 def skip_first_batches(loader: DataLoader[Batch], skip: int) -> DataLoader[Batch]:

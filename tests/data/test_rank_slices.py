@@ -6,8 +6,16 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from hf_compat.data.loader import BatchSamplerSlice, IterableDatasetSlice, PreparedDataLoader, RankSlice, dispatched
+from hf_compat.data.loader import (
+    BatchSamplerSlice,
+    IterableDatasetSlice,
+    PreparedDataLoader,
+    RankSlice,
+    dispatched,
+    last_shares,
+)
 from hf_compat.errors import ArgumentError
+from hf_compat.native.datamodule import PredictionBatches
 
 
 class Numbers(IterableDataset):
@@ -111,3 +119,9 @@ def test_an_error_of_the_reader_is_its_own():
 
     with pytest.raises(KeyError, match="column"):
         list(dispatched(broken(), RankSlice(), drop_last=False))
+
+
+def test_a_wrapper_for_the_indices_of_samples_has_no_shares():
+    """Lightning finds them in a batch sampler without a length, as a native evaluation in two processes has it."""
+    batches = PredictionBatches(PreparedDataLoader(list(range(5)), batch_size=2))
+    assert batches.batch_sampler is not None and last_shares(batches) == []
