@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from hf_compat.checkpoint import layout, manifest
-from hf_compat.checkpoint.reading import Writer, read_manifest
+from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
@@ -56,7 +56,7 @@ class OutputFolder:
             others = []
             for path, writer in writers.items():
                 run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
-                if not _is_writer(run, path, writer):
+                if not is_from_run(run, path, writer):
                     others.append(os.path.basename(path))
             if others:
                 fate = "each stays until this run saves a checkpoint of the same name"
@@ -71,12 +71,8 @@ class OutputFolder:
             lock.release()
 
 
-def is_from_run(path: str, run: TrainingRun) -> bool:
-    """Whether a run, or the one that it resumes, wrote a checkpoint."""
-    return _is_writer(run, path, read_manifest(path).writer)
-
-
-def _is_writer(run: TrainingRun, path: str, writer: Writer | None) -> bool:
+def is_from_run(run: TrainingRun, path: str, writer: Writer | None) -> bool:
+    """Whether a run, or the one that it resumes, wrote a checkpoint, whose manifest names the writer."""
     if writer is not None:
         return writer.run == run.run_id
     # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes

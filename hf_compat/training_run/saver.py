@@ -29,7 +29,7 @@ from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.manifest import SavingPlace
-from hf_compat.checkpoint.reading import Weights
+from hf_compat.checkpoint.reading import Weights, read_manifest
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
@@ -166,7 +166,7 @@ class Saver:
                 state,
                 lambda update: layout.checkpoint_path(run_dir, update),
                 final,
-                lambda path: os.path.isdir(path) and is_from_run(path, host._run),
+                lambda path: os.path.isdir(path) and is_from_run(host._run, path, read_manifest(path).writer),
             )
             log_line(f"Saving model checkpoint to {final}")
             stepping_of(host.optimizer).tell_of_saving()
@@ -386,12 +386,10 @@ class Saver:
 
     def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""
-        ours = {
-            path: layout.checkpoint_step(path) or 0
-            for path in layout.list_checkpoints(run_dir)
-            if manifest.is_ours(path)
-        }
-        return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(path, self._host._run))
+        found = {path: read_manifest(path) for path in layout.list_checkpoints(run_dir)}
+        ours = {path: layout.checkpoint_step(path) or 0 for path, one in found.items() if one.files is not None}
+        run = self._host._run
+        return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(run, path, found[path].writer))
 
     def remove_surplus(self, ordered: list[str], keep: list[str | None]) -> None:
         """Remove the checkpoints beyond `save_total_limit`."""
