@@ -647,6 +647,7 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
 
 def last_shares(loader: object) -> list[int]:
     """Samples of each rank in the last round of a loader, if they differ. See `BatchSamplerSlice.last_shares`."""
+    loader = getattr(loader, "loader", loader)  # of `EvaluationBatches`
     orders = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
     return next((order.last_shares for order in orders if isinstance(order, BatchSamplerSlice)), [])
 

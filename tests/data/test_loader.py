@@ -7,7 +7,15 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data.loader import PreparedDataLoader, RankSlice, options_of, skip_first_batches
+from hf_compat.data.loader import (
+    BatchSamplerSlice,
+    PreparedDataLoader,
+    RankSlice,
+    last_shares,
+    options_of,
+    skip_first_batches,
+)
+from hf_compat.native.datamodule import PredictionBatches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 
@@ -160,3 +168,17 @@ def test_the_batch_of_all_ranks_is_counted(split):
         DataLoader(toy.rows(10), batch_size=4), num_processes=2, process_index=1, split_batches=split
     )
     assert loader.total_batch_size == theirs.total_batch_size == (4 if split else 8)
+
+
+class Endless(BatchSampler):
+    def __len__(self):
+        raise TypeError("it has no length")
+
+
+def test_shares_of_the_last_round_are_found_behind_an_evaluations_batches():
+    ranks = RankSlice(rank=0, world_size=2, even_batches=False)
+    slices = BatchSamplerSlice(BatchSampler(range(5), 2, drop_last=False), ranks)
+    loader = DataLoader(range(5), batch_sampler=slices)
+    assert last_shares(loader) == last_shares(PredictionBatches(loader)) == [1, 0]
+    endless = DataLoader(range(5), batch_sampler=Endless(range(5), 2, drop_last=False))
+    assert last_shares(endless) == last_shares(PredictionBatches(endless)) == []
