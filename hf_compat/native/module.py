@@ -238,8 +238,18 @@ class HFModule(OverridePoints, LoadableModule):
         if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
             return
-        if name == "model" and isinstance(value, nn.Module):
-            self._take_model(value)
+        if name == "model" and isinstance(value, nn.Module):  # a subclass may set another one than the constructor's
+            steps: NativeSteps | None = vars(self).get("steps")
+            if steps is not None and steps.model is not value:
+                if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
+                    raise OverrideError(
+                        f"`model` of {type(self).__name__} was replaced in a run that is set up with another one.\n\n"
+                        "Hint: set it in `__init__`, or in `setup` before `super().setup(stage)`."
+                    )
+                if steps.args.use_liger_kernel:
+                    check_liger(value, steps.args.liger_kernel_config)
+                steps.prepare_model(value)
+                self.__dict__.pop("backbone", None)  # the other model's, for BackboneFinetuning
         super().__setattr__(name, value)  # type: ignore[arg-type]  # of any type
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
@@ -248,32 +258,9 @@ class HFModule(OverridePoints, LoadableModule):
             return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
         return super().__getattr__(name)
 
-    def _take_model(self, model: nn.Module) -> None:
-        """Train the model that a subclass sets in place of the constructor's."""
-        steps: NativeSteps | None = vars(self).get("steps")
-        if steps is None or steps.model is model:
-            return
-        if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
-            raise OverrideError(
-                f"`model` of {type(self).__name__} was replaced in a run that is set up with another one.\n\n"
-                "Hint: set it in `__init__`, or in `setup` before `super().setup(stage)`."
-            )
-        if steps.args.use_liger_kernel:
-            check_liger(model, steps.args.liger_kernel_config)
-        steps.prepare_model(model)
-        self.__dict__.pop("backbone", None)  # the other model's, for BackboneFinetuning
-
     @property
     def _has_own_step(self) -> bool:
         return type(self).training_step is not HFModule.training_step
-
-    @property
-    def _is_attached(self) -> bool:
-        """Whether a lightning.Trainer has this module. Fabric sets a stand-in for one."""
-        try:
-            return isinstance(self.trainer, pl.Trainer)
-        except RuntimeError:
-            return False
 
     @property
     def _returns_loss_for_updates(self) -> bool:
@@ -398,23 +385,23 @@ class HFModule(OverridePoints, LoadableModule):
         if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
-        chosen = super().configure_optimizers(self._planned_updates())
-        if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
-            # the end of an evaluation steps it
-            chosen["lr_scheduler"]["reduce_on_plateau"] = False  # type: ignore[typeddict-item]  # it has one
-        return chosen
-
-    def _planned_updates(self) -> int:
-        steps = self.steps
-        if self._is_attached:
-            return updates_of_fit(self.trainer, steps)
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
-        if updates <= 0:
+        try:
+            is_attached = isinstance(self.trainer, pl.Trainer)  # Fabric sets a stand-in for one
+        except RuntimeError:
+            is_attached = False
+        if is_attached:
+            updates = updates_of_fit(self.trainer, steps)
+        elif updates <= 0:
             raise ArgumentError(
                 "`configure_optimizers` was called without a lightning.Trainer, and the number of updates is unknown."
                 "\n\nHint: set `max_steps` in TrainingArguments, or `num_training_updates` of the module."
             )
-        return updates
+        chosen = super().configure_optimizers(updates)
+        if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
+            # the end of an evaluation steps it
+            chosen["lr_scheduler"]["reduce_on_plateau"] = False  # type: ignore[typeddict-item]  # it has one
+        return chosen
 
     def on_fit_start(self) -> None:
         """Connect the optimizer, and refuse parameters that it would not train."""
