@@ -11,14 +11,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.interop.releases import check_quantization, of_transformers, trainer_of_transformers
+from hf_compat.interop.releases import check_quantization, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
 
@@ -225,42 +225,6 @@ def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
         return None
     model: nn.Module = kind.from_pretrained(folder)  # type: ignore[attr-defined]  # mypy does not see it there
     return model
-
-
-# The keywords of `generate`.
-GenerationKeywords: TypeAlias = dict[str, Any]
-
-
-class GenerationConfig(Protocol):
-    """The attributes of `transformers.GenerationConfig` in use, 5.23."""
-
-    max_length: int | None
-    max_new_tokens: int | None
-    _from_model_config: bool
-
-    def validate(self, strict: bool = False) -> None: ...
-
-    def update(self, defaults_only: bool = False, **options: object) -> object: ...
-
-    def _get_default_generation_params(self) -> dict[str, object]: ...
-
-
-def make_generation_config(source: object) -> GenerationConfig:
-    """Make the generation config of an argument.
-
-    Args:
-        source: A config, which is copied, its options as a dict, a JSON file, a folder, or a model's name.
-    """
-    kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
-    load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
-    try:
-        config: GenerationConfig = load(kind(**source) if isinstance(source, Mapping) else source)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError(
-            f"`{shown('generation_config', source)}` cannot be used: {error}\n\nHint: give a GenerationConfig, its "
-            "options, a JSON file of it, or a folder or the name of a model that has one."
-        ) from error
-    return config
 
 
 Place = int | str | torch.device  # a number counts accelerators

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
 import torch
 from torch import nn
 
 from hf_compat.engine.strategies import gathering_method, is_sharded
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.interop.deepspeed import is_partitioned
-from hf_compat.interop.transformers_models import (
-    GenerationConfig,
-    GenerationKeywords,
-    make_generation_config,
-)
+from hf_compat.interop.releases import of_transformers, trainer_of_transformers
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import brief
+from hf_compat.runtime.text import brief, shown
 from hf_compat.trainer_methods.steps import Inputs, StepMethods, call_model, first_loss
+
+# The keywords of `generate`.
+GenerationKeywords: TypeAlias = dict[str, Any]
+
+
+class GenerationConfig(Protocol):
+    """The attributes of `transformers.GenerationConfig` in use, 5.23."""
+
+    max_length: int | None
+    max_new_tokens: int | None
+    _from_model_config: bool
+
+    def update(self, defaults_only: bool = False, **options: object) -> object: ...
+
+    def _get_default_generation_params(self) -> dict[str, object]: ...
+
 
 # Arguments that only `Seq2SeqTrainingArguments` has.
 FIELDS = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
@@ -40,7 +55,18 @@ class GenerationSteps(StepMethods):
         Mirrors:
             `transformers.Seq2SeqTrainer.load_generation_config`, 5.23.
         """
-        return make_generation_config(gen_config_arg)
+        kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
+        load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
+        try:
+            config: GenerationConfig = load(
+                kind(**gen_config_arg) if isinstance(gen_config_arg, Mapping) else gen_config_arg
+            )
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"`{shown('generation_config', gen_config_arg)}` cannot be used: {error}\n\nHint: give a "
+                "GenerationConfig, its options, a JSON file of it, or a folder or the name of a model that has one."
+            ) from error
+        return config
 
     def _set_up_generation(self) -> None:
         """Set the model's generation config from the arguments.
