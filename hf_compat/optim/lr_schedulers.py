@@ -23,6 +23,7 @@ from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.interop.releases import of_transformers
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
+from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.text import shown
 
 State = dict[str, object]  # a schedule's own
@@ -213,15 +214,9 @@ class DeepSpeedSchedule:
             ) from error
         self.optimizer = optimizer
 
-    def step(self) -> None:
-        self.scheduler.step()
+    step: Callable[[], None] = delegated("scheduler.step")
+    state_dict: Callable[[], State] = delegated("scheduler.state_dict")
+    load_state_dict: Callable[[State], None] = delegated("scheduler.load_state_dict")
 
     def get_last_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> State:
-        state: State = self.scheduler.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: State) -> None:
-        self.scheduler.load_state_dict(state_dict)

@@ -157,10 +157,7 @@ class LogMethods(TrainerBase):
         self.state.total_flos += flos
         self.current_flos = 0
 
-    @staticmethod
-    def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
-        """Format metrics for display."""
-        return metrics_format(metrics)
+    metrics_format = staticmethod(metrics_format)
 
     def log_metrics(self, split: str, metrics: Mapping[str, object]) -> None:
         """Print metrics as a table.

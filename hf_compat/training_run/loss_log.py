@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import torch
+from torchmetrics import Metric
 
 from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.errors import LossError
 from hf_compat.runtime.collectives import gather_objects, is_distributed
 
-
-@runtime_checkable
-class ComputedMetric(Protocol):
-    """A metric that gathers and averages its own values, as torchmetrics' `Metric` does."""
-
-    def compute(self) -> Any:  # whatever the metric's author returns, if `float` accepts it
-        """Return the metric's value."""
-
-    def reset(self) -> None:
-        """Clear the gathered values."""
-
-
-LoggedValue = float | torch.Tensor | ComputedMetric
+LoggedValue = float | torch.Tensor | Metric
 
 _EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -63,13 +52,13 @@ class StepAverages:
 
     sums: dict[str, torch.Tensor | float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
-    metrics: dict[str, ComputedMetric] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
 
     def add(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
         """Add a number, or a tensor's mean, to a weighted mean. A torchmetrics metric computes its own."""
         if isinstance(value, torch.Tensor):
             number: float | torch.Tensor = value.detach().float().mean()
-        elif not isinstance(value, float) and isinstance(value, ComputedMetric):
+        elif isinstance(value, Metric):
             self.metrics[name] = value
             return
         else:
