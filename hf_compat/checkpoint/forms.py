@@ -301,10 +301,16 @@ def check_weights(
         CheckpointMismatch: They are of another model.
     """
     model = getattr(model, "_orig_mod", model)
-    others, wrong, has_own = _prefixes_of_own_loaders(model), list[str](), False
+    # parts that override a method of torch, or have hooks before it, may take other weights
+    others = [""] if _is_overridden(type(model).load_state_dict) else []
+    for name, part in model.named_modules():
+        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
+        if any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks))):
+            others.append(f"{name}." if name else "")
+    wrong, has_own = list[str](), False
     for compiled_name, tensor in model.state_dict(keep_vars=True).items():
-        # the parts of a parameter may lie elsewhere (DeepSpeed's ZeRO 3)
-        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "ds_shape") or compiled_name.startswith(others):
+        is_elsewhere = not isinstance(tensor, torch.Tensor) or hasattr(tensor, "ds_shape")  # under DeepSpeed's ZeRO 3
+        if is_elsewhere or compiled_name.startswith(tuple(others)):
             continue
         name, has_own = compiled_name.replace(COMPILED, ""), True
         held = weights.get(name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
@@ -321,19 +327,6 @@ def check_weights(
             "Hint: make the model as it was when this was saved, name a checkpoint of this model, or choose another "
             "`output_dir`."
         )
-
-
-def _prefixes_of_own_loaders(model: nn.Module) -> tuple[str, ...]:
-    """Name the parts of a model that may take other weights than torch would load.
-
-    They override `load_state_dict` or `_load_from_state_dict`, or have hooks before it.
-    """
-    found = [""] if _is_overridden(type(model).load_state_dict) else []
-    for name, part in model.named_modules():
-        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
-        if any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks))):
-            found.append(f"{name}." if name else "")
-    return tuple(found)
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:

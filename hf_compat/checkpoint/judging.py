@@ -57,7 +57,6 @@ def _is_whole(path: Path) -> bool:
         with open_regular(path) as file:
             return is_whole_zip(file)
     elif path.suffix == ".safetensors":
-        open_regular(path).close()
         try:
             weight_names(str(path))
         except CheckpointError:

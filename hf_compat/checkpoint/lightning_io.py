@@ -81,15 +81,15 @@ LightningCheckpoint = dict[str, Any]  # Lightning's own keys, and those of callb
 OWN_KEY = "hf_compat"
 
 # Lightning's own fields, and those of the states of its loops, by the ends of their names
-_COUNTS = Kind("counts", dict, fits=lambda counts: all(map(COUNT.holds, counts.values())))
+_COUNTS = Kind("counts", dict, items=COUNT)
 _PROGRESS = Kind("counts in all, and since the last start", dict, needed={"total": _COUNTS, "current": _COUNTS})
 _FIELDS = {
-    "state_dict": Kind("weights by name", dict, fits=lambda held: all(torch.is_tensor(one) for one in held.values())),
+    "state_dict": Kind("weights by name", dict, items=Kind("a tensor", torch.Tensor)),
     **dict.fromkeys(("optimizer_states", "lr_schedulers"), Kind("a list", list)),
     **dict.fromkeys(("epoch", "global_step"), Kind("a whole number", int, (-1, 2**63))),
     "pytorch-lightning_version": Kind("a version", str, fits=re.compile(r"\d[\w.+!-]{0,59}").fullmatch),
     "callbacks": MAPPING,
-    "loops": Kind("states of loops", dict, fits=lambda loops: all(map(MAPPING.holds, loops.values()))),
+    "loops": Kind("states of loops", dict, items=MAPPING),
 }
 _OF_LOOPS = {
     **dict.fromkeys(("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress"), _PROGRESS),

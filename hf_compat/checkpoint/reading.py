@@ -28,7 +28,6 @@ from hf_compat.checkpoint.files import (
     first_line,
     is_inside,
     is_plain_name,
-    open_regular,
     pinned,
     read_json,
     walked_torch_file,
@@ -162,7 +161,6 @@ class Contents:
         if self.listed is not None and not (name in self.listed and is_inside(self.folder, name)):
             logger.warning("%s is not read: %s does not list it.", path, MANIFEST_NAME)
             return None
-        open_regular(path).close()
         return str(path)
 
     def need(self, name: str) -> str:
