@@ -105,30 +105,23 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
     """Resolve `best`, `last` or a path to a path."""
     if wanted not in (BEST, LAST):
         return wanted
-    folder = str(trainer.args.output_dir)
-    found = ""
+    folder, found = str(trainer.args.output_dir), None
     with failing_together():
         if trainer.is_world_process_zero():  # the other processes get the result
-            found = _of_folder(trainer, folder, wanted)
-    return broadcast_object(found)
-
-
-def _of_folder(trainer: Trainer, folder: str, wanted: str) -> str:
-    newest = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
-    if newest is None:
-        raise CheckpointError(
-            f"`--ckpt_path {wanted}`: {folder} has no complete checkpoint.\n\n"
-            "Hint: name the run's folder as `--output_dir`, or a checkpoint's path."
-        )
-    if wanted == LAST:
-        return newest
-    best = trainer._resumer.best_of_state(read_state(newest).best_model_checkpoint, newest)
-    if best is None:
-        raise CheckpointError(
-            f"`--ckpt_path best`: {newest} records no best checkpoint that still exists.\n\n"
-            "Hint: a run that evaluates and has `metric_for_best_model` records one. `last` is the newest."
-        )
-    return best
+            newest = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+            if newest is None:
+                raise CheckpointError(
+                    f"`--ckpt_path {wanted}`: {folder} has no complete checkpoint.\n\n"
+                    "Hint: name the run's folder as `--output_dir`, or a checkpoint's path."
+                )
+            best = read_state(newest).best_model_checkpoint if wanted == BEST else None
+            found = newest if wanted == LAST else trainer._resumer.best_of_state(best, newest)
+            if found is None:
+                raise CheckpointError(
+                    f"`--ckpt_path best`: {newest} records no best checkpoint that still exists.\n\n"
+                    "Hint: a run that evaluates and has `metric_for_best_model` records one. `last` is the newest."
+                )
+    return str(broadcast_object(found))
 
 
 def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:

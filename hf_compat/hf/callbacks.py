@@ -327,21 +327,18 @@ class CallbackHandler(_WithoutMethods):
                 given[name] = known[name]
             answer = method(args, state, control, **given)
             if answer is not None and answer is not control:
-                _check_answer(answer, callback, event)
+                if not all(hasattr(answer, flag.name) for flag in fields(TrainerControl)):
+                    raise CallbackError(
+                        f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
+                        "Hint: set a flag of the control, such as `control.should_training_stop = True`. Return it, or "
+                        "nothing."
+                    )
                 control = answer
         return control
 
 
 for _row in EVENTS.values():
     setattr(CallbackHandler, _row.name, _calling(_row))
-
-
-def _check_answer(answer: object, callback: Callback, event: str) -> None:
-    if not all(hasattr(answer, flag.name) for flag in fields(TrainerControl)):
-        raise CallbackError(
-            f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
-            "Hint: set a flag of the control, such as `control.should_training_stop = True`. Return it, or nothing."
-        )
 
 
 def eval_metric_name(metric_for_best_model: str) -> str:
