@@ -34,7 +34,7 @@ from hf_compat.cli.scored_weights import (
     wanted_checkpoint,
 )
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, default_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, drop_defaults, read_old
 from hf_compat.hf.value_types import parts_of
@@ -77,10 +77,7 @@ DATA = {
 }
 # The arguments for generation apply to a `trainer_class` that generates.
 FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
-_DEFAULTS = {
-    name: field.default_factory() if callable(field.default_factory) else field.default
-    for name, field in FIELDS.items()
-}
+_DEFAULTS = {name: default_of(field) for name, field in FIELDS.items()}
 _CHECKS = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
 _LISTS = {name for name, field in FIELDS.items() if "list" in str(field.type)}
 _ARGUMENT_NAMES = {*FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}

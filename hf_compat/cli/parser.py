@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.errors import ArgumentError, UnknownArgument
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
+from hf_compat.hf.argument_values import NO_DEFAULT, OWN_ARGUMENTS, ArgumentCheck, default_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import parts_of, plain
@@ -254,10 +254,8 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     if isinstance(keywords.get("help"), str):  # argparse formats it, and a lone percent sign is text
         keywords["help"] = re.sub(r"%(?![(%])", "%%", keywords["help"])
     default: dict[str, Value] = {"default": False} if field.type in (bool, "bool") else {"required": True}
-    if field.default is not dataclasses.MISSING:
-        default = {"default": field.default}
-    elif field.default_factory is not dataclasses.MISSING:
-        default = {"default": field.default_factory()}
+    if default_of(field) is not NO_DEFAULT:
+        default = {"default": default_of(field)}
     keywords = {**_reading(hint, field), **default, **keywords}
     choices = keywords.pop("choices", None)
     if choices is not None:

@@ -460,8 +460,10 @@ class ArgumentCheck:
             raise ArgumentError(f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}") from error
 
 
-def default_of(field: dataclasses.Field[typing.Any]) -> object:
-    """A field's default, or NO_DEFAULT if it has none or a factory."""
+def default_of(field: dataclasses.Field[typing.Any]) -> ArgumentValue:
+    """A field's default, or NO_DEFAULT if it has none."""
+    if callable(field.default_factory):
+        return field.default_factory()
     return NO_DEFAULT if field.default is dataclasses.MISSING else field.default
 
 

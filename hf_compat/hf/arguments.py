@@ -28,6 +28,7 @@ from hf_compat.hf.argument_values import (
     ArgumentValue,
     Row,
     checks_of,
+    default_of,
     read_all,
 )
 from hf_compat.hf.arguments_views import ArgumentViews
@@ -560,10 +561,10 @@ def declare(kind: type[TrainingArguments]) -> None:
     own = [one.name for one in fields(kind) if one.name not in ROWS]
     ROWS.update(zip(own, _declared, strict=True))
     _declared.clear()
-    lines = []
-    for one in fields(kind):
-        default = one.default_factory() if callable(one.default_factory) else one.default
-        lines.append(f"        {one.name} ({one.type}, default {default!r}): {one.metadata.get('help', '')}")
+    lines = [
+        f"        {one.name} ({one.type}, default {default_of(one)!r}): {one.metadata.get('help', '')}"
+        for one in fields(kind)
+    ]
     text = "    Args:\n" + "\n".join(lines) + "\n\n    Raises:"
     kind.__doc__ = str(kind.__doc__).replace("    Raises:", text, 1)
 

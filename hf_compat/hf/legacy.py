@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -505,7 +505,7 @@ def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) 
         return
     for name, field in held.items():
         if name not in state:
-            vars(args)[name] = field.default if field.default_factory is MISSING else field.default_factory()
+            vars(args)[name] = default_of(field)
     of_process = (*PROCESS_ATTRIBUTES, *(name for name in state if name.startswith("_")))
     vars(args).update({n: value for n, value in state.items() if n not in OLD_NAMES and n not in of_process})
     for name in (name for name in OLD_NAMES if state.get(name) not in (None, OLD_NAMES[name].default)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig, checks_of, default_of
@@ -71,7 +71,7 @@ def unknown_arguments(args: object) -> dict[str, object]:
         return {}
     known = {field.name for field in fields(_OURS[theirs.__name__])} | OLD_NAMES.keys() | _DERIVED
     new = [field for field in fields(theirs) if field.name not in known and hasattr(args, field.name)]
-    defaults = {one.name: default_of(one) if one.default_factory is MISSING else one.default_factory() for one in new}
+    defaults = {one.name: default_of(one) for one in new}
     return {name: getattr(args, name) for name, default in defaults.items() if getattr(args, name) != default}
 
 

@@ -12,7 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from hf_compat.errors import (
     warn_inert,
     warn_user,
 )
+from hf_compat.hf import argument_values as values
 from hf_compat.hf.argument_values import ALONE, ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
@@ -47,11 +48,9 @@ _NORMAL_FORMS = {
 
 def default_of(field: Field[Any]) -> object:
     """A dataclass field's default in its normalised form."""
-    if field.default_factory is not MISSING:
-        default: object = field.default_factory()
-        return default
+    default = values.default_of(field)
     # transformers 4.46 has no default of the folder
-    return _NORMAL_FORMS.get(field.name, None if field.default is MISSING else field.default)
+    return _NORMAL_FORMS.get(field.name, None if default is values.NO_DEFAULT else default)
 
 
 def check_supported(args: TrainingArguments) -> None:
