@@ -172,14 +172,12 @@ class RunLock:
             owner = _read_owner(self.folder) or owner
         if not alive:
             return
-        who, way_out = "a process that cannot be named", "wait for it, or name another `output_dir`"
+        who, way_out = _description(owner), "name another `output_dir`"
         if owner is not None and owner.is_of_this_process:
-            who = "a Trainer of this process that is training"
-            way_out = "wait for it, or give each Trainer an `output_dir` of its own"
+            who, way_out = "a Trainer of this process that is training", "give each Trainer an `output_dir` of its own"
         elif owner is not None:
-            who = f"process {owner.pid} on {owner.host}"
-            way_out = f"wait for it, end it (`kill {owner.pid}`), or name another `output_dir`"
-        raise OutputFolderError(f"Another run saves into {self.folder}: {who}.\n\nHint: {way_out}.")
+            way_out = f"end it (`kill {owner.pid}`), or {way_out}"
+        raise OutputFolderError(f"Another run saves into {self.folder}: {who}.\n\nHint: wait for it, or {way_out}.")
 
     def _take_over(self, owner: Owner | None) -> bool:
         """Replace the lock of a run that has ended. One process at a time does so."""
@@ -284,9 +282,7 @@ def _look(path: str) -> tuple[bytes, int] | None:
 def _description(owner: Owner | None) -> str:
     if owner is None:
         return "a run that cannot be named"
-    if owner.is_alive() is None:
-        return f"process {owner.pid} on {owner.host}"
-    return f"process {owner.pid} on this host, which has ended,"
+    return f"process {owner.pid} on {owner.host}" + (", which has ended," if owner.is_alive() is False else "")
 
 
 def _lock_content(owner: Owner, beats: int = 0) -> bytes:
