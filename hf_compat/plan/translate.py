@@ -253,13 +253,9 @@ class CurrentPlan:
 
 def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[StrategyName, dict[str, Any]]:
     """Choose the strategy of a run and its options."""
-    # Refuse unsupported options of `accelerate launch`
-    switches = ("use_megatron_lm",)
-    refused = [f"--{switch}" for switch in switches if parse_switch(environment, f"ACCELERATE_{switch.upper()}")]
-    if refused:
+    if parse_switch(environment, "ACCELERATE_USE_MEGATRON_LM"):
         raise UnsupportedArgument(
-            f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
-            "Hint: leave it out (`accelerate config`)."
+            "`accelerate launch --use_megatron_lm` is not supported yet.\n\nHint: leave it out (`accelerate config`)."
         )
     if is_sharded_when_loaded(model):
         return "fsdp2", {"plan": _plan_of_loaded(args, environment, model)}
@@ -312,14 +308,14 @@ _IN_PARTS = (
 )
 
 
-def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: ParallelSizes | None) -> FsdpPlan:
+def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: tuple[int, int] | None) -> FsdpPlan:
     plan = fsdp_plan(args, variables)
     if args.world_size == 1:
         raise ArgumentError(
             "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
             "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
         )
-    return plan if sizes is None else dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
+    return plan if sizes is None else dataclasses.replace(plan, hybrid=sizes[0] > 1, shard_size=sizes[1])
 
 
 def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None) -> FsdpPlan:
@@ -426,16 +422,10 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelSizes:
-    """Copies of a model, and processes that share each copy."""
+def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> tuple[int, int] | None:
+    """Read the number of copies of the model, and of processes that share each copy.
 
-    copies: int  # copies of the model (`dp_replicate_size`)
-    shards: int  # processes that share one copy (`dp_shard_size`)
-
-
-def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> ParallelSizes | None:
-    """Read the requested sizes. None if every size is 1 and each process has a copy.
+    None if every size is 1 and each process has a copy.
 
     Raises:
         UnsupportedArgument: A dimension is not supported.
@@ -461,17 +451,17 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
             raise UnsupportedArgument(
                 f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(needs)}."
             )
-    found = ParallelSizes(copies=sizes.get("dp_replicate_size", 1), shards=sizes.get("dp_shard_size", 1))
-    if found.copies * found.shards == 1:
+    copies, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
+    if copies * shards == 1:
         return None
     is_fsdp = uses_fsdp(args, variables)
-    told = f"`parallelism_config` has dp_replicate_size={found.copies} and dp_shard_size={found.shards}"
-    if found.copies * found.shards != args.world_size:
+    told = f"`parallelism_config` has dp_replicate_size={copies} and dp_shard_size={shards}"
+    if copies * shards != args.world_size:
         raise ArgumentError(
-            f"{told}, for {found.copies * found.shards} processes; the launcher has started {args.world_size}.\n\n"
+            f"{told}, for {copies * shards} processes; the launcher has started {args.world_size}.\n\n"
             "Hint: make their product the number of processes."
         )
-    if is_fsdp != (found.shards > 1):
+    if is_fsdp != (shards > 1):
         way_out = "leave `fsdp` out, or set `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
         raise ArgumentError(f"{told}, and `fsdp` is {'on' if is_fsdp else 'off'}.\n\nHint: {way_out}.")
-    return found
+    return copies, shards

@@ -6,7 +6,7 @@ from accelerate import ParallelismConfig
 
 from hf_compat import Trainer, explain, translate
 from hf_compat.errors import ArgumentError, HfCompatError, UnsupportedArgument
-from hf_compat.plan.translate import ParallelSizes, parallel_sizes
+from hf_compat.plan.translate import parallel_sizes
 
 FSDP = {"fsdp": True}
 
@@ -79,7 +79,7 @@ def test_one_process_trains_with_sizes_of_one(make_args):
 
 def test_the_launchers_variables_are_read_as_accelerate_reads_them(args_of):
     on = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "8"}
-    assert parallel_sizes(args_of(), on) == ParallelSizes(copies=8, shards=1)
+    assert parallel_sizes(args_of(), on) == (8, 1)
     assert parallel_sizes(args_of(), {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"}) is None
     with pytest.raises(UnsupportedArgument, match="cp_size=2"):
         parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_CP_SIZE": "2"})
