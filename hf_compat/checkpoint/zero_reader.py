@@ -8,6 +8,7 @@ memory-mapped. Only tensors and plain containers are unpickled. Any failure is a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -189,11 +190,7 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
     pairs = (models[0].get("shared_params") or {}).items()
     return [
         *found,
-        *[
-            StoredTensor(name=name, nbytes=by_name[of].nbytes, load=by_name[of].load)
-            for name, of in pairs
-            if of in by_name and name not in by_name
-        ],
+        *[dataclasses.replace(by_name[of], name=name) for name, of in pairs if of in by_name and name not in by_name],
     ]
 
 

@@ -196,7 +196,7 @@ def compiled(model: nn.Module, how: Compilation) -> nn.Module:
     keywords = how.keywords()
     if is_deepspeed_engine(model):  # the engine compiles the module inside it
         compile_engine(model, keywords)
-        return model  # type: ignore[return-value]  # a module, though its protocol does not say so
+        return model
     if how.by_blocks:
         utils = need("accelerate.utils", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
         form: nn.Module = utils.compile_regions(model, **keywords)  # it shares the model's parameters
@@ -550,7 +550,7 @@ class UpdateMechanics:
         if is_deepspeed_engine(wrapped):
             self.engine, self.exchange = wrapped, wrapped.set_gradient_accumulation_boundary
             # the loss is already divided by the window
-            self.backward = functools.partial(wrapped.backward, scale_wrt_gas=False)  # type: ignore[assignment]  # result unread
+            self.backward = functools.partial(wrapped.backward, scale_wrt_gas=False)
             return
         if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
             self.scaling = precision

@@ -25,7 +25,7 @@ from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.inspection import placing
-from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
+from hf_compat.runtime.nested import Nested, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
 
 logger = logging.getLogger(__name__)
@@ -408,7 +408,7 @@ def as_plain(data: Nested) -> Nested:
         raise TypeError(f"{type(leaf).__name__} is not kept in checkpoints")
 
     try:
-        return map_nested(checked, data, on_other=checked, rebuild=as_plain_type)
+        return map_nested(checked, data, on_other=checked, rebuild=lambda _, items: items)
     except TypeError:
         return None
 

@@ -5,47 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
-import torch
 from torch import nn
 
-
-class ZeroOptimizer(Protocol):
-    """The members of DeepSpeed's optimizers, 0.19, that are used."""
-
-    optimizer: torch.optim.Optimizer  # steps this rank's parts
-
-
-class DeepSpeedEngine(Protocol):
-    """The members of `deepspeed.DeepSpeedEngine`, 0.19, that are used."""
-
-    module: nn.Module
-    optimizer: ZeroOptimizer
-    checkpoint_engine: object  # reads and writes its files
-
-    @property
-    def is_compiled(self) -> bool: ...
-
-    def compile(self, backend: str | bool, *, compile_kwargs: dict[str, str | bool]) -> None: ...
-
-    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool = True) -> torch.Tensor: ...
-
-    def step(self) -> None: ...
-
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None: ...
-
-    def get_global_grad_norm(self) -> float | None: ...
-
-    def save_checkpoint(self, save_dir: str) -> bool: ...
-
-    def load_checkpoint(self, load_dir: str, tag: str, *, load_lr_scheduler_states: bool = True) -> object: ...
-
-    def load_universal_checkpoint(self) -> bool: ...
-
-    def zero_optimization_partition_weights(self) -> bool: ...
-
-    def destroy(self) -> None: ...
+# `deepspeed.DeepSpeedEngine`, 0.19, which is not imported
+DeepSpeedEngine: TypeAlias = Any
 
 
 def is_deepspeed_engine(model: object) -> TypeGuard[DeepSpeedEngine]:
@@ -71,7 +36,7 @@ def gathering(model: nn.Module, config: dict[str, Any]) -> Iterator[None]:
     """Let each module of a model in parts gather its parameters while it runs, as in a fit."""
     import deepspeed
 
-    engine: DeepSpeedEngine = deepspeed.initialize(model=model, config=config)[0]
+    engine = deepspeed.initialize(model=model, config=config)[0]
     try:
         yield
     finally:

@@ -153,7 +153,13 @@ class LaterCopies:
 
         Only torch's own optimizers are known to change it in steps alone, and to call hooks before each step.
         """
-        if not isinstance(optimizer, Optimizer) or not _steps_as_torch_does(optimizer):
+        if not isinstance(optimizer, Optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
+            return None
+        own_step = type(optimizer).step
+        step = vars(optimizer).get("step", optimizer.step)
+        if hasattr(step, "_wrapped_by_lr_sched"):  # a schedule wraps it
+            step = getattr(step, "__wrapped__", step)
+        if getattr(step, "__func__", step) is not own_step or not hasattr(own_step, "hooked"):
             return None
         if self._optimizer is not optimizer:
             self.release()
@@ -206,16 +212,6 @@ class LaterCopies:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-def _steps_as_torch_does(optimizer: Optimizer) -> bool:
-    """Whether an optimizer and its step, which a schedule wraps, are torch's own."""
-    kind = type(optimizer)
-    step = vars(optimizer).get("step", optimizer.step)
-    if hasattr(step, "_wrapped_by_lr_sched"):
-        step = getattr(step, "__wrapped__", step)
-    is_own = getattr(step, "__func__", step) is kind.step and hasattr(kind.step, "hooked")
-    return kind.__module__.startswith("torch.optim.") and is_own
 
 
 def frozen_copy(

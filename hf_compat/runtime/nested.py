@@ -101,11 +101,6 @@ def of_same_type(data: Nested, items: Nested) -> Nested:
     return type(data)(data.default_factory, items) if isinstance(data, defaultdict) else type(data)(items)
 
 
-def as_plain_type(data: Nested, items: Nested) -> Nested:
-    """Keep the dict or list of a container's items."""
-    return items
-
-
 def copies_beside(device: torch.device) -> bool:
     """Whether a device copies to page-locked memory while it computes. MPS shares the host's memory."""
     return device.type in ("cuda", "xpu")

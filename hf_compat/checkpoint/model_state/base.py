@@ -68,23 +68,6 @@ def in_own_class(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_loaded_whole(model: nn.Module) -> Iterator[None]:
-    """Hide from a model's `save_pretrained` that `from_pretrained` has sharded it.
-
-    It would gather the weights, which takes all processes. Here they are gathered before, and the first process writes.
-    """
-    config: Any = getattr(model, "config", None)
-    loaded = getattr(config, "distributed_config", None)
-    if loaded is not None:
-        config.distributed_config = None
-    try:
-        yield
-    finally:
-        if loaded is not None:
-            config.distributed_config = loaded
-
-
-@contextlib.contextmanager
 def giving(model: nn.Module, whole: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
     """Let `state_dict` of a model and of its parts hold these tensors in the place of the parameters."""
 
@@ -341,7 +324,14 @@ class FSDP2State(TorchState):
         return taking(self.model, shard_of)
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
-        with _as_loaded_whole(self.model):
+        config: Any = getattr(self.model, "config", None)
+        loaded = getattr(config, "distributed_config", None)
+        with contextlib.ExitStack() as stack:
+            if loaded is not None:
+                # `save_pretrained` would gather what `from_pretrained` has sharded, which takes all processes. Here the
+                # weights are gathered before, and the first process writes.
+                stack.callback(setattr, config, "distributed_config", loaded)
+                config.distributed_config = None
             if not (for_checkpoint and self.writes_shards):
                 super().write_weights(folder, write, for_checkpoint)
                 return
@@ -369,12 +359,7 @@ class FSDP2State(TorchState):
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         check_optimizer(path, content, optimizer)
-        with fitting(path):
-            self._take_whole(optimizer, cast(OptimizerState, content))
-        settle_states(path, optimizer)
-
-    def _take_whole(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-        """Give each process its parts of the state of a whole model's optimizer."""
+        state = cast(OptimizerState, content)
         if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
             raise CheckpointError(
                 f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
@@ -382,10 +367,12 @@ class FSDP2State(TorchState):
             )
         parameter_names = {parameter: name for name, parameter in self.model.named_parameters()}
         order = [parameter_names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-        groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
-        named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
-        set_optimizer_state_dict(self.model, optimizer, named, options=_FROM_WHOLE)
+        with fitting(path):
+            groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
+            named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
+            set_optimizer_state_dict(self.model, optimizer, named, options=_FROM_WHOLE)
         # torch makes a state for each parameter first: without gradients so far, one has none to go on from
         for parameter, name in parameter_names.items():
             if name not in named["state"]:
                 optimizer.state.pop(parameter, None)
+        settle_states(path, optimizer)

@@ -194,15 +194,9 @@ class DeepSpeedState(ModelState):
     Before a fit the engine does not exist yet, but `from_pretrained` may already have made the model in parts.
     """
 
-    def __init__(self, model: nn.Module, engine: DeepSpeedEngine | None) -> None:
+    def __init__(self, model: nn.Module, engine: DeepSpeedEngine) -> None:
         super().__init__(model)
-        self._engine = engine
-
-    @property
-    def engine(self) -> DeepSpeedEngine:
-        """The engine of a fit."""
-        assert self._engine is not None  # only a fit has an optimizer
-        return self._engine
+        self.engine = engine  # None outside a fit, where the model has no optimizer
 
     def whole_weights(self) -> Weights:
         if not is_partitioned(self.model):
@@ -221,7 +215,7 @@ class DeepSpeedState(ModelState):
         return whole_for_a_while(self.model.parameters()) if is_partitioned(self.model) else contextlib.nullcontext()
 
     def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
-        if self._engine is not None or config is None:  # the engine's hooks stay on the model after a fit
+        if self.engine is not None or config is None:  # the engine's hooks stay on the model after a fit
             return contextlib.nullcontext()
         return gathering(self.model, config)
 
