@@ -395,15 +395,15 @@ class HFCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if os.path.isdir(path):
             return read_folder(str(path))
-        if os.path.lexists(path):
-            open_regular(path).close()
-        elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
+        is_here = os.path.lexists(path)
+        if not is_here and "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
             raise no_checkpoint(str(path))
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words
         with reading(path), reading_arrays():
-            if is_plain and os.path.lexists(path):
+            if is_here:
                 with open_regular(path) as file:
-                    walked_torch_file(str(path), file)
+                    if is_plain:
+                        walked_torch_file(str(path), file)
             checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
         check_lightning(str(path), checkpoint)
         return checkpoint
