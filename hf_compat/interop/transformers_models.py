@@ -247,18 +247,15 @@ def check_placement(model: nn.Module, device: torch.device, world_size: int) -> 
     Mirrors:
         `accelerate.Accelerator.prepare_model`, 1.13.
     """
-    if world_size > 1 and any(len(_placement(module)) > 1 for module in model.modules()):
+    if world_size > 1 and is_spread(model):
         raise UnsupportedArgument(
             f"The model is spread over devices (`device_map`), and there are {world_size} processes: each of them "
             "needs the whole model on its own device.\n\n"
             "Hint: run one process. Or load it without `device_map='auto'`, and let `fsdp` or `deepspeed` shard it."
         )
-    is_quantized = any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (8, 4))
-    if is_quantized and _placement(model):
-        _check_quantized(set(_placement(model).values()), device)
-
-
-def _check_quantized(places: set[Place], device: torch.device) -> None:
+    places = set(_placement(model).values())
+    if not places or not any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (8, 4)):
+        return
     offloaded = [str(place) for place in places if place == "disk" or (str(place) == "cpu" and device.type != "cpu")]
     if offloaded:
         raise UnsupportedArgument(
@@ -270,6 +267,11 @@ def _check_quantized(places: set[Place], device: torch.device) -> None:
             f"The model is loaded in 8 or 4 bits on {next(iter(places))}, and this process trains on {device}: "
             "quantized weights cannot be moved.\n\nHint: load it with `device_map={'': torch.cuda.current_device()}`."
         )
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, is on several devices according to its `hf_device_map`."""
+    return any(len(_placement(part)) > 1 for part in model.modules())
 
 
 def _is_same(place: Place, device: torch.device) -> bool:

@@ -39,6 +39,7 @@ from hf_compat.hf.process_state import (
     share_accelerator,
     share_processes,
 )
+from hf_compat.interop.transformers_models import is_spread
 from hf_compat.optim.stepping import Prepared, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
@@ -471,9 +472,7 @@ class AcceleratorFacade(ProcessMembers):
         place = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, place, find_unused_parameters=True if unused is None else unused)
 
-    def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether a model, or a part of it, is on several devices according to its `hf_device_map`."""
-        return any(len(getattr(part, "hf_device_map", None) or ()) > 1 for part in model.modules())
+    verify_device_map = staticmethod(is_spread)
 
     def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
         """Let a script's own optimizer step at the end of an update, and not at each micro-batch."""
