@@ -326,17 +326,13 @@ def _carry_over(old: Path, new: Path) -> set[str]:
     """Copy the user's own files of a folder that is replaced, and name them."""
     if old.is_symlink() or not old.is_dir():
         return set()
-    listed = read_manifest(old).files
-    sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
-    ours = {
-        name
-        for name in listed or ()
-        if not os.path.lexists(old / name) or (old / name).lstat().st_mtime_ns <= sealed_ns
-    }
+    listed = read_manifest(old).files or {}
+    sealed_ns = (old / MANIFEST_NAME).lstat().st_mtime_ns if listed else 0
     carried = set()
     for name in entries(old):
         path = old / name
-        if name in ours or layout.is_part_of_checkpoint(name) or os.path.lexists(new / name):
+        is_of_save = name in listed and path.lstat().st_mtime_ns <= sealed_ns
+        if is_of_save or layout.is_part_of_checkpoint(name) or os.path.lexists(new / name):
             continue
         if path.is_symlink() or path.is_file():  # a pipe or a socket has nothing to copy
             (new / name).parent.mkdir(parents=True, exist_ok=True)
