@@ -14,6 +14,7 @@ import torch
 
 from hf_compat.errors import MetricError, warn_once
 from hf_compat.runtime.nested import Nested, map_nested
+from hf_compat.runtime.text import brief
 
 # Durations and rates, which differ each time and do not measure a model's quality.
 TIMED = ("_runtime", "_per_second", "_model_preparation_time")
@@ -143,8 +144,7 @@ def loggable(logs: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+    return f"{brief(value, 80)} ({type(value).__name__})"
 
 
 def number_of_metric(value: object, name: str) -> float:

@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable, Container, Iterator
 
-from hf_compat.runtime.text import need
+from hf_compat.runtime.text import Absent, need
 
 Lookup = Callable[[str], object]
 
@@ -81,14 +81,7 @@ def mirror(module: str) -> tuple[Lookup, Callable[[], list[str]]]:
 _ASKED_FOR = frozenset({"Trainer", "Seq2SeqTrainer"})
 
 
-class _NotOurs:
-    """Hides a name of transformers' class that our class lacks."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: object, owner: type) -> object:
-        raise AttributeError(f"{owner.__name__!r} has no attribute {self.name!r}")
+_WAY_OUT = "override or call a method that `hf_compat.Trainer` has, or run the script with transformers itself"
 
 
 def acknowledge(ours: object, theirs: object) -> None:
@@ -100,7 +93,7 @@ def acknowledge(ours: object, theirs: object) -> None:
         return
     if not issubclass(ours, theirs):
         names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
-        hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
+        hidden = {name: Absent(name, _WAY_OUT) for name in names if not hasattr(ours, name)}
         ours.__bases__ = (
             *ours.__bases__,
             type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs}),
