@@ -408,6 +408,12 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
     args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
     left_out = {name for name in set(FIELDS) - given if args[name] == _DEFAULTS[name]}
     chosen = {name: value for name, value in args.items() if name not in left_out}
+    absent = sorted(set(chosen) - {field.name for field in dataclasses.fields(kind)} - set(OWN_ARGUMENTS))
+    if absent:
+        raise ArgumentError(
+            f"`args.{absent[0]}` is an argument of trainers that generate, and `trainer_class` is "
+            f"{config['trainer_class']}.\n\nHint: trainer_class: hf_compat.Seq2SeqTrainer."
+        )
     return kind(**chosen, **old)
 
 
