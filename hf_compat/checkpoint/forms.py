@@ -304,8 +304,7 @@ def check_weights(
     # parts that override a method of torch, or have hooks before it, may take other weights
     others = [""] if _is_overridden(type(model).load_state_dict) else []
     for name, part in model.named_modules():
-        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
-        if any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks))):
+        if any(map(_is_overridden, (type(part)._load_from_state_dict, *part._load_state_dict_pre_hooks.values()))):
             others.append(f"{name}." if name else "")
     wrong, has_own = list[str](), False
     for compiled_name, tensor in model.state_dict(keep_vars=True).items():
@@ -330,6 +329,7 @@ def check_weights(
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:
+    method = getattr(method, "hook", method)  # torch wraps a hook that takes the module
     return (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "lightning", "hf_compat")
 
 

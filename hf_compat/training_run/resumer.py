@@ -122,20 +122,15 @@ class Resumer:
                 if wanted is not True:
                     folder = self._named(str(wanted), reading) if wanted else None
                 elif self._host.is_world_process_zero():
-                    folder = self._newest(output_dir, unloadable)
+                    manifest.recover(output_dir)  # finishes a killed save
+                    folder, skipped = manifest.newest_checkpoint(output_dir, unloadable)
+                    if folder is None:
+                        why = "".join(f"\n  {os.path.basename(path)}: {reason}" for path, reason in skipped.items())
+                        raise CheckpointError(
+                            f"No valid checkpoint found in output directory ({output_dir}).{why}\n\n"
+                            "Hint: train without `resume_from_checkpoint`, or name a folder."
+                        )
             yield broadcast_object(folder) if wanted is True else folder
-
-    def _newest(self, folder: str, unloadable: Mapping[str, str]) -> str:
-        """Finish a killed save, then return the newest complete checkpoint."""
-        manifest.recover(folder)
-        newest, skipped = manifest.newest_checkpoint(folder, unloadable)
-        if newest is None:
-            passed_over = "".join(f"\n  {os.path.basename(path)}: {why}" for path, why in skipped.items())
-            raise CheckpointError(
-                f"No valid checkpoint found in output directory ({folder}).{passed_over}\n\n"
-                "Hint: train without `resume_from_checkpoint`, or name a folder."
-            )
-        return newest
 
     def _named(self, wanted: str, reading: contextlib.ExitStack) -> str | None:
         """Return the folder of the checkpoint that the user names. None for a saved model without a training state.
