@@ -82,7 +82,10 @@ def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = 
     and the hashes of large files are left to `finish`.
     """
     root = Path(folder)
-    files = [name for name, is_own in entries(root).items() if is_own and name not in unlisted]
+    files = []
+    for name, is_own in entries(root).items():
+        if is_own and name not in unlisted:
+            files.append(name)
     with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
         facts = threads.map(functools.partial(_facts, flushes=flushes), map(root.joinpath, files))
         listed = dict(zip(files, facts, strict=True))
@@ -444,7 +447,12 @@ def problems(folder: str) -> list[str]:
             return []
         if manifest.files is None:
             return [manifest.why_unreadable]
-        return [problem for name, facts in manifest.files.items() if (problem := compare(root, name, facts))]
+        found = []
+        for name, facts in manifest.files.items():
+            wrong = compare(root, name, facts)
+            if wrong is not None:
+                found.append(wrong)
+        return found
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
     except CheckpointError as error:
@@ -523,11 +531,14 @@ def newest_checkpoint(
     Returns:
         The checkpoint, or None, and what is wrong with each newer one.
     """
-    paths = layout.list_checkpoints(folder)
-    turns = {path: writer.turn for path in paths if (writer := read_manifest(path).writer) is not None}
-    last = max(turns.values(), default=0)
+    paths, turns = layout.list_checkpoints(folder), {}
+    for path in paths:
+        writer = read_manifest(path).writer
+        if writer is not None:
+            turns[path] = writer.turn
+    turns = dict.fromkeys(paths, max(turns.values(), default=0)) | turns
     newest, beyond, skipped = None, [], {}
-    for path in sorted(paths, key=lambda path: turns.get(path, last))[::-1]:
+    for path in sorted(paths, key=turns.__getitem__)[::-1]:
         if newest is not None and paths.index(path) < paths.index(newest):
             continue
         wrong = [f"it cannot be loaded ({unloadable[path]})"] if path in unloadable else problems(path)
