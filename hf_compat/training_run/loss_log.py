@@ -23,20 +23,16 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
     """Convert scalars to numbers. All tensors of a device are read with a single wait."""
     found = list(values)
     numbers = [0.0] * len(found)
-    together: dict[torch.device, list[int]] = {}
+    together: dict[torch.device, dict[int, torch.Tensor]] = {}
     for place, value in enumerate(found):
         if not isinstance(value, torch.Tensor):
             numbers[place] = float(value)
         elif value.dtype not in _EXACT_IN_FLOAT32:
             numbers[place] = float(value.item())
         else:
-            together.setdefault(value.device, []).append(place)
-    for places in together.values():
-        if len(places) == 1:
-            numbers[places[0]] = float(found[places[0]])
-            continue
-        scalars = [found[place].detach().reshape(()).float() for place in places]  # type: ignore[union-attr]  # tensors
-        for place, number in zip(places, torch.stack(scalars).tolist(), strict=True):
+            together.setdefault(value.device, {})[place] = value.detach().reshape(()).float()
+    for scalars in together.values():
+        for place, number in zip(scalars, torch.stack(list(scalars.values())).tolist(), strict=True):
             numbers[place] = number
     return numbers
 
