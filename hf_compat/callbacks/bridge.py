@@ -127,7 +127,11 @@ class HFBridge(HFEvents):
         if event == "on_epoch_begin":
             self.epoch += 1
             is_first = self.epoch == run.start.epoch
-            run.begin_epoch(is_first)
+            run.grad_norm = run.learning_rate = None
+            position, resumed = run.start.position, run.resumed
+            if is_first and resumed is not None and position is not None and position.is_open:
+                # the final log of a resumed epoch may need those of the last update
+                run.grad_norm, run.learning_rate = resumed.grad_norm, resumed.learning_rate
             if is_first and run.start.epoch_is_over:
                 # The restored control has the flags of the update that saved it. They were obeyed, and no
                 # `on_step_begin` of this epoch clears them.

@@ -206,13 +206,6 @@ class TrainingRun:
     evaluated: set[str] = field(default_factory=set, init=False)  # sets whose persistent workers have started
     turn: int | None = field(default=None, init=False)  # number of this call of `train` in its output folder
 
-    def begin_epoch(self, is_first: bool) -> None:
-        """Reset the last update's numbers. A resumed epoch restores them, as its final log may need them."""
-        position = self.start.position
-        resumed = self.resumed if is_first and position is not None and position.is_open else None
-        self.grad_norm = None if resumed is None else resumed.grad_norm
-        self.learning_rate = None if resumed is None else resumed.learning_rate
-
     def state(self, host: RunHost, extras: PlainState) -> RunState | None:
         """Return the state that a resumed run needs, or None if no training is running.
 
