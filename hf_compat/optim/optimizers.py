@@ -6,6 +6,7 @@ step within the backward pass, so the gradients of the whole model never exist t
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -110,13 +111,13 @@ class OptimizerEntry:
         """Import the class for a feature, which the error names first."""
         module, _, name = self.path.rpartition(".")
         try:
-            found: OptimizerClass = getattr(need(module, self.install, for_what), name)
+            found: OptimizerClass = getattr(importlib.import_module(module), name)
             return found
         except (AttributeError, ImportError) as error:
             package = module.partition(".")[0]
             raise MissingOptimizer(
                 f"{for_what} needs {name} of the package {package}, which cannot be imported: "
-                f"{error.__cause__ or error}.\n\nHint: pip install {self.install}",
+                f"{error}.\n\nHint: pip install {self.install}",
                 name=package,
             ) from error
 
