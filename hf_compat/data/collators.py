@@ -296,10 +296,10 @@ class RemoveColumnsCollator:
     def __call__(self, features: list[Sample]) -> Batch:
         columns = frozenset(self.signature_columns)
         # always a copy, as a collator may change its input and the data set's samples must stay unchanged
-        kept = [
-            feature.copy() if type(feature) is dict and columns.issuperset(feature) else self._keep(feature)
-            for feature in features
-        ]
+        kept = []
+        for feature in features:
+            is_kept_whole = type(feature) is dict and columns.issuperset(feature)
+            kept.append(feature.copy() if is_kept_whole else self._keep(feature))
         try:
             return self.data_collator(kept)
         except StopIteration as error:  # a loader's worker would take it for the end of a stream

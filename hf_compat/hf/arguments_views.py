@@ -407,14 +407,18 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
     if name == "parallelism_config" and value is not None:
         return value.to_json()
     if isinstance(value, AcceleratorConfig):
-        # not an option, so upstream omits it as well
-        return {key: item for key, item in vars(value).items() if key != "use_configured_state"}
+        options = dict(vars(value))
+        options.pop("use_configured_state", None)  # not an option, so upstream omits it as well
+        return options
     if name == "report_to":  # Lightning loggers among the names
         return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):
         return [item.value if isinstance(item, Enum) else item for item in value]
     if isinstance(value, dict):
-        return {key: _plain(str(key), item) for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            plain[key] = _plain(str(key), item)
+        return plain
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return copy.copy(value)

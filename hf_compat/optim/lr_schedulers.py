@@ -164,8 +164,9 @@ def make_schedule(
     # Upstream ignores options of the constant schedule with warmup. Here they are an error.
     try:
         takes = inspect.signature(taker)
-        needed = {name: count for name, count in counts.items() if name in takes.parameters}
-        bound = takes.bind(0 if own else optimizer, **needed, **options)
+        for name in counts.keys() - takes.parameters.keys():
+            del counts[name]
+        bound = takes.bind(0 if own else optimizer, **counts, **options)
         bound.apply_defaults()  # scripts read all of them off the schedule
         if own is None:
             made: LRScheduler = taker(*bound.args, **bound.kwargs)

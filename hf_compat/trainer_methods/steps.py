@@ -520,7 +520,11 @@ class OptimizationMethods(StepsBase):
 
     def get_num_trainable_parameters(self) -> int:
         """Count the trainable parameters."""
-        return sum(whole_size(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        numbers = 0
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                numbers += whole_size(parameter)
+        return numbers
 
     def get_learning_rates(self) -> list[float]:
         """List the learning rate of each parameter group.

@@ -179,8 +179,10 @@ class TrainingMethods(TrainerBase):
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         loggers = self._callbacks.loggers() if self._callbacks.lightning else []  # only Lightning callbacks log to them
-        options = {name: value for name, value in self._lightning_options.items() if value is not None}
-        options.pop("max_time", None)  # the limit of fits, by a callback
+        options = dict(self._lightning_options)
+        for name, value in self._lightning_options.items():
+            if value is None or name == "max_time":  # the limit of fits, by a callback
+                del options[name]
         return WindowTrainer(plan, bridge.arranged, loggers, self.args._launch, **options)
 
 
