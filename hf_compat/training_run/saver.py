@@ -148,7 +148,9 @@ class Saver:
             CheckpointWriteError: The disk is full, or cannot be written to. Earlier checkpoints are unchanged.
         """
         host, args, state = self._host, self._host.args, self._host.state
-        self._ask_lightning_callbacks()
+        self._weights, self._extras = None, {}
+        if host._callbacks.lightning:
+            self._ask_lightning_callbacks()
         final = layout.checkpoint_path(run_dir, state.global_step)
         with contextlib.ExitStack() as alone:
             if not host.is_in_train or self.folder is None:  # the folder is taken for this save only
@@ -189,7 +191,6 @@ class Saver:
 
     def _ask_lightning_callbacks(self) -> None:
         """Let Lightning callbacks add entries to the checkpoint, or replace the weights by averages."""
-        self._weights, self._extras = None, {}
         trainer, module = self._host._run.lightning_trainer, self._host._run.module
         if trainer is None or module is None:
             return
