@@ -125,9 +125,8 @@ def start_processes(args: GroupArguments) -> None:
 
 def limit_waiting(timeout_seconds: float) -> None:
     """Let every process group wait so long at most; those that strategies make have torch's default of 30 minutes."""
-    if is_distributed():
-        for group in list(distributed_c10d._world.pg_map):
-            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_seconds), group)
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_seconds), group)
 
 
 def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:

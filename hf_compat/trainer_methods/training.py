@@ -324,7 +324,8 @@ class TrainerModule(WindowModule):
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
         host, run, strategy = self.steps, self.steps._run, self.trainer.strategy
         run.stops_at_start, self.trainer.should_stop = self.trainer.should_stop, False  # else no start of the run
-        limit_waiting(host.args.ddp_timeout)
+        if self.trainer.world_size > 1:
+            limit_waiting(host.args.ddp_timeout)
         host.model_wrapped = wrapped_model(strategy, host.model)
         writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
         host._fit_model_state = make_model_state(host.model, host.model_wrapped, writes_shards)
