@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from hf_compat import get_last_checkpoint
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.model_state import PlainState
-from hf_compat.checkpoint.model_state.base import MODEL_FOLDER, OPTIMIZER_FOLDER, has_shards
+from hf_compat.checkpoint.model_state.base import MODEL_INDEX, OPTIMIZER_INDEX
 from hf_compat.checkpoint.reading import Contents, read_weights
 from hf_compat.checkpoint.run_state import RunState
 from hf_compat.errors import CheckpointError
@@ -55,7 +55,7 @@ def test_states_that_are_not_listed_are_not_read(folder, caplog):
     torch.save({"version": 2}, folder / "run_state.pt")
     for name in ("optimizer_0", "pytorch_model_fsdp_0"):
         shutil.copytree(SHARDED / name, folder / name)
-    assert not any(has_shards(str(folder), subfolder) for subfolder in (MODEL_FOLDER, OPTIMIZER_FOLDER))
+    assert not any(Contents(folder).find(index) for index in (MODEL_INDEX, OPTIMIZER_INDEX))
     assert not PlainState(model).load_optimizer(str(folder), optimizer)
     assert RunState.load(str(folder)) is None
     assert "optimizer.pt is not read" in caplog.text and "optimizer_0/.metadata is not read" in caplog.text

@@ -120,11 +120,8 @@ def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 MODEL_FOLDER = "pytorch_model_fsdp_0"
 OPTIMIZER_FOLDER = "optimizer_0"
-
-
-def has_shards(folder: str, subfolder: str) -> bool:
-    """Whether a checkpoint holds shards in a subfolder: `MODEL_FOLDER` or `OPTIMIZER_FOLDER`."""
-    return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
+# a checkpoint with these files has shards beside them
+MODEL_INDEX, OPTIMIZER_INDEX = f"{MODEL_FOLDER}/{METADATA_NAME}", f"{OPTIMIZER_FOLDER}/{METADATA_NAME}"
 
 
 def write_model_shards(folder: str, model: nn.Module) -> None:
@@ -199,13 +196,14 @@ class ModelState(abc.ABC):
 
     def load_weights(self, folder: str) -> LoadResult:
         """Load weights, which the folder holds whole or as shards."""
-        if has_shards(folder, MODEL_FOLDER):  # any number of processes wrote them
+        contents = Contents(folder)
+        if contents.find(MODEL_INDEX) is not None:  # any number of processes wrote the shards
             state = {"model": get_model_state_dict(self.model)}
-            read_dcp(open_dcp(Contents(folder), MODEL_FOLDER), state)
+            read_dcp(open_dcp(contents, MODEL_FOLDER), state)
             loaded: LoadResult = set_model_state_dict(self.model, state["model"])
             return loaded
         weights = as_held(self.model, read_weights(folder))
-        check_weights(folder, weights, self.model, ", ".join(weight_files(Contents(folder))[:3]))
+        check_weights(folder, weights, self.model, ", ".join(weight_files(contents)[:3]))
         result = self.set_weights(weights)
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
         if callable(tie_weights):
@@ -225,11 +223,11 @@ class TorchState(ModelState):
     """A model with an optimizer of torch, whose state is one file or shards, of this package or of transformers."""
 
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
-        if has_shards(folder, OPTIMIZER_FOLDER):
+        contents = Contents(folder)
+        if contents.find(OPTIMIZER_INDEX) is not None:
             read_optimizer_shards(folder, self.model, optimizer)
             settle_states(folder, optimizer)
             return True
-        contents = Contents(folder)
         path = contents.find(layout.OPTIMIZER_NAME)
         if path is not None:
             self.set_optimizer_state(path, read_torch_file(path), optimizer)

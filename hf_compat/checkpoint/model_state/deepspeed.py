@@ -21,12 +21,11 @@ from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import (
-    OPTIMIZER_FOLDER,
+    OPTIMIZER_INDEX,
     ModelState,
     OptimizerState,
     PlainState,
     giving,
-    has_shards,
 )
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
@@ -241,7 +240,7 @@ class DeepSpeedState(ModelState):
                 else:
                     check_optimizer(path, content)
                     take_states(folder, self.engine, content)
-            elif has_shards(folder, OPTIMIZER_FOLDER):
+            elif contents.find(OPTIMIZER_INDEX) is not None:
                 raise CheckpointMismatch(
                     f"{folder} has the optimizer's state in shards of FSDP, which DeepSpeed cannot take.\n\n"
                     "Hint: resume under FSDP and save a whole checkpoint (`fsdp_config` without "
