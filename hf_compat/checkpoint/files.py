@@ -85,7 +85,8 @@ def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> st
 
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
     """Read a small JSON file."""
-    text = read_text(path, limit)
+    with reading(path):
+        text = read_small(path, limit).decode("utf-8")
     containers = text.count("{") + text.count("[")  # each takes up to 80 times the memory of its brackets
     try:
         if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
