@@ -1,7 +1,7 @@
 """HF's events at Lightning's hooks. `HFBridge` is the Lightning callback that fires them and obeys the flags.
 
-`EVENTS` in `hf/callbacks.py` has a row for each event. `WindowModule` fires those within an update. After an update
-and after an epoch, the bridge logs, evaluates and saves according to the flags.
+`EVENTS` in `hf/callbacks.py` has a row for each event. `WindowModule` fires the two within an update that have no hook.
+After an update and after an epoch, the bridge logs, evaluates and saves according to the flags.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HFEvents(pl.Callback):
         """Fire a hook's event for this segment. The first segment also prepares it."""
         if self.segment == 0:
             self.bridge.prepare(event, *of_hook)
-        if event != "on_step_end" or of_hook[3].is_trained:  # the window
+        if event != "on_step_end" or of_hook[3].is_trained:  # trainer, module, outputs, window, index
             self.bridge.fire(event, self.segment)
 
 
@@ -81,7 +81,7 @@ class HFBridge(HFEvents):
 
     Args:
         host: The owner of the events.
-        run: The running training. Between trainings, the last one.
+        run: The running training. For an evaluation outside of a fit, the last one.
 
     Attributes:
         arranged: The Trainer's Lightning callbacks, with HF's events between them, and this bridge last.
@@ -105,7 +105,10 @@ class HFBridge(HFEvents):
         self.arranged.append(self)
 
     def fire(self, event: str, segment: int | None = None) -> None:
-        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
+        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control.
+
+        Hooks call `HFEvents.fire`, which calls this.
+        """
         host, handler = self.host, self.host.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:
@@ -133,7 +136,7 @@ class HFBridge(HFEvents):
                 # the final log of a resumed epoch may need those of the last update
                 run.grad_norm, run.learning_rate = resumed.grad_norm, resumed.learning_rate
             if is_first and run.start.epoch_is_over:
-                # The restored control has the flags of the update that saved it. They were obeyed, and no
+                # A restored control has the flags of the update that saved it. They were obeyed, and no
                 # `on_step_begin` of this epoch clears them.
                 control = host.control
                 control.should_log = control.should_evaluate = control.should_save = False
@@ -194,8 +197,9 @@ class HFBridge(HFEvents):
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
-        host = self.host
-        self.run.losses.add(loss, host.state.global_step)
+        host, losses = self.host, self.run.losses
+        losses.filter_nonfinite = host.args.logging_nan_inf_filter  # a callback may change it
+        losses.add(loss, host.state.global_step)
         if self._requested_kwargs:
             host.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
         host.current_flos += float(host.floating_point_ops(inputs))

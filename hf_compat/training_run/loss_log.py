@@ -97,7 +97,7 @@ class LossLog:
     """Sums up a run's loss and returns the entries of its logs.
 
     Losses are added on the device, so that no update waits for it. With `filter_nonfinite` (`logging_nan_inf_filter`,
-    which may change during the run) the mean since the last log replaces a loss that is NaN or infinite.
+    which a callback may change during the run) the mean since the last log replaces a loss that is NaN or infinite.
     """
 
     _READ_AT_ONCE = ("cpu",)  # devices whose numbers are read without a wait

@@ -6,7 +6,10 @@ import json
 
 import pytest
 import torch
+import toy
+import transformers
 
+import hf_compat
 from hf_compat.training_run.loss_log import LossLog
 
 NAN, INF = float("nan"), float("inf")
@@ -144,3 +147,23 @@ def test_a_run_state_of_the_first_versions_is_read():
     log.load_state_dict({"tr_loss": torch.tensor(1.5), "total_loss": 2.0, "last_logged": 3, "first_update": 1})
     assert (log.since_last_log.item(), log.total, log.last_logged, log.first_update) == (1.5, 2.0, 3, 1)
     assert log.nonfinite_updates == 0
+
+
+def test_a_callback_may_turn_the_filter_off_during_a_run(tmp_path):
+    def losses(package, folder):
+        class TurnsOff(package.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                args.logging_nan_inf_filter = state.global_step < 4
+
+        args = package.TrainingArguments(
+            str(folder), max_steps=6, logging_steps=1, use_cpu=True, report_to="none", disable_tqdm=True, seed=1,
+            save_strategy="no", per_device_train_batch_size=4,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        trainer = package.Trainer(toy.NanAt((3, 5)), args, train_dataset=toy.rows(), callbacks=[TurnsOff()])
+        trainer.train()
+        return [str(log["loss"]) for log in trainer.state.log_history if "loss" in log]
+
+    found = losses(hf_compat, tmp_path / "ours")
+    assert found == losses(transformers, tmp_path / "theirs")
+    assert "nan" not in found[:4] and found[4] == "nan"
