@@ -274,7 +274,7 @@ class Trainer(
             The number of updates, the mean loss, and the run's metrics.
 
         Raises:
-            CheckpointError: The checkpoint does not exist.
+            CheckpointError: The checkpoint does not exist, is damaged, or is of another model.
             OutputFolderError: Another run saves into the output folder.
 
         Mirrors:

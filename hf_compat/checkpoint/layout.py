@@ -1,7 +1,7 @@
 """Names of files and folders, and the hidden folders in which checkpoints are written.
 
-A hidden folder is ours if its name ends in the id of an owner. Only such folders are deleted as left over, in a run
-that has the lock. Reading an output folder deletes nothing.
+A hidden folder is ours if its name ends in the id of an owner. Those of saves are deleted as left over only in a run
+that has the lock, and those of conversions and uploads once their process has ended. Reading deletes no folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the manifest of a checkpoint, and decide by it whether a folder is complete.
 
 `manifest.json` lists every file with its size and SHA-256. `seal` flushes, hashes and lists the files before training
-continues. With `flushes=False` it only lists them, and `finish` flushes and hashes them beside the training.
+continues. With `flushes=False` it lists them and hashes small ones, and `finish` does the rest beside the training.
 An unflushed entry holds the boot of the system, so that a power cut is noticed. A folder of `transformers` has no
 manifest and is judged by its files.
 """
@@ -387,7 +387,7 @@ def remove(folder: str) -> None:
 
 
 def is_ours(folder: str) -> bool:
-    """Whether a folder has a manifest of ours, whole or not."""
+    """Whether a folder has a manifest of ours that lists files. That of a save in place lists none until its end."""
     return read_manifest(folder).files is not None
 
 

@@ -337,7 +337,7 @@ class ResumePoint:
     is_finished: bool = False  # nothing is left to train
     # The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does
     restores_rng_file: bool = False
-    has_same_cut: bool = False  # the run continues as if it had not stopped, with its loss sums
+    has_same_cut: bool = False  # the data is cut into updates as before, so the loss sums continue
     shuffle_seed: int | None = None  # Torch's seed for the orders of the run, whatever torch was seeded with since
 
 
@@ -348,10 +348,10 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
     if state is not None and same_cut and not ignore_data_skip:
         # Take the very position that the state holds
         data = state.data
-        is_over = updates_done >= counts.max_updates or data.epoch >= counts.num_train_epochs
+        run_is_over = updates_done >= counts.max_updates or data.epoch >= counts.num_train_epochs
         at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-        is_finished = is_over and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end)
-        is_over |= data.is_over or data.micro_batches_done >= counts.micro_batches_per_epoch
+        is_finished = run_is_over and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end)
+        is_over = run_is_over or data.is_over or data.micro_batches_done >= counts.micro_batches_per_epoch
         return ResumePoint(
             epoch=data.epoch,
             position=data,

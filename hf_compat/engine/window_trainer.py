@@ -6,8 +6,9 @@ announces devices. Scripts written for HF's Trainer expect none of this.
 For every batch Lightning's own loops enter profiler contexts, call empty hooks, move batches and collect metrics. With
 a small model that is half of a training step. The loops here look up overridden hooks once an epoch or evaluation, and
 again when the callbacks change. They call only those, in Lightning's order, with the same arguments and progress
-counters. Lightning's own code runs for other batches than ours, for profilers, and if the module, the strategy or the
-precision plugin overrides a hook around a batch.
+counters. Lightning's own code runs with a release that is not known, with profilers, and where it logs its calls. It
+also runs if the module, the strategy or the precision plugin overrides a transfer or a hook around a batch, and in
+evaluations for other batches than ours.
 """
 
 from __future__ import annotations

@@ -103,12 +103,13 @@ class Windows:
     Args:
         steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
         restore_random_states: Sets the random states stored with a position. A checkpoint without a position passes
-            None, which loads those of the checkpoint's own file, as HF does. It runs once the first window after a skip
-            is read, or before an epoch that starts at its beginning.
+            None, which loads those of the checkpoint's own file, as HF does. From an exact position it runs once the
+            pass has started, before it reads. Otherwise it runs once the first window after a skip is read. Where an
+            epoch starts at its beginning, or only its end is left, it runs before.
         has_length: Whether Lightning may ask for the length. Without one, Lightning's trainer ends the run itself.
 
     Attributes:
-        is_held: Read nothing yet, as the set-up of a fit asks for a window too early.
+        is_held: Read nothing yet, as the set-up of a native fit asks for a window too early.
         updates_to_skip: Completed updates of the first epoch. 0 if that epoch is over.
     """
 

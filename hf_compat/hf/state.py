@@ -190,9 +190,9 @@ class TrainerControl(ExportableState):
     Args:
         should_training_stop: Stop after this update. It stays set.
         should_epoch_stop: Leave this epoch. The next epoch clears it.
-        should_save: Save now. The next update clears it.
-        should_evaluate: Evaluate now. The next update clears it.
-        should_log: Log now. The next update clears it.
+        should_save: Save now. `on_save` and the next update clear it.
+        should_evaluate: Evaluate now. `on_evaluate` and the next update clear it.
+        should_log: Log now. `on_log` and the next update clear it.
 
     Mirrors:
         `transformers.TrainerControl`, 5.23.

@@ -1,6 +1,6 @@
 """Save and load checkpoints in HF's layout, for `training_run/saver.py` and `training_run/resumer.py`.
 
-Only tensors and plain containers are unpickled (`weights_only=True`).
+Only tensors, NumPy arrays and plain containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class TrainingMethods(TrainerBase):
     ) -> tuple[int, int]:
         """Set the state of a run, from a checkpoint if there is one.
 
-        The result, as upstream's, is whole epochs of the checkpoint, and micro-batches of the next.
+        The result, as upstream's, is whole epochs of the checkpoint, and micro-batches of the next. Nothing here uses
+        it: a run continues at `TrainingRun.start`.
 
         Mirrors:
             `transformers.Trainer._init_training_state`, 5.23.
@@ -139,7 +140,7 @@ class TrainingMethods(TrainerBase):
         return epochs, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Log the run's summary, load the best model, rotate, and fire `on_train_end`."""
+        """Log the run's summary, load the best model, keep it alone if asked, and fire `on_train_end`."""
         with failing_together():
             self._saver.background.wait()
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
@@ -190,7 +191,7 @@ class TrainingMethods(TrainerBase):
 def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer, WindowModule]]:
     """Plan a run, and build the Lightning trainer and the module that train it within the context.
 
-    Afterwards the Trainer holds no part of the fit.
+    Afterwards the run holds neither. The Trainer's `lightning_trainer` stays readable.
     """
     args, counts, windows = host.args, run.counts, run.windows
     assert counts is not None and windows is not None  # they are made before the fit
@@ -321,9 +322,10 @@ class TrainerModule(WindowModule):
                 self.steps._resumer.restore(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
 
     def on_fit_start(self) -> None:
-        """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that Lightning has made."""
+        """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that the fit has made."""
         host, run, strategy = self.steps, self.steps._run, self.trainer.strategy
-        run.stops_at_start, self.trainer.should_stop = self.trainer.should_stop, False  # else no start of the run
+        # Lightning would leave before `on_train_start`, which obeys it
+        run.stops_at_start, self.trainer.should_stop = self.trainer.should_stop, False
         if self.trainer.world_size > 1:
             limit_waiting(host.args.ddp_timeout)
         host.model_wrapped = wrapped_model(strategy, host.model)

@@ -1,7 +1,8 @@
 """`Resumer` chooses the checkpoint that a run resumes from, and restores it.
 
-`STAGES` lists all parts of a resume in their order. The Trainer, the bridge and the data call `Resumer.restore` at each
-moment. All restoring happens here.
+`STAGES` lists all parts of a resume in their order. The Trainer and its module call `Resumer.restore` at each moment.
+`Windows` does so through `restore_random_states`. The Trainer's methods load the files. `Windows` takes up the
+position, and the bridge the last update's gradient norm and learning rate.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ResumeAt(StrEnum):
     RUN_NEW = "before the fit: the run's record is made, its data is not cut into updates yet"
     CALLBACKS_SET_UP = "Lightning has called `setup` of all callbacks"
     OPTIMIZER_MADE = "Lightning's `on_fit_start`: optimizer and schedule are made"
-    DATA_OPENED = "the first pass over the training data begins; if no data is left to read, before the fit"
+    DATA_OPENED = "the first pass over the training data begins; if nothing is left to train, before the fit"
 
 
 class Stage(NamedTuple):
@@ -81,6 +82,9 @@ class Resumer:
 
         If a file turns out to be damaged, the automatic resume notes the checkpoint as unloadable. The next try takes
         an older one.
+
+        Raises:
+            CheckpointMismatch: The checkpoint is of another model.
         """
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
         self.weights_alone = None
@@ -105,7 +109,6 @@ class Resumer:
 
         Raises:
             CheckpointError: There is none, or the named one is damaged.
-            CheckpointMismatch: It is of another model.
         """
         output_dir = str(self._host.args.output_dir)
         if wanted == "":  # from an empty shell variable, for example. Upstream refuses it, too
@@ -162,7 +165,7 @@ class Resumer:
     def start(self, run: TrainingRun) -> None:
         """Set the id of a run for manifests, and its position before its data is cut into updates.
 
-        A resumed run keeps the id of its checkpoint.
+        A resumed run keeps the id of its checkpoint. One that has nothing left to train gets its random states here.
         """
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
         run.run_id = broadcast_object(run.run_id if writer is None else writer.run)
@@ -286,17 +289,17 @@ STAGES: Sequence[Stage] = (
     Stage(ResumeAt.MODEL_READY, "the model's weights", "_load_from_checkpoint", Resumer._load_weights),
     Stage(
         ResumeAt.STATE_NEW,
-        "`state`: updates done, log history, best metric",
+        "`state`: updates done, log history, best metric, intervals",
         "_init_training_state",
         Resumer._load_state,
     ),
     Stage(
         ResumeAt.STATE_NEW,
-        "states of HF callbacks and the control's flags",
+        "states of HF callbacks and the flags, with `restore_callback_states_from_checkpoint`",
         "_load_callback_state",
         lambda resumer, checkpoint: resumer._host._load_callback_state(),
     ),
-    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", action=Resumer._load_position),
+    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss sums", action=Resumer._load_position),
     Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", action=Resumer._load_lightning_callbacks),
     Stage(ResumeAt.OPTIMIZER_MADE, "optimizer and schedule", "_load_optimizer_and_scheduler"),
     Stage(ResumeAt.OPTIMIZER_MADE, "the gradient scaler", "_load_scaler"),

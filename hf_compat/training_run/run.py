@@ -65,7 +65,7 @@ _BEFORE_WINDOWS_END = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_
 
 
 def flag_sources(
-    callbacks: Iterable[Callback], has_lightning_callbacks: bool, trainer: object, micro_batches: int
+    callbacks: Iterable[Callback], has_lightning_callbacks: bool, host: object, micro_batches: int
 ) -> FlagSources:
     """Find out when user code may set a flag: callbacks, and methods of the Trainer or of its class.
 
@@ -73,7 +73,7 @@ def flag_sources(
     """
     events = {event for callback in callbacks for event in _events(callback)}
     return FlagSources(
-        in_updates=bool(events) or has_lightning_callbacks or _has_methods_of_user(trainer),
+        in_updates=bool(events) or has_lightning_callbacks or _has_methods_of_user(host),
         in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
         in_epochs="on_epoch_end" in events or has_lightning_callbacks,
     )
@@ -92,13 +92,13 @@ def _events(callback: Callback) -> list[str]:
     ]
 
 
-def _has_methods_of_user(trainer: object) -> bool:
+def _has_methods_of_user(host: object) -> bool:
     """Whether the user has defined a method: in a subclass, on the object, or in place of one of our class."""
-    kind = trainer if isinstance(trainer, type) else type(trainer)
+    kind = host if isinstance(host, type) else type(host)
     ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
     return not _is_known(kind) or any(
         callable(value) and callable(getattr(kind, name, None)) and not f"{home_of(value)}.".startswith(_KNOWN)
-        for owner in (trainer, *ours)
+        for owner in (host, *ours)
         for name, value in vars(owner).items()
         if not name.startswith("__")
     )
@@ -112,7 +112,7 @@ FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_eva
 
 
 class Controlled(Protocol):
-    """A run with its arguments and flags. A callback may replace the control at any event."""
+    """A Trainer, or an adapter's run, with its arguments and flags. A callback may replace the control at any event."""
 
     args: TrainingArguments
     control: TrainerControl
@@ -155,20 +155,20 @@ class FlagAgreement:
 NO_AGREEMENT = FlagAgreement()
 
 
-def due_actions(run: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> Iterator[str]:
+def due_actions(owner: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> Iterator[str]:
     """Yield `log`, `evaluate` and `save`, in this order, if the flags ask for them.
 
-    Each flag is read just before its action, and the ranks agree on their flags after each action. Metrics may differ
-    between ranks, and so may best metric and early stopping.
+    Each flag is read just before its action. The ranks agree on their flags after an evaluation, and after every action
+    if user code may set flags. Metrics may differ between ranks, and so may best metric and early stopping.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
     """
     for action in ("log", "evaluate", "save"):
-        if getattr(run.control, f"should_{action}"):
+        if getattr(owner.control, f"should_{action}"):
             yield action
             if agreement.sources.in_updates or action == "evaluate":
-                agreement.agree(run.control)
+                agreement.agree(owner.control)
 
 
 def save_if_best(run: Controlled, is_best: bool) -> None:

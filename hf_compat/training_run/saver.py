@@ -2,7 +2,7 @@
 
     prepare   make the hidden folder that the checkpoint is written into
     put       write the files, list them in a manifest, rename the folder to `checkpoint-<updates>`
-    push      pass it to the Hub's uploads
+    push      pass it to the Hub's uploads (within `_put`)
     finish    flush and hash what `put` has only listed, then delete checkpoints beyond `save_total_limit`
 
 `Timing` says which of them run in a thread while training continues.
@@ -94,7 +94,7 @@ class Timing(StrEnum):
 
     NOW = "all at once"
     LATER = "`finish` beside the training"
-    BACKGROUND = "`put`, `push` and `finish` beside the training, of a copy of the state"
+    BACKGROUND = "`put` and `finish` beside the training, of a copy of the state; `push` at the next update"
 
 
 class Saver:
@@ -109,7 +109,7 @@ class Saver:
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
-        self.is_by_flag = False  # `control.should_save` has asked, and no user code reads the files at once
+        self.is_by_flag = False  # `control.should_save` has asked for this save, not user code or a signal
         self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
@@ -399,7 +399,7 @@ class Saver:
 
     def keep_best_alone(self, run_dir: str, best: str) -> None:
         """At the end of a run with a limit of one checkpoint, keep only the best."""
-        for path in checkpoints_to_delete(self.in_rotation_order(run_dir, 0), 1, [best]):
+        for path in checkpoints_to_delete(self.in_rotation_order(run_dir, 0), 1, [best]):  # all go but the best
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             remove_or_warn(path, manifest.remove)
 
