@@ -177,7 +177,7 @@ class _IndexOnly(pickle.Unpickler):
             return member_of
         if (module, name) in _INDEX_NAMES or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
             return super().find_class(module, name)
-        raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not part of an index of shards")
 
 
 def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import toy
@@ -156,3 +158,10 @@ def test_a_class_of_torch_stays_as_it_is(folder):
     with pytest.raises(CheckpointError, match=r"\.metadata"):
         load(folder)
     assert not hasattr(Metadata, "spoil")
+
+
+def test_an_index_of_other_objects_is_refused_by_name(folder):
+    path = folder / MODEL / ".metadata"
+    path.write_bytes(pickle.dumps(np.zeros(3)))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))} cannot be read: it names numpy"):
+        load(folder)
