@@ -233,7 +233,8 @@ class ModelSetupMethods(TrainerBase):
         self._hp_search_setup(trial)  # after making the model, as upstream, so a trial's seed is for the next model
         weights = self._resumer.weights_alone if checkpoint is None else checkpoint
         if weights is not None:
-            with failing_together(CheckpointError):
+            log_line(f"Loading model from {weights}.")
+            with failing_together(CheckpointError), self._loading_whole_weights():
                 self._resumer.restore(ResumeAt.MODEL_READY, weights)
         if checkpoint is not None and self.args.auto_find_batch_size:
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size

@@ -32,7 +32,7 @@ from hf_compat.checkpoint.run_state import PlainState, RunState, read_random_sta
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
-from hf_compat.runtime.console import SharedLogger, log_line
+from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.run import RunHost, TrainingRun
@@ -57,13 +57,15 @@ class ResumeAt(StrEnum):
 class Stage(NamedTuple):
     """A part of a resume.
 
-    `method` is the Trainer's, which a subclass may override. Without an `action` the stage calls it with the folder.
+    `method` is the Trainer's, which a subclass may override. Without an `action` the stage calls it, with the folder if
+    it takes one.
     """
 
     at: ResumeAt
     restores: str
     method: str = ""
     action: Callable[[Resumer, str], None] | None = None
+    takes_folder: bool = True
 
 
 class Resumer:
@@ -157,10 +159,10 @@ class Resumer:
         """Restore the stages of a moment. Without a checkpoint, do nothing."""
         for stage in STAGES if checkpoint is not None else ():
             if stage.at is moment and checkpoint is not None:
-                if stage.action is None:
-                    getattr(self._host, stage.method)(checkpoint)
-                else:
+                if stage.action is not None:
                     stage.action(self, checkpoint)
+                else:
+                    getattr(self._host, stage.method)(*[checkpoint] if stage.takes_folder else [])
 
     def start(self, run: TrainingRun) -> None:
         """Set the id of a run for manifests, and its position before its data is cut into updates.
@@ -184,11 +186,6 @@ class Resumer:
             self.restore(ResumeAt.DATA_OPENED, checkpoint)
         finally:
             self.rng = None
-
-    def _load_weights(self, checkpoint: str) -> None:
-        log_line(f"Loading model from {checkpoint}.")
-        with self._host._loading_whole_weights():
-            self._host._load_from_checkpoint(checkpoint)
 
     def _load_state(self, checkpoint: str) -> None:
         """Read `trainer_state.json`. Its intervals apply, with a warning if the arguments differ."""
@@ -286,7 +283,7 @@ class Resumer:
 
 
 STAGES: Sequence[Stage] = (
-    Stage(ResumeAt.MODEL_READY, "the model's weights", "_load_from_checkpoint", Resumer._load_weights),
+    Stage(ResumeAt.MODEL_READY, "the model's weights", "_load_from_checkpoint"),
     Stage(
         ResumeAt.STATE_NEW,
         "`state`: updates done, log history, best metric, intervals",
@@ -297,7 +294,7 @@ STAGES: Sequence[Stage] = (
         ResumeAt.STATE_NEW,
         "states of HF callbacks and the flags, with `restore_callback_states_from_checkpoint`",
         "_load_callback_state",
-        lambda resumer, checkpoint: resumer._host._load_callback_state(),
+        takes_folder=False,
     ),
     Stage(ResumeAt.RUN_NEW, "the place in the data, the loss sums", action=Resumer._load_position),
     Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", action=Resumer._load_lightning_callbacks),
