@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -573,12 +573,20 @@ class HFModule(OverridePoints, LoadableModule):
         if self.automatic_optimization:
             super().on_validation_model_zero_grad()
 
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode. Evaluations use the weights that a schedule-free optimizer has averaged."""
-        super().train(mode)
-        if not mode:
-            self.stepping.to_evaluation()
-        return self
+    def on_validation_model_eval(self) -> None:
+        """Evaluate the weights that a schedule-free optimizer has averaged."""
+        super().on_validation_model_eval()
+        self.stepping.to_evaluation()
+
+    def on_test_model_eval(self) -> None:
+        """Test the weights that a schedule-free optimizer has averaged."""
+        super().on_test_model_eval()
+        self.stepping.to_evaluation()
+
+    def on_predict_model_eval(self) -> None:
+        """Predict with the weights that a schedule-free optimizer has averaged."""
+        super().on_predict_model_eval()
+        self.stepping.to_evaluation()
 
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0

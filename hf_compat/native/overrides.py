@@ -286,7 +286,8 @@ def _check_form(kind: type, name: str, call: Callable[[inspect.Signature], inspe
 KEPT = (
     "configure_callbacks", "setup", "teardown", "on_fit_start", "on_train_start", "on_train_epoch_start",
     "on_train_epoch_end", "on_validation_epoch_end",
-    "on_test_epoch_end", "on_save_checkpoint", "on_load_checkpoint",
+    "on_test_epoch_end", "on_save_checkpoint", "on_load_checkpoint", "on_validation_model_eval",
+    "on_test_model_eval", "on_predict_model_eval",
 )  # fmt: skip
 
 
