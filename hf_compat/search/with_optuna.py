@@ -85,7 +85,7 @@ class _Trials:
         self.host = host
         named = catch if isinstance(catch, Iterable) else [catch]
         self._survived = (optuna.TrialPruned, *(kind for kind in named if isinstance(kind, type)))
-        self.is_training = False
+        self.is_training = self._has_left_a_model = False
 
     def __call__(self, trial: Trial) -> Objective:
         """Train one trial, on all ranks."""
@@ -94,8 +94,9 @@ class _Trials:
             fixed = optuna.trial.FixedTrial(trial.params, trial.number)
             broadcast_object(fixed)
         self.is_training = True
-        if self.host.model is not None:  # of a trial that was pruned or has failed, whose last one stays as upstream
+        if self._has_left_a_model:  # by a trial that was pruned or has failed. As upstream, the last one's stays
             release_model(self.host)
+        self._has_left_a_model = True
         try:
             self.host.objective = None
             self.host.train(resume_from_checkpoint=None, trial=trial)
@@ -106,7 +107,7 @@ class _Trials:
             self.is_training = False
             raise
         release_model(self.host)
-        self.is_training = False
+        self.is_training = self._has_left_a_model = False
         return objective
 
 
