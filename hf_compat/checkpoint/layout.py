@@ -1,7 +1,8 @@
 """Names of files and folders, and the hidden folders in which checkpoints are written.
 
-A hidden folder is ours if its name ends in the id of an owner. Those of saves are deleted as left over only in a run
-that has the lock, and those of conversions and uploads once their process has ended. Reading deletes no folder.
+A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. Those of saves are
+deleted as left over only in a run that has the lock, and those of conversions and uploads once their process has ended.
+Reading deletes no folder.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 
+from hf_compat.checkpoint.files import write_new
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError
 
@@ -98,9 +101,19 @@ def _names_in(folder: str | os.PathLike[str]) -> list[str]:
 
 SAVING = ".saving-"  # a save, a removal, a manifest
 CONVERTING = ".converting-"  # needs no lock: only its own process knows whether it has ended
+OWN_PREFIX = ".hf_compat"
+_RECORD = OWN_PREFIX
 # Folders in a hidden one. What a new checkpoint replaces may be all that a killed save has left of its name.
-REPLACED = ".hf_compat.replaced"
-DELETED = ".hf_compat.deleted"
+REPLACED = f"{OWN_PREFIX}.replaced"
+DELETED = f"{OWN_PREFIX}.deleted"
+
+
+def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
+    """Make an owner's hidden folder, its record first."""
+    path = os.path.join(folder, prefix + owner.id)
+    os.mkdir(path)
+    write_new(os.path.join(path, _RECORD), owner.id.encode())
+    return path
 
 
 def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
@@ -112,7 +125,10 @@ def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
             continue
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
-            found.append((path, owner))
+            with contextlib.suppress(OSError):
+                # a power cut may leave the record empty, so its content does not count
+                if stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode):
+                    found.append((path, owner))
     return sorted(found)
 
 
@@ -120,7 +136,7 @@ def remove_ended(folder: str, prefix: str) -> None:
     """Remove the hidden folders that other processes have left."""
     for path, owner in hidden_folders(folder, prefix):
         if owner.is_alive() is False and not owner.is_of_this_process:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_hidden(path)
 
 
 @contextlib.contextmanager
@@ -128,9 +144,22 @@ def hidden_folder(folder: str, prefix: str) -> Iterator[str]:
     """Give a hidden folder for a short piece of work, and remove it afterwards."""
     owner = Owner()
     with owner.shown_alive():
-        path = os.path.join(folder, prefix + owner.id)
-        os.mkdir(path)
+        path = make_hidden(folder, prefix, owner)
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)  # if something cannot be deleted, the next run tries again
+            remove_hidden(path)
+
+
+def remove_hidden(path: str) -> None:
+    """Remove a hidden folder as far as possible. The record goes last, as it marks the rest as ours."""
+    if not os.path.isdir(path):
+        return
+    with contextlib.suppress(OSError):  # something cannot be deleted: the next run tries again
+        for entry in list(os.scandir(path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name != _RECORD:
+                os.unlink(entry.path)
+        os.unlink(os.path.join(path, _RECORD))
+        os.rmdir(path)

@@ -253,7 +253,7 @@ class SavingPlace:
         """Make the hidden folder anew, and the checkpoint's where it is written in place."""
         if os.path.isdir(self.hidden):  # a save that failed may have left one
             self.discard()
-        os.mkdir(self.hidden)
+        layout.make_hidden(self.run_dir, layout.SAVING, self._owner)
         self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
@@ -300,7 +300,7 @@ class SavingPlace:
             if self._is_flushed:
                 flush(Path(self.run_dir))
         self._is_begun = False
-        shutil.rmtree(self.hidden, ignore_errors=True)
+        layout.remove_hidden(self.hidden)
 
     def discard(self) -> None:
         """Remove what is left of the save. What had the final name before a save that failed gets it back."""
@@ -310,7 +310,7 @@ class SavingPlace:
                     _take_out(self.final, self.hidden)  # user code has made it anew
                 self._is_begun = False
             _put_back(self.hidden, self._owner, [self.final])
-            shutil.rmtree(self.hidden, ignore_errors=True)
+            layout.remove_hidden(self.hidden)
 
     def _set_aside(self) -> None:
         if os.path.islink(self.final):
@@ -426,7 +426,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     if has_lock:
         layout.remove_ended(run_dir, layout.CONVERTING)
         for place in ended:
-            shutil.rmtree(place, ignore_errors=True)
+            layout.remove_hidden(place)
     return writers
 
 

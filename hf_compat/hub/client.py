@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.checkpoint.layout import remove_ended
+from hf_compat.checkpoint.layout import OWN_PREFIX, make_hidden, remove_ended
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import HubError
 from hf_compat.runtime.text import need
@@ -91,7 +91,7 @@ class HubClient:
                 commit_message=commit.message,
                 token=commit.token,
                 revision=commit.revision,
-                ignore_patterns=list(commit.ignored),
+                ignore_patterns=[*commit.ignored, f"{OWN_PREFIX}*"],
             )
         except Exception as error:
             self.note_failure(commit, error)
@@ -205,8 +205,7 @@ def set_aside(
     """
     remove_ended(output_dir, STAGE_PREFIX)
     os.makedirs(output_dir, exist_ok=True)
-    stage = os.path.join(output_dir, STAGE_PREFIX + Owner().id)
-    os.mkdir(stage)
+    stage = make_hidden(output_dir, STAGE_PREFIX, Owner())
     try:
         for path, file in files.items():
             source, place = unchanging.get(path, file), os.path.join(stage, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,7 +15,7 @@ import pytest
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
-from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder
+from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
 from hf_compat.checkpoint.lightning_io import writing
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
@@ -44,8 +43,9 @@ USERS = [
     "checkpoint-6.deleted",
     f"checkpoint-8.deleted-{ENDED.id}",
     ".saving-notes",
+    f".saving-{ENDED.id}",  # of the right name, and no run made it
     f".saving-{ENDED.id}-backup",
-    f"{STAGE_PREFIX}old",
+    f"{STAGE_PREFIX}{ENDED.id}",
 ]
 
 
@@ -70,18 +70,12 @@ def test_folders_of_the_users_stay(tmp_path, act):
     assert tree(tmp_path) == before
 
 
-def make_hidden(folder, prefix, owner):
-    path = Path(folder, prefix + owner.id)
-    path.mkdir()
-    return path
-
-
 def left_by_a_kill(folder, owner=ENDED):
     """Make what a killed run leaves: its lock, half a save, half a removal."""
-    place = make_hidden(folder, SAVING, owner)
+    place = Path(make_hidden(str(folder), SAVING, owner))
     (place / "checkpoint-4").mkdir()
     (place / "checkpoint-4" / "model.safetensors").write_bytes(b"half")
-    removal = make_hidden(folder, SAVING, Owner(host=owner.host, pid=owner.pid))
+    removal = Path(make_hidden(str(folder), SAVING, Owner(host=owner.host, pid=owner.pid)))
     sealed(removal / DELETED / "checkpoint-2")
     return place, removal
 
@@ -100,7 +94,7 @@ def test_reading_deletes_nothing_and_the_next_run_that_saves_removes_what_is_lef
 
 def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
     left_by_a_kill(tmp_path, ELSEWHERE)
-    make_hidden(tmp_path, CONVERTING, ELSEWHERE)  # needs no lock: it may go on
+    make_hidden(str(tmp_path), CONVERTING, ELSEWHERE)  # needs no lock: it may go on
     before = tree(tmp_path)
     manifest.recover(str(tmp_path))
     assert tree(tmp_path) == before
@@ -109,7 +103,7 @@ def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
 
 
 def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
-    sealed(make_hidden(tmp_path, SAVING, ELSEWHERE) / "checkpoint-4")
+    sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
     (tmp_path / LOCK_NAME).write_text(json.dumps(asdict(ELSEWHERE)))
     assert manifest.get_last_checkpoint(tmp_path) is None
     (tmp_path / LOCK_NAME).unlink()  # nobody saves there
@@ -118,7 +112,7 @@ def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
 
 def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        sealed(make_hidden(tmp_path, SAVING, Owner(pid=process.pid)) / "checkpoint-4")
+        sealed(Path(make_hidden(str(tmp_path), SAVING, Owner(pid=process.pid))) / "checkpoint-4")
         before = tree(tmp_path)
         manifest.recover(str(tmp_path), has_lock=True)
         assert manifest.get_last_checkpoint(tmp_path) is None and tree(tmp_path) == before
@@ -129,7 +123,7 @@ def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):
 @pytest.mark.parametrize("look", [manifest.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
 def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
     """The new copy is finished; only then the old one may go."""
-    place = make_hidden(tmp_path, SAVING, ENDED)
+    place = Path(make_hidden(str(tmp_path), SAVING, ENDED))
     sealed(place / "checkpoint-4")
     sealed(place / REPLACED / "checkpoint-4", "old")
     sealed(place / REPLACED / "checkpoint-6", "old, and the new one is not whole")
@@ -139,10 +133,16 @@ def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
     assert place.exists() is (look is manifest.get_last_checkpoint)
 
 
-def test_a_removal_of_the_hidden_folder_that_is_killed_is_gone_on_with(tmp_path):
-    place, removal = left_by_a_kill(tmp_path)
-    (place / "checkpoint-4" / "model.safetensors").unlink()
-    shutil.rmtree(removal / DELETED)
+def test_a_removal_of_the_hidden_folder_that_is_killed_is_gone_on_with(tmp_path, monkeypatch):
+    place, _ = left_by_a_kill(tmp_path)
+
+    def stop(path, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hidden_folders.shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        hidden_folders.remove_hidden(str(place))
+    monkeypatch.undo()
     manifest.recover(str(tmp_path), has_lock=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import SAVING
+from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner
 
@@ -72,9 +73,7 @@ OWNER = Owner()
 
 def hidden_place(run_dir):
     """Where a run writes its checkpoint-2."""
-    place = run_dir / f"{SAVING}{OWNER.id}"
-    place.mkdir()
-    return place / "checkpoint-2"
+    return Path(make_hidden(str(run_dir), SAVING, OWNER)) / "checkpoint-2"
 
 
 def put(final):

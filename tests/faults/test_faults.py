@@ -18,7 +18,7 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.checkpoint.layout import SAVING
+from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError, OutputFolderError
 
@@ -142,10 +142,9 @@ def test_damage_of_folders_that_transformers_wrote(whole, name, how):
 
 
 def killed_before_the_last_rename(run):
-    place = run / f"{SAVING}{Owner(pid=2**22 + 7).id}"  # no process has such a number
-    place.mkdir()
-    os.replace(run / "checkpoint-8", place / "checkpoint-8")
-    return place
+    place = make_hidden(str(run), SAVING, Owner(pid=2**22 + 7))  # no process has such a number
+    os.replace(run / "checkpoint-8", os.path.join(place, "checkpoint-8"))
+    return Path(place)
 
 
 def test_a_save_that_was_killed_between_two_renames_is_finished(whole, make_args):

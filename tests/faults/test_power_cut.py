@@ -21,6 +21,7 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
+from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.layout import checkpoint_step
@@ -510,7 +511,7 @@ def test_a_manifest_that_a_kill_has_left_half_written_is_removed(make_args, tmp_
     with monkeypatch.context() as patched, pytest.raises(CheckpointWriteError):
         patched.setattr(os, "replace", fail_to_name_manifests(os.replace))
         patched.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-        patched.setattr(shutil, "rmtree", lambda path, **options: None)
+        patched.setattr(hidden_folders, "remove_hidden", lambda path: None)
         run(make_args)
     assert list((tmp_path / "out").glob(".saving-*/manifest.json"))
     run(make_args)
