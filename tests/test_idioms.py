@@ -52,11 +52,11 @@ def test_weighted_loss_with_the_signature_of_4_45(make_args):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_stopping_by_a_flag(make_args):
+def test_stopping_by_a_dict_of_flags(make_args):
     class StopCallback(TrainerCallback):
         def on_step_end(self, args, state, control, logs=None, **kwargs):
             if state.global_step >= 10:
-                control.should_training_stop = True
+                return {"should_training_stop": True}
 
     trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(), callbacks=[StopCallback])
     assert trainer.train().global_step == 10

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from torch import nn
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from hf_compat.errors import CallbackError, UnmetRequirement
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.hf.state import ExportableState, ExportedState, TrainerControl, TrainerState
+from hf_compat.hf.state import CONTROL_FLAGS, ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.console import SharedLogger, progress_bar
 from hf_compat.runtime.inspection import accepted_parameters, delegated, has_length
 
@@ -30,7 +29,7 @@ REQUESTABLE_KWARGS = ("trainer", "loss", "inputs", "outputs")
 # The model, the optimizer, loaders, logs and other keywords, in the user's types.
 Kwarg: TypeAlias = Any
 Args: TypeAlias = TrainingArguments
-Answer = TrainerControl | None
+Answer = TrainerControl | Mapping[str, bool] | None
 # A `TrainerCallback`, or any object with a method for an event.
 Callback: TypeAlias = Any
 Method = TypeVar("Method", bound=Callable[..., Answer])
@@ -70,13 +69,13 @@ class TrainerCallback:
     `training_step` returned it), inputs and model outputs of the last micro-batch, all detached. Before the first
     micro-batch they are None.
 
-    It may return nothing, or the control.
+    It may return nothing, the control, or a mapping of flags such as `{"should_training_stop": True}`.
 
     Mirrors:
         `transformers.TrainerCallback`, 5.23.
 
     Differs:
-        A method may name `trainer`, `loss`, `inputs` and `outputs`.
+        A method may return a mapping of flags, and may name `trainer`, `loss`, `inputs` and `outputs`.
     """
 
     @event()
@@ -327,18 +326,31 @@ class CallbackHandler(_WithoutMethods):
                 given[name] = known[name]
             answer = method(args, state, control, **given)
             if answer is not None and answer is not control:
-                if not all(hasattr(answer, flag.name) for flag in fields(TrainerControl)):
-                    raise CallbackError(
-                        f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
-                        "Hint: set a flag of the control, such as `control.should_training_stop = True`. Return it, or "
-                        "nothing."
-                    )
-                control = answer
+                control = _apply_answer(answer, control, callback, event)
         return control
 
 
 for _row in EVENTS.values():
     setattr(CallbackHandler, _row.name, _calling(_row))
+
+
+def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, event: str) -> TrainerControl:
+    if isinstance(answer, Mapping):
+        unknown = set(answer) - CONTROL_FLAGS
+        if unknown:
+            raise CallbackError(
+                f"{type(callback).__name__}.{event} returned {dict(answer)!r}. {sorted(unknown)} are not flags.\n\n"
+                f"Hint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
+            )
+        for name, value in answer.items():
+            setattr(control, name, bool(value))
+        return control
+    if answer is not None and all(hasattr(answer, name) for name in CONTROL_FLAGS):
+        return answer
+    raise CallbackError(
+        f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
+        "Hint: return nothing, the control, or a mapping of its flags."
+    )
 
 
 def eval_metric_name(metric_for_best_model: str) -> str:

@@ -216,3 +216,6 @@ class TrainerControl(ExportableState):
     def state(self) -> ExportedState:
         """Export the flags."""
         return {"args": dataclasses.asdict(self), "attributes": {}}
+
+
+CONTROL_FLAGS = frozenset(field.name for field in dataclasses.fields(TrainerControl))

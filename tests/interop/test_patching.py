@@ -133,7 +133,7 @@ assert type(saved) is own and saved.save_strategy is args.save_strategy and save
 """
 
 
-def test_a_trainer_that_was_made_before_saves_again_after_unpatch(tmp_path):
+def test_a_trainer_that_was_made_before_goes_on_saving(tmp_path):
     python(tmp_path, "-c", MADE_BEFORE)
     assert (tmp_path / "out" / "checkpoint-4" / "training_args.bin").is_file()
 
