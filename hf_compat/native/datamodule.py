@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import ranks_of, sample_indices_wrapper
+from hf_compat.engine.internals import ranks_of, restricted_classmethod, sample_indices_wrapper
 from hf_compat.engine.windows import Windows
-from hf_compat.errors import ArgumentError, DataError
+from hf_compat.errors import ArgumentError, CheckpointError, DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.loading import DataSpec, made
 from hf_compat.native.module import HFModule
@@ -123,6 +123,27 @@ class HFDataModule(pl.LightningDataModule):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         refuse_unheard_methods(cls, honoured=False)
+
+    @restricted_classmethod
+    def load_from_checkpoint(
+        cls,  # noqa: N805 - of a class method
+        *args: Any,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a data module of the hyperparameters that a subclass has saved in a `.ckpt`, and of `kwargs`.
+
+        Raises:
+            CheckpointError: They give no data. A checkpoint holds none.
+        """
+        made: Self = super().load_from_checkpoint(*args, **kwargs)
+        sets = (made.train_dataset, made.eval_dataset, made.test_dataset, made.predict_dataset)
+        if all(one is None for one in sets) and cls.setup is HFDataModule.setup:
+            raise CheckpointError(
+                f"The checkpoint holds no data, so this {cls.__name__} would be empty.\n\n"
+                f"Hint: make it as for the fit, {cls.__name__}(args, train_dataset, …), and give `ckpt_path=` to the "
+                "trainer. Or call `save_hyperparameters()` in the `__init__` of a subclass that makes its data."
+            )
+        return made
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the trainer, as a LightningModule does. It holds open files and iterators."""
