@@ -1,13 +1,16 @@
 """Replace the names of `transformers` by ours, and restore them.
 
 Scripts that import from transformers then train on Lightning without a change. `patch()` also serves names of releases
-before 5, and assignments to the globals that transformers' Trainer reads.
+before 5, pickles of replaced classes, and assignments to the globals that transformers' Trainer reads.
 """
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import inspect
+import operator
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -98,6 +101,32 @@ def tell_of_unread_globals() -> None:
         )
 
 
+_originals: dict[str, type] = {}  # `module:qualified name` → a replaced class
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _reduced(value: object) -> tuple[object, ...]:
+    """Reduce an object of a replaced class, because pickle would find our class under its name."""
+    found = value.__reduce_ex__(2)
+    if isinstance(found, str):
+        return found  # type: ignore[return-value]  # pickle accepts a global's name, too
+    function, arguments, *rest = found
+    cls = type(value)
+    if function is cls:
+        function, arguments = operator.call, (cls, *arguments)
+    if arguments and arguments[0] is cls:  # `copyreg.__newobj__`, and `getattr` for members of an enum
+        return (with_class, (function, _name_of(cls), *arguments[1:]), *rest)
+    return (function, arguments, *rest)
+
+
+def with_class(function: Callable[..., object], name: str, *arguments: object) -> object:
+    """Call a function with transformers' own class. Pickles name this function."""
+    return function(_originals.get(name) or pkgutil.resolve_name(name), *arguments)
+
+
 # The modules that define replaced names. All are imported before anything is replaced, so that transformers' own
 # classes inherit from its own.
 HOMES = (
@@ -156,6 +185,10 @@ def patch() -> None:
         _begin()
         log_as_transformers(True)
     inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
+    for cls, _ in _pairs.values():
+        if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
+            copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
+            _originals[_name_of(cls)] = cls
     _exchange({id(theirs): ours for theirs, ours in _pairs.values()})
     for module, name in _not_loaded:
         setattr(module, name, _pairs[name][1])
@@ -181,6 +214,9 @@ def unpatch() -> None:
     if inspect.getsource is _getsource_for_readers:  # other code may have replaced it since
         inspect.getsource = _getsource
     log_as_transformers(False)
+    for cls in _originals.values():
+        copyreg.dispatch_table.pop(cls, None)
+    _originals.clear()
     GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
