@@ -46,6 +46,8 @@ _THREADS = 4
 # Marks a file that the disk has refused, as its time of change. The system reports such a failure once: the next flush
 # succeeds although the data are lost. A full disk takes a time where it takes no content. Even seconds suit every disk.
 _REFUSED_NS = 987_654_322 * 10**9
+# Refused files on a disk that does not take the mark, either: this process remembers device, inode and time of change.
+_UNMARKED: set[tuple[int, int, int]] = set()
 
 Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
 
@@ -179,9 +181,17 @@ def _mark_refused(path: Path, error: OSError) -> bool:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
         return False
     logger.error("%s could not be written to the disk: %s.", path, error.strerror)
-    with contextlib.suppress(OSError):
+    try:
         os.utime(path, ns=(_REFUSED_NS, _REFUSED_NS))
+    except OSError:
+        with contextlib.suppress(OSError):  # a file that cannot be asked is not taken for whole, either
+            _UNMARKED.add(_identity(path))
     return True
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def _is_refused(path: Path, facts: object) -> bool:
@@ -189,7 +199,8 @@ def _is_refused(path: Path, facts: object) -> bool:
     try:
         if _is_of_this_boot(facts):
             flush(path)
-        return path.stat().st_mtime_ns == _REFUSED_NS  # a file that was put in its place has another time
+        # a file that was put in its place has another time
+        return path.stat().st_mtime_ns == _REFUSED_NS or _identity(path) in _UNMARKED
     except OSError as error:
         return _mark_refused(path, error)
 

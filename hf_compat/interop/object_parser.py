@@ -165,7 +165,9 @@ def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     """Copy a part of a configuration, in plain values, with a value put into it."""
     if not path:
         return _read(text, ANYTHING, where)
-    held = {"class_path": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    held: dict[str, Spec] = {"class_path": spec} if isinstance(spec, str) else {}
+    if isinstance(spec, Mapping):
+        held = dict(spec)
     key, *rest = path
     if key == "class_path":
         return spec if held.get(key) == text else {key: text}
@@ -177,7 +179,8 @@ def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
         target = import_path(held["class_path"], where)
         check_names(target, {key: text}, where, held["class_path"])
         hint, at = _hint(target, key), f"{where}.init_args.{key}"
-        given = {name: held.pop(name) for name in [*held] if name not in _AROUND} | (held.get(place) or {})
+        given = {name: held.pop(name) for name in [*held] if name not in _AROUND}
+        given |= held.get(place) or {}
         held[place] = given
     given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, hint, at)
     return held

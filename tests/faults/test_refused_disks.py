@@ -54,13 +54,16 @@ def test_a_checkpoint_that_the_disk_refused_is_passed_over(out, monkeypatch, cap
     assert caplog.text.count(f"{said}: {os.strerror(number)}.") == 1
 
 
-def test_a_full_disk_that_takes_no_manifest_takes_the_mark(out, monkeypatch, caplog):
+@pytest.mark.parametrize("takes_the_mark", [True, False])
+def test_a_full_disk_that_takes_no_manifest_is_remembered(out, monkeypatch, caplog, takes_the_mark):
     refuse_once(monkeypatch, errno.ENOSPC)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sealing, "write_new", full)
+    if not takes_the_mark:
+        monkeypatch.setattr(os, "utime", full)
     assert [get_last_checkpoint(out) for _ in range(2)] == [str(out / "checkpoint-2")] * 2
 
 
