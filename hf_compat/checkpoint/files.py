@@ -85,8 +85,7 @@ def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> st
 
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
     """Read a small JSON file."""
-    with reading(path):
-        text = read_small(path, limit).decode("utf-8")
+    text = read_text(path, limit)
     containers = text.count("{") + text.count("[")  # each takes up to 80 times the memory of its brackets
     try:
         if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
@@ -245,18 +244,13 @@ def member_of(kind: object, name: str) -> object:
     return kind.__members__[name]
 
 
-def _with_own_tuples(step: Callable[[_Walker], None]) -> Callable[[_Walker], None]:
-    def with_own(walker: _Walker) -> None:
+for _code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+
+    def _with_own_tuple(walker: _Walker, step: Callable[[_Walker], None] = _Walker.dispatch[_code[0]]) -> None:
         step(walker)
         walker.stack[-1] = walker.tuple(walker.stack[-1])
 
-    return with_own
-
-
-_Walker.dispatch |= {
-    code[0]: _with_own_tuples(_Walker.dispatch[code[0]])
-    for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
-}
+    _Walker.dispatch[_code[0]] = _with_own_tuple
 
 
 def walked(path: str, file: BinaryIO, size: int) -> Plain:
@@ -285,11 +279,13 @@ def walked_torch_file(path: str, file: BinaryIO) -> Plain:
         return rest[2]
     with reading(path), zipfile.ZipFile(file) as archive:
         _check_stored(archive, size)
-        named = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
-        found = [walked(path, io.BytesIO(archive.read(name)), size) for name in named]
-    if len(found) != 1:
-        raise CheckpointError(f"{path} cannot be read: it holds {len(found)} pickles where torch writes one.")
-    return found[0]
+        content, count = None, 0
+        for name in archive.namelist():
+            if name.rpartition("/")[2] == "data.pkl":
+                content, count = walked(path, io.BytesIO(archive.read(name)), size), count + 1
+    if count != 1:
+        raise CheckpointError(f"{path} cannot be read: it holds {count} pickles where torch writes one.")
+    return content
 
 
 def is_whole_zip(file: BinaryIO) -> bool:
@@ -318,45 +314,33 @@ def check_bounds(path: str, content: Plain) -> None:
     import torch  # here: the command line reads files without it
 
     sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts and their depth
-    around: set[int] = set()
     repeated = 0
-    waiting: list[tuple[Plain, bool]] = [(content, False)]
-    while waiting:
-        item, is_counted = waiting.pop()
+
+    def measure(item: Plain, around: int = 0) -> tuple[int, int]:
+        nonlocal repeated
         if isinstance(item, torch.Tensor):
             if item.is_meta:
                 raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
             # the bytes beyond those of its storage
             repeated += max(item.nbytes - item.untyped_storage().nbytes(), 0) if item.layout == torch.strided else 0
-        parts = None if id(item) in sizes else _parts(item)
-        if parts is None:
-            continue
-        if is_counted:
-            around.discard(id(item))
-            count, depth = 1, 0
-            for part in parts:
-                inner_count, inner_depth = sizes.get(id(part), (1, 0))
-                count, depth = count + inner_count, max(depth, inner_depth)
-            sizes[id(item)] = count, depth + 1
-        elif id(item) in around:
-            raise CheckpointError(f"{path} cannot be read: it holds a container that contains itself.")
+        if id(item) in sizes or not isinstance(item, (Mapping, Named, list, tuple, set, frozenset)):
+            return sizes.get(id(item), (1, 0))
+        if around == _DEEPEST:
+            raise CheckpointError(f"{path} cannot be read: its contents are nested too deeply, or one contains itself.")
+        if isinstance(item, Named):
+            parts = [*item.given, *item.states]
         else:
-            around.add(id(item))
-            if len(around) > _DEEPEST:
-                raise CheckpointError(f"{path} cannot be read: its contents are nested too deeply.")
-            waiting.append((item, True))
-            waiting += ((part, False) for part in parts if type(part) not in _LEAVES)
-    count, depth = sizes.get(id(content), (1, 0))
+            parts = [*item, *item.values()] if isinstance(item, Mapping) else list(item)
+        count, depth = 1, 0
+        for part in parts:
+            inner_count, inner_depth = (1, 0) if type(part) in _LEAVES else measure(part, around + 1)
+            count, depth = count + inner_count, max(depth, inner_depth)
+        sizes[id(item)] = count, depth + 1
+        return count, depth + 1
+
+    count, depth = measure(content)
     if count > _MOST_PARTS or depth > _DEEPEST or repeated > _MOST_REPEATED_BYTES:
         raise CheckpointError(
             f"{path} cannot be read: its few bytes stand for {count} parts, {depth} levels deep, and for {repeated} "
             "bytes of repeated numbers."
         )
-
-
-def _parts(item: Plain) -> list[Plain] | None:
-    if isinstance(item, Mapping):
-        return [*item.keys(), *item.values()]
-    if isinstance(item, Named):
-        return [*item.given, *item.states]
-    return list(item) if isinstance(item, (list, tuple, set, frozenset)) else None
