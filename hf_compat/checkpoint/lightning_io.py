@@ -248,7 +248,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
     own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
     if own is not None:
-        run_state = RunState.read(own)
+        run_state = RunState.read_file(own)
         checkpoint["callbacks"] = run_state.callbacks
         data = run_state.data
     else:  # work out the position from the updates and random states that `transformers` writes

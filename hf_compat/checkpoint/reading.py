@@ -112,14 +112,10 @@ def reading_as_it_is(folder: str | os.PathLike[str], files: Iterable[str]) -> It
         _AS_IT_IS.reset(token)
 
 
-def is_read_as_it_is(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is read by its own files, after a warning about its differences."""
-    return _listed_as_it_is(Path(folder)) is not None
-
-
-def _listed_as_it_is(folder: Path) -> Listed | None:
+def listed_as_it_is(folder: str | os.PathLike[str]) -> Listed | None:
+    """The files of a folder that is read as it is, after a warning about its differences. None for any other."""
     listed, manifest = _AS_IT_IS.get().get(os.path.realpath(folder), (None, None))
-    return listed if listed is not None and manifest == _identity(folder) else None
+    return listed if listed is not None and manifest == _identity(Path(folder)) else None
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -142,7 +138,7 @@ class Contents:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.listed = _listed_as_it_is(self.folder)
+        self.listed = listed_as_it_is(self.folder)
         if self.listed is None:
             manifest = read_manifest(self.folder)
             self.listed = manifest.files
@@ -272,8 +268,7 @@ def read_weights(folder: str) -> Weights:
         )
     weights: Weights = {}
     for file in files:
-        for name, tensor in read_weights_file(contents.need(file)).items():
-            weights[name.replace(COMPILED, "")] = tensor
+        weights |= plain_names(read_weights_file(contents.need(file)))
     return weights
 
 

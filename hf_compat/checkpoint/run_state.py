@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -181,8 +181,44 @@ class SavedAt(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataPosition:
+class _Stored:
+    """Values that a checkpoint holds as a dict."""
+
+    KINDS: ClassVar[Mapping[str, Kind]]
+    NEEDED: ClassVar[tuple[str, ...]]
+
+    def to_plain(self) -> PlainState:
+        """Convert them to nested dicts, with the version."""
+        return {"version": RUN_STATE_VERSION, **vars(self)}
+
+    @classmethod
+    def read(cls, plain: object, what: str = "The position of the data") -> Self:
+        """Read the values from a content of unknown origin. `what` begins an error's sentence."""
+        if not isinstance(plain, Mapping):
+            raise CheckpointError(f"{what} is {brief(plain, 60)}, not fields.")
+        if plain.get("version") != RUN_STATE_VERSION:
+            raise CheckpointError(f"{what} was written by another version of hf_compat, or by another program.")
+        wrong = wrong_field({**dict.fromkeys(cls.NEEDED), **plain}, cls.KINDS)
+        for name in ("rng", "epoch_rng"):
+            if wrong is None and plain.get(name) is not None:
+                problem = random_states_problem(plain[name])
+                wrong = None if problem is None else f"`{name}` {problem.removeprefix('it ')}"
+        if wrong is not None:
+            raise CheckpointError(f"{what} cannot be read: {wrong}.")
+        return cls(**{name: plain[name] for name in cls.__dataclass_fields__ if name in plain})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPosition(_Stored):
     """How far one rank has read its training data."""
+
+    KINDS = {
+        **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
+        **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), COUNT.or_none()),
+        "shuffle_seed": SEED.or_none(),
+        **dict.fromkeys(("is_open", "is_over"), FLAG),
+    }
+    NEEDED = ("epoch",)
 
     epoch: int  # the current epoch, or between two epochs the next one
     is_open: bool = False  # the pass over the data of `epoch` has begun
@@ -198,25 +234,22 @@ class DataPosition:
     shuffle_seed: int | None = None  # Torch's seed for each epoch's order, if no `data_seed` was given
     updates_done: int = 0  # updates of `epoch`, if nothing else is known. `transformers` writes no more.
 
-    def to_plain(self) -> PlainState:
-        """Convert this position to a dict."""
-        return {"version": RUN_STATE_VERSION, **vars(self)}
-
-    @classmethod
-    def read(cls, plain: object) -> DataPosition:
-        """Read a position from a file of unknown origin."""
-        what = "The position of the data"
-        position = cls(**_known_values(what, cls, plain, _POSITION_KINDS, ("epoch",)))
-        for name, states in (("rng", position.rng), ("epoch_rng", position.epoch_rng)):
-            wrong = None if states is None else random_states_problem(states)
-            if wrong is not None:
-                raise CheckpointError(f"{what} cannot be read: `{name}` {wrong.removeprefix('it ')}.")
-        return position
-
 
 @dataclass(frozen=True, kw_only=True)
-class RunState:
+class RunState(_Stored):
     """The state of an unfinished run, as `run_state.pt` holds it."""
+
+    KINDS = {
+        "data": MAPPING,
+        "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
+        "world_size": COUNT,
+        **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
+        **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
+        **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
+        "evaluated": list_of("names", TEXT),
+        "keeps_workers": FLAG,
+    }
+    NEEDED = ("data", "moment")
 
     data: DataPosition  # how far this rank has read its data
     moment: SavedAt = SavedAt.UPDATE  # when it was written
@@ -233,9 +266,7 @@ class RunState:
     keeps_workers: bool = False  # whether they were persistent
 
     def to_plain(self) -> PlainState:
-        """Convert this state to nested dicts: the content of `run_state.pt`."""
-        parts = {"data": self.data.to_plain(), "moment": self.moment.value}
-        return {"version": RUN_STATE_VERSION, **vars(self), **parts}
+        return {**super().to_plain(), "data": self.data.to_plain(), "moment": self.moment.value}
 
     @classmethod
     def load(cls, checkpoint: str, rank: int = 0, world_size: int = 1) -> RunState | None:
@@ -247,8 +278,8 @@ class RunState:
         names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
         if own is not None and len(names) == world_size:
-            return cls.read(own)
-        states = [cls.read(contents.need(name)) for name in names]
+            return cls.read_file(own)
+        states = [cls.read_file(contents.need(name)) for name in names]
         if not states:
             return None
         sums = [float(state.losses["tr_loss"]) for state in states if "tr_loss" in state.losses]
@@ -256,52 +287,16 @@ class RunState:
         return dataclasses.replace(states[0], losses={**states[0].losses, **joined})
 
     @classmethod
-    def read(cls, path: str) -> RunState:
+    def read_file(cls, path: str) -> RunState:
         """Read one `run_state.pt`."""
-        plain = read_torch_file(path, allowed=ARRAY_GLOBALS)
-        values = _known_values(path, cls, plain, _RUN_KINDS, ("data", "moment"))
+        state = cls.read(read_torch_file(path, allowed=ARRAY_GLOBALS), path)
         with naming(path):
-            state = cls(**{**values, "data": DataPosition.read(plain["data"]), "moment": SavedAt(plain["moment"])})
+            state = dataclasses.replace(state, data=DataPosition.read(state.data), moment=SavedAt(state.moment))
         needed = ("tr_loss", "total_loss", "last_logged", "first_update") if state.losses else ()
         wrong = wrong_field({**dict.fromkeys(needed), **state.losses}, LOSSES, "losses.")
         if wrong is not None:
             raise CheckpointError(f"{path} cannot be read: {wrong}.")
         return state
-
-
-def _known_values(
-    what: str, cls: type[DataPosition | RunState], plain: object, kinds: Mapping[str, Kind], needed: tuple[str, ...]
-) -> PlainState:
-    """Take the values of a class's fields from a content of unknown origin.
-
-    Those that it has are of their kinds, and the `needed` ones have to be there. `what` begins an error's sentence.
-    """
-    if not isinstance(plain, Mapping):
-        raise CheckpointError(f"{what} is {brief(plain, 60)}, not fields.")
-    if plain.get("version") != RUN_STATE_VERSION:
-        raise CheckpointError(f"{what} was written by another version of hf_compat, or by another program.")
-    wrong = wrong_field({**dict.fromkeys(needed), **plain}, kinds)
-    if wrong is not None:
-        raise CheckpointError(f"{what} cannot be read: {wrong}.")
-    return {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
-
-
-_POSITION_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
-    **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), COUNT.or_none()),
-    "shuffle_seed": SEED.or_none(),
-    **dict.fromkeys(("is_open", "is_over"), FLAG),
-}
-_RUN_KINDS: dict[str, Kind] = {
-    "data": MAPPING,
-    "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
-    "world_size": COUNT,
-    **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
-    **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
-    **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
-    "evaluated": list_of("names", TEXT),
-    "keeps_workers": FLAG,
-}
 
 
 def read_random_states(checkpoint: str, rank: int = 0, world_size: int = 1) -> PlainState | None:

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.reading import Contents, is_read_as_it_is, read_manifest
+from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifest
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
@@ -131,7 +131,8 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
             # a folder without a manifest needs weights only, as `save_model` writes them
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
-            wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
+            is_named_edited = listed_as_it_is(path) is not None
+            wrong = [] if is_named_edited or (has_weights and not is_listed) else manifest.problems(path)
             if wrong:
                 raise CheckpointError(
                     f"The weights in {path} cannot be scored: {'; '.join(wrong)}.\n\n"

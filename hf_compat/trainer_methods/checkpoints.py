@@ -30,7 +30,7 @@ from hf_compat.checkpoint.reading import (
     LoadResult,
     Weights,
     fitting,
-    is_read_as_it_is,
+    listed_as_it_is,
     plain_names,
     read_torch_file,
 )
@@ -272,7 +272,8 @@ class CheckpointMethods(TrainerBase):
             with fitting(f"The optimizer's state in {checkpoint}"):
                 is_loaded = self._model_state.load_optimizer(checkpoint, self.optimizer)
         if schedule is None or not is_loaded:
-            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
+            # an earlier warning covers a folder that is read as it is
+            level = logging.WARNING if listed_as_it_is(checkpoint) is None else logging.INFO
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
         with fitting(schedule):
