@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 
 import torch
 
 from hf_compat.checkpoint import layout
-from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular
 from hf_compat.checkpoint.forms import COUNT
 from hf_compat.checkpoint.lightning_io import (
@@ -65,7 +64,7 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
     to_lightning = target.endswith(".ckpt")
     stored: list[StoredTensor] | None = None
     if os.path.isdir(source) and not to_lightning:
-        if is_dcp_folder(source):
+        if os.path.lexists(os.path.join(source, METADATA_NAME)):
             stored = dcp_tensors(source)
         elif find_zero_folder(source) is not None:
             stored = zero_tensors(source)
@@ -107,7 +106,14 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
     while found := next((p for p in left if all(tensor.name.startswith(prefix + p) for tensor in stored)), None):
         left.remove(found)
         prefix += found
-    groups = list(_grouped(stored, shard_bytes))
+    groups: list[list[StoredTensor]] = []
+    filled = 0
+    for tensor in stored:
+        if not groups or filled + tensor.nbytes > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(tensor)
+        filled += tensor.nbytes
     file_of: dict[str, str] = {}
     total_bytes = 0
     for number, group in enumerate(progress_bar(groups, desc="weight files"), start=1):
@@ -131,16 +137,3 @@ def _load(stored: StoredTensor) -> torch.Tensor:
     if tensor.is_meta:
         raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")
     return tensor
-
-
-def _grouped(stored: list[StoredTensor], shard_bytes: int) -> Iterator[list[StoredTensor]]:
-    group: list[StoredTensor] = []
-    filled = 0
-    for tensor in stored:
-        if group and filled + tensor.nbytes > shard_bytes:
-            yield group
-            group, filled = [], 0
-        group.append(tensor)
-        filled += tensor.nbytes
-    if group:
-        yield group

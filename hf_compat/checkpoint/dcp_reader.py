@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,44 +65,22 @@ _INDEX_NAMES = {
 States = dict[str, Any]  # torch's nested dicts of tensors and plain values
 
 
-@dataclass(frozen=True, slots=True)
-class DcpFolder:
-    """A folder of torch.distributed.checkpoint whose index was read and found right."""
-
-    path: str
-    index: Metadata  # what its `.metadata` holds
-
-
-def is_dcp_folder(folder: str) -> bool:
-    """Whether torch.distributed.checkpoint wrote a folder."""
-    return os.path.lexists(os.path.join(folder, METADATA_NAME))
-
-
 def dcp_tensors(folder: str) -> list[StoredTensor]:
     """List the weights of a folder, without the optimizer's tensors. The model's plain values are checked."""
     dcp = open_dcp(Contents(folder))
     entries = {k: e for k, e in dcp.index.state_dict_metadata.items() if not k.startswith(_OPTIMIZER_PREFIXES)}
     for place in dcp.index.storage_data:
         if isinstance(entries.get(place.fqn), BytesStorageMetadata):
-            _check_entry(dcp, place)
+            dcp.read_entry(place)
     return [
         StoredTensor(
             name=key,
             nbytes=entry.size.numel() * entry.properties.dtype.itemsize,
-            load=functools.partial(_read_tensor, dcp, key, entry),
+            load=functools.partial(dcp.read_tensor, key, entry),
         )
         for key, entry in entries.items()
         if isinstance(entry, TensorStorageMetadata)
     ]
-
-
-def _read_tensor(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> torch.Tensor:
-    whole = torch.zeros(entry.size, dtype=entry.properties.dtype)
-    for chunk in entry.chunks:
-        part = _check_entry(dcp, MetadataIndex(key, chunk.offsets))
-        inside = zip(chunk.offsets, chunk.sizes, strict=True)
-        whole[tuple(slice(begin, begin + size) for begin, size in inside)] = part
-    return whole
 
 
 def read_dcp(dcp: DcpFolder, state: States) -> None:
@@ -113,26 +90,29 @@ def read_dcp(dcp: DcpFolder, state: States) -> None:
             # a single process reads on purpose
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
             is_alone = not is_distributed()
-            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(), no_dist=is_alone)
+            load(state, storage_reader=dcp, planner=_PlainPlanner(), no_dist=is_alone)
     except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
         failures = getattr(error, "failures", None)
         first = next(iter(failures.values()))[0] if isinstance(failures, dict) and failures else error
         raise CheckpointError(f"{dcp.path} cannot be read: {first_line(first)}") from error
 
 
-class _CheckedReader(FileSystemReader):
-    """Reads by the checked index, and checks each entry. torch never opens `.metadata`, which may be another by now."""
+class DcpFolder(FileSystemReader):
+    """A folder of torch.distributed.checkpoint, and its index, which was read and found right.
 
-    def __init__(self, dcp: DcpFolder) -> None:
-        super().__init__(dcp.path)
-        self._dcp = dcp
+    torch reads it by this index, and never opens `.metadata`, which may be another by now. Each entry is checked.
+    """
+
+    def __init__(self, path: str, index: Metadata) -> None:
+        super().__init__(path)
+        self.index = index
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        return self._dcp.index
+        return self.index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
-            found = _check_entry(self._dcp, item.storage_index)
+            found = self.read_entry(item.storage_index)
             if item.type == LoadItemType.BYTE_IO:
                 plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
                 torch.save(found, plain)
@@ -150,6 +130,42 @@ class _CheckedReader(FileSystemReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def read_tensor(self, key: str, entry: TensorStorageMetadata) -> torch.Tensor:
+        """Read all parts of a tensor."""
+        whole = torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for chunk in entry.chunks:
+            inside = zip(chunk.offsets, chunk.sizes, strict=True)
+            part = tuple(slice(begin, begin + size) for begin, size in inside)
+            whole[part] = self.read_entry(MetadataIndex(key, chunk.offsets))
+        return whole
+
+    def read_entry(self, place: MetadataIndex) -> Plain:
+        """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
+        info, expected = self.index.storage_data[place], self.index.state_dict_metadata[place.fqn]
+        path = os.path.join(self.path, info.relative_path)
+        with open_regular(path) as file:
+            file.seek(info.offset)
+            entry = io.BytesIO(file.read(info.length))
+        is_value = isinstance(expected, BytesStorageMetadata)
+        if not is_value and not is_whole_zip(entry):
+            raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
+        entry.seek(0)
+        try:
+            found = load_plain(str(self.path), entry)
+        except Exception as error:
+            raise CheckpointError(f"{self.path} holds no plain value as {place.fqn!r}: {first_line(error)}") from error
+        if isinstance(found, torch.Tensor) == is_value:
+            kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
+            raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
+        if isinstance(expected, BytesStorageMetadata):
+            return found
+        sizes = [chunk.sizes for chunk in expected.chunks if place.offset is None or chunk.offsets == place.offset]
+        if found.dtype != expected.properties.dtype or found.shape not in sizes:
+            raise CheckpointError(
+                f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says."
+            )
+        return found
 
 
 class _PlainPlanner(DefaultLoadPlanner):
@@ -206,32 +222,6 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     return DcpFolder(os.path.dirname(path), index)
 
 
-def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> Plain:
-    """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
-    info, expected = dcp.index.storage_data[place], dcp.index.state_dict_metadata[place.fqn]
-    path = os.path.join(dcp.path, info.relative_path)
-    with open_regular(path) as file:
-        file.seek(info.offset)
-        entry = io.BytesIO(file.read(info.length))
-    is_value = isinstance(expected, BytesStorageMetadata)
-    if not is_value and not is_whole_zip(entry):
-        raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
-    entry.seek(0)
-    try:
-        found = load_plain(dcp.path, entry)
-    except Exception as error:
-        raise CheckpointError(f"{dcp.path} holds no plain value as {place.fqn!r}: {first_line(error)}") from error
-    if isinstance(found, torch.Tensor) == is_value:
-        kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
-        raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
-    if isinstance(expected, BytesStorageMetadata):
-        return found
-    sizes = [chunk.sizes for chunk in expected.chunks if place.offset is None or chunk.offsets == place.offset]
-    if found.dtype != expected.properties.dtype or found.shape not in sizes:
-        raise CheckpointError(f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says.")
-    return found
-
-
 def _problem(index: object) -> str | None:
     """Say what is wrong with an index. The unpickler sets any attribute to any value, so each one is checked."""
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
@@ -243,20 +233,17 @@ def _problem(index: object) -> str | None:
     if {place.fqn for place in index.storage_data} != set(index.state_dict_metadata):
         return "it does not say of each entry where it is"
     for key, entry in index.state_dict_metadata.items():
-        if isinstance(entry, TensorStorageMetadata) and not _is_covered(entry):
-            return f"it does not say where all of {key!r} is stored"
         if not isinstance(key, str) or not isinstance(entry, (TensorStorageMetadata, BytesStorageMetadata)):
             return f"it does not say what {key!r} is"
+        if isinstance(entry, BytesStorageMetadata):
+            continue
+        of_torch = isinstance(entry.properties, TensorProperties) and isinstance(entry.properties.dtype, torch.dtype)
+        inside = all(
+            offset >= 0 and size >= 0 and offset + size <= whole
+            for chunk in entry.chunks
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
+        )
+        # torch would make up missing parts
+        if not of_torch or not inside or sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
+            return f"it does not say where all of {key!r} is stored"
     return None
-
-
-def _is_covered(entry: TensorStorageMetadata) -> bool:
-    """Whether a tensor's parts are as large as all of it. torch would make up missing parts."""
-    if not isinstance(entry.properties, TensorProperties) or not isinstance(entry.properties.dtype, torch.dtype):
-        return False
-    inside = all(
-        offset >= 0 and size >= 0 and offset + size <= whole
-        for chunk in entry.chunks
-        for offset, size, whole in zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
-    )
-    return inside and sum(math.prod(chunk.sizes) for chunk in entry.chunks) == math.prod(entry.size)

@@ -185,7 +185,17 @@ class RunLock:
         try:
             os.mkdir(turnstile)
         except FileExistsError:
-            self._wait_for_turnstile(turnstile)
+            if _is_silent(turnstile):  # else wait for the other taker. The folder of a killed one is removed
+                try:
+                    os.rmdir(turnstile)
+                except FileNotFoundError:
+                    pass  # another taker has seen it, too
+                except OSError as error:
+                    raise OutputFolderError(
+                        f"{turnstile} is not the empty folder of a run that takes the lock over, so the lock of a run "
+                        f"that has ended cannot be taken over.\n\nHint: remove {turnstile}, or name another "
+                        "`output_dir`."
+                    ) from error
             return False
         try:
             if not os.path.lexists(self._path) or _read_owner(self.folder) != owner:
@@ -199,27 +209,6 @@ class RunLock:
             return True
         finally:
             with contextlib.suppress(FileNotFoundError):  # the disk stalled, and another taker gave this one up
-                os.rmdir(turnstile)
-
-    def _wait_for_turnstile(self, turnstile: str) -> None:
-        """Wait for another taker. The folder of a killed one is removed.
-
-        Raises:
-            OutputFolderError: The folder is not a taker's, so it is not ours to delete.
-        """
-        try:
-            is_a_takers = not os.path.islink(turnstile) and not os.listdir(turnstile)
-        except FileNotFoundError:
-            return
-        except NotADirectoryError:
-            is_a_takers = False
-        if not is_a_takers:
-            raise OutputFolderError(
-                f"{turnstile} is not the empty folder of a run that takes the lock over, so the lock of a run that has "
-                f"ended cannot be taken over.\n\nHint: remove {turnstile}, or name another `output_dir`."
-            )
-        if _is_silent(turnstile):
-            with contextlib.suppress(FileNotFoundError):  # another taker has seen it, too
                 os.rmdir(turnstile)
 
     def release(self) -> None:
