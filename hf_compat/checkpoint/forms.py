@@ -202,7 +202,15 @@ def _check_group(path: str, optimizer: Any, own: Group, group: Group, states: Ma
         if optimizer.defaults.get(name) is not None and name not in group:
             refuse(path, f"`{name}` of a group is missing")
     is_torchs = type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, _NEED_MORE)
-    needed = _fresh_values(type(optimizer), group) if is_torchs and states else ()
+    needed = list[str]()
+    if is_torchs and states:
+        # what an optimizer of this class keeps of a parameter after a step with these options
+        known = group.keys() & inspect.signature(type(optimizer)).parameters.keys() - {"params", "lr", *_WAYS}
+        parameter = torch.zeros(1, 1, requires_grad=True)
+        parameter.grad = torch.zeros(1, 1)
+        fresh = type(optimizer)([parameter], lr=1.0, **{name: group[name] for name in known})
+        fresh.step()
+        needed = sorted(fresh.state[parameter])
     for parameter, index in zip(own["params"], group["params"], strict=False):
         kept = states.get(index) or {}
         for name in needed if kept else ():
@@ -254,18 +262,6 @@ def random_states_problem(states: object) -> str | None:
         if one is not None and not (isinstance(one, torch.Tensor) and one.dtype == torch.uint8):
             return "it has random states of `cuda` that are not bytes"
     return None
-
-
-def _fresh_values(kind: type[torch.optim.Optimizer], group: Group) -> list[str]:
-    """Name the values that an optimizer keeps of a parameter after a step with these options."""
-    known = inspect.signature(kind).parameters.keys() - {"params", "lr", *_WAYS}
-    parameter = torch.zeros(1, 1, requires_grad=True)
-    parameter.grad = torch.zeros(1, 1)
-    options: dict[str, Any] = {name: value for name, value in group.items() if name in known}
-    make: Callable[..., torch.optim.Optimizer] = kind
-    optimizer = make([parameter], lr=1.0, **options)
-    optimizer.step()
-    return sorted(map(str, optimizer.state[parameter]))
 
 
 def settle_states(path: str, optimizer: torch.optim.Optimizer) -> None:

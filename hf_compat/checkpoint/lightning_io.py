@@ -34,24 +34,11 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
-from hf_compat.checkpoint.forms import (
-    COUNT,
-    MAPPING,
-    Kind,
-    read_trainer_state,
-    wrong_field,
-)
+from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
 from hf_compat.checkpoint.manifest import seal
-from hf_compat.checkpoint.reading import (
-    COMPILED,
-    Contents,
-    Weights,
-    fitting,
-    read_torch_file,
-    read_weights,
-)
+from hf_compat.checkpoint.reading import COMPILED, Contents, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import (
     RUN_STATE_NAME,
     DataPosition,
@@ -61,20 +48,11 @@ from hf_compat.checkpoint.run_state import (
     readable_checkpoint,
     reading_arrays,
 )
-from hf_compat.errors import (
-    ArgumentError,
-    CheckpointError,
-    CheckpointWriteError,
-    HfCompatError,
-    warn_user,
-)
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError, warn_user
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.nested import leaves
 from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.runtime.text import brief
-
-# isort: split
-
 
 LightningCheckpoint = dict[str, Any]  # Lightning's own keys, and those of callbacks and modules
 
@@ -192,13 +170,10 @@ def writing(target: str) -> Iterator[str]:
 
 
 def put(written: str, target: str) -> None:
-    """Give a written file or folder its name, unless something has it by now."""
+    """Give a written file or folder its name, unless something has it."""
     if os.path.lexists(target):
-        raise ArgumentError(f"{target} exists by now and is not overwritten.\n\nHint: name a new path.")
+        raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
     os.replace(written, target)
-
-
-# isort: split
 
 
 PREFIX = "model."
@@ -273,11 +248,8 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
         ArgumentError: The folder exists.
         CheckpointError: The checkpoint is of another module.
     """
-    if os.path.exists(folder):
-        raise ArgumentError(f"{folder} exists and is not overwritten.\n\nHint: name a new folder.")
-    with fitting("The Lightning checkpoint"):
-        held = checkpoint.get("state_dict", {})
-        weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
+    held = checkpoint.get("state_dict", {})
+    weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
     with writing(folder) as partial:
@@ -326,31 +298,20 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
 
 
 # Keys of a Lightning checkpoint that become files of the folder, or hold no further weights.
-_KNOWN = frozenset(
-    {
-        "state_dict",
-        "optimizer_states",
-        "lr_schedulers",
-        "callbacks",
-        "loops",
-        "MixedPrecision",
-        "hyper_parameters",
-        OWN_KEY,
-    }
-)
+_KNOWN = {"state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loops", "MixedPrecision", "hyper_parameters"}
 
 
 def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
     """Name the tensors that an HF folder has no place for, of other parts, metrics, averages …"""
     left_out = [name for name in checkpoint["state_dict"] if not name.startswith(PREFIX)]
     for key, held in checkpoint.items():
-        if key not in _KNOWN and any(isinstance(part, torch.Tensor) for part in leaves(held)):
+        if key not in (*_KNOWN, OWN_KEY) and any(isinstance(part, torch.Tensor) for part in leaves(held)):
             left_out.append(key)
     if left_out:
         shown = ", ".join(left_out[:5]) + (" …" if left_out[5:] else "")
         warn_user(
             f"{source} holds {len(left_out)} entries with weights that are not the model's, and an HF folder has no "
-            f"place for: {shown}. They are left out.\n\nHint: keep, or save, a .ckpt.",
+            f"place for: {shown}. They are left out.\n\nHint: keep, or save, a .ckpt."
         )
 
 

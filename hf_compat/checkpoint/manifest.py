@@ -26,14 +26,7 @@ from types import MappingProxyType
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
 from hf_compat.checkpoint.judging import check_unlisted
-from hf_compat.checkpoint.reading import (
-    MANIFEST_KIND,
-    MANIFEST_NAME,
-    Listed,
-    Manifest,
-    Writer,
-    read_manifest,
-)
+from hf_compat.checkpoint.reading import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
 
@@ -430,7 +423,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
         if manifest.files is None:
             continue
         writers[path] = manifest.writer
-        if is_unfinished(manifest):
+        if any(map(_is_of_this_boot, manifest.files.values())):  # not all of them are flushed yet
             # In a folder that is read-only it stays as it is. If the disk refuses a file, the file says so.
             with contextlib.suppress(OSError):
                 finish(path)
@@ -439,11 +432,6 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
         for place in ended:
             layout.remove_hidden(place)
     return writers
-
-
-def is_unfinished(manifest: Manifest) -> bool:
-    """Whether a manifest lists files that are not flushed yet."""
-    return any(map(_is_of_this_boot, (manifest.files or {}).values()))
 
 
 def problems(folder: str) -> list[str]:

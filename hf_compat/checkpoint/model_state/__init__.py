@@ -9,13 +9,7 @@ from hf_compat.checkpoint.model_state.base import FSDP2State, ModelState, PlainS
 from hf_compat.checkpoint.model_state.deepspeed import DeepSpeedState
 from hf_compat.interop.deepspeed import is_deepspeed_engine, is_partitioned
 
-__all__ = [
-    "DeepSpeedState",
-    "FSDP2State",
-    "ModelState",
-    "PlainState",
-    "make_model_state",
-]
+__all__ = ["DeepSpeedState", "FSDP2State", "ModelState", "PlainState", "make_model_state"]
 
 
 def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:

@@ -20,13 +20,7 @@ from torch import distributed, nn
 from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
-from hf_compat.checkpoint.model_state.base import (
-    OPTIMIZER_INDEX,
-    ModelState,
-    OptimizerState,
-    PlainState,
-    giving,
-)
+from hf_compat.checkpoint.model_state.base import OPTIMIZER_INDEX, ModelState, OptimizerState, PlainState, giving
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     OWN_TYPES,
