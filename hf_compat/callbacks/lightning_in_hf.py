@@ -27,7 +27,7 @@ from hf_compat.callbacks.callback_set import (
     refuse,
 )
 from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
-from hf_compat.checkpoint.run_state import readable_states
+from hf_compat.checkpoint.run_state import readable_state
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
@@ -134,7 +134,8 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def state(self) -> dict[str, dict[str, object]]:
         """Export the callback's state for HF's `trainer_state.json`."""
         file = io.BytesIO()
-        torch.save(readable_states({self.callback.state_key: self.callback.state_dict()}), file)
+        key = self.callback.state_key
+        torch.save({key: readable_state(self.callback.state_dict(), f"The state of the callback {key}")}, file)
         return {"args": {}, "attributes": {"saved": base64.b64encode(file.getvalue()).decode("ascii")}}
 
     @property

@@ -85,7 +85,8 @@ def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> st
 
 def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
     """Read a small JSON file."""
-    text = read_text(path, limit)
+    with reading(path):
+        text = read_small(path, limit).decode("utf-8")
     containers = text.count("{") + text.count("[")  # each takes up to 80 times the memory of its brackets
     try:
         if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
@@ -313,34 +314,32 @@ def check_bounds(path: str, content: Plain) -> None:
     """Refuse a content that is too large to walk through or to hold. A few bytes may become gigabytes."""
     import torch  # here: the command line reads files without it
 
-    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts and their depth
-    repeated = 0
-
-    def measure(item: Plain, around: int = 0) -> tuple[int, int]:
-        nonlocal repeated
-        if isinstance(item, torch.Tensor):
-            if item.is_meta:
-                raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
-            # the bytes beyond those of its storage
-            repeated += max(item.nbytes - item.untyped_storage().nbytes(), 0) if item.layout == torch.strided else 0
-        if id(item) in sizes or not isinstance(item, (Mapping, Named, list, tuple, set, frozenset)):
-            return sizes.get(id(item), (1, 0))
-        if around == _DEEPEST:
-            raise CheckpointError(f"{path} cannot be read: its contents are nested too deeply, or one contains itself.")
-        if isinstance(item, Named):
-            parts = [*item.given, *item.states]
-        else:
-            parts = [*item, *item.values()] if isinstance(item, Mapping) else list(item)
-        count, depth = 1, 0
-        for part in parts:
-            inner_count, inner_depth = (1, 0) if type(part) in _LEAVES else measure(part, around + 1)
-            count, depth = count + inner_count, max(depth, inner_depth)
-        sizes[id(item)] = count, depth + 1
-        return count, depth + 1
-
-    count, depth = measure(content)
-    if count > _MOST_PARTS or depth > _DEEPEST or repeated > _MOST_REPEATED_BYTES:
-        raise CheckpointError(
-            f"{path} cannot be read: its few bytes stand for {count} parts, {depth} levels deep, and for {repeated} "
-            "bytes of repeated numbers."
-        )
+    count, depth, repeated = 1, 0, 0
+    level = {id(content): (content, 1)}  # what is at one depth, and how often
+    while level:
+        inside: dict[int, tuple[Plain, int]] = {}
+        for item, times in level.values():
+            if isinstance(item, torch.Tensor):
+                if item.is_meta:
+                    raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+                # the bytes beyond those of its storage
+                more = max(item.nbytes - item.untyped_storage().nbytes(), 0) if item.layout == torch.strided else 0
+                repeated += times * more
+            parts = [*item.given, *item.states] if isinstance(item, Named) else item
+            parts = [*parts, *parts.values()] if isinstance(parts, Mapping) else parts
+            if not isinstance(parts, (list, tuple, set, frozenset)):
+                continue
+            if depth == _DEEPEST:
+                raise CheckpointError(
+                    f"{path} cannot be read: its contents are nested too deeply, or contain themselves."
+                )
+            count += times * len(parts)
+            for part in parts:
+                if type(part) not in _LEAVES:
+                    inside[id(part)] = part, times + inside.get(id(part), (part, 0))[1]
+        level, depth = inside, depth + 1
+        if count > _MOST_PARTS or repeated > _MOST_REPEATED_BYTES:
+            raise CheckpointError(
+                f"{path} cannot be read: its few bytes stand for {count} parts or more, and for {repeated} bytes of "
+                "repeated numbers."
+            )

@@ -268,7 +268,8 @@ def read_weights(folder: str) -> Weights:
         )
     weights: Weights = {}
     for file in files:
-        weights |= plain_names(read_weights_file(contents.need(file)))
+        for name, tensor in read_weights_file(contents.need(file)).items():
+            weights[name.replace(COMPILED, "")] = tensor
     return weights
 
 

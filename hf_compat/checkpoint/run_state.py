@@ -80,15 +80,11 @@ def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
         if key in _HYPERPARAMETERS and isinstance(value, Mapping):
             readable[key] = _readable_hyperparameters(value)  # type: ignore[assignment]  # a mapping of the same names
         elif key == "callbacks" and isinstance(value, Mapping):
-            readable[key] = readable_states(value)  # type: ignore[assignment]
+            states = {name: readable_state(state, f"The state of the callback {name}") for name, state in value.items()}
+            readable[key] = states  # type: ignore[assignment]
         elif key not in _TENSORS:
             readable[key] = readable_state(value, f"The entry {key!r} of the checkpoint")
     return readable
-
-
-def readable_states(states: Mapping[str, object]) -> dict[str, object]:
-    """Make the states of callbacks readable, by their keys."""
-    return {key: readable_state(state, f"The state of the callback {key}") for key, state in states.items()}
 
 
 def readable_state(state: State, whose: str) -> State:

@@ -28,7 +28,7 @@ from hf_compat.checkpoint.run_state import (
     ResumePoint,
     RunState,
     SavedAt,
-    readable_states,
+    readable_state,
 )
 from hf_compat.data.loader import last_shares
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
@@ -219,7 +219,8 @@ class TrainingRun:
         position = self.windows.position(epoch_is_over, before_last=is_within_update)
         callbacks = {}
         for callback in host._callbacks.lightning:
-            callbacks[callback.state_key] = callback.state_dict()
+            key = callback.state_key
+            callbacks[key] = readable_state(callback.state_dict(), f"The state of the callback {key}")
         return RunState(
             data=position,
             moment=self.moment,
@@ -228,7 +229,7 @@ class TrainingRun:
             losses=dict(losses),
             grad_norm=grad_norm,
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
-            callbacks=readable_states(callbacks),
+            callbacks=callbacks,
             extras=extras,
             evaluated=sorted(self.evaluated),
             workers=getattr(self.loader, "num_workers", None),
