@@ -323,11 +323,10 @@ class ResumePoint:
 
     epoch: int = 0  # the epoch that comes first
     skip_micro_batches: int = 0  # micro-batches of it to skip
-    position: DataPosition | None = None  # the exact position of the data in that epoch, random states included
+    position: DataPosition | None = None  # the exact position of the data in that epoch
     epoch_is_over: bool = False  # only the end of that epoch is left
     is_finished: bool = False  # nothing is left to train
-    # The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does
-    restores_rng_file: bool = False
+    rng: PlainState | None = None  # the random states to restore once the data is in place, as upstream does
     has_same_cut: bool = False  # the data is cut into updates as before, so the loss sums continue
     shuffle_seed: int | None = None  # Torch's seed for the orders of the run, whatever torch was seeded with since
 
@@ -348,6 +347,7 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
             position=data,
             epoch_is_over=data.is_open and is_over and not is_finished,
             is_finished=is_finished,
+            rng=data.rng,
             has_same_cut=True,
             shuffle_seed=seed,
         )
@@ -367,7 +367,6 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
         epoch=epoch,
         skip_micro_batches=skip,
         is_finished=updates_done >= counts.max_updates or epoch >= counts.num_train_epochs,
-        restores_rng_file=True,
         has_same_cut=same_cut,
         shuffle_seed=seed,
     )

@@ -53,14 +53,6 @@ class SeededRandomSampler(RandomSampler):
         # torch's sampler divides by the length, which may be 0 by now
         return super().__iter__() if len(self.data_source) > 0 else iter(())
 
-    def rest(self, skip: int) -> Iterator[int]:
-        """Iterate over the epoch's order from an index on, in a time that does not depend on the index."""
-        if self.replacement or self.num_samples != len(self.data_source):
-            return islice(iter(self), skip, None)
-        self.generator.manual_seed(self.epoch + self.initial_seed)
-        order = torch.randperm(self.num_samples, generator=self.generator)
-        return iter(order[skip:].tolist())
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass."""
         self.epoch = epoch
@@ -78,32 +70,21 @@ def measure_lengths(dataset: DataSource, name: str) -> list[int]:
     return [len(sample[name]) for sample in dataset]
 
 
+@dataclass(eq=False)
 class SkipFirstBatches(Sampler[list[int]]):
     """A batch sampler without its first batches, whose samples are never read."""
 
-    def __init__(self, batches: Sampler[list[int]] | Iterable[list[int]], skip: int) -> None:
-        self.batches = batches
-        self.skip = skip
-        self._pass: Iterator[list[int]] = iter(())
+    batches: Sampler[list[int]] | Iterable[list[int]]
+    skip: int
 
     def __iter__(self) -> Iterator[list[int]]:
-        if type(self.batches) is BatchSampler:
-            # skipping single indices is much faster than building batches of them
-            sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
-            if isinstance(sampler, SeededRandomSampler):
-                indices = sampler.rest(skip)
-            elif isinstance(sampler, SequentialSampler):
-                indices = iter(range(skip, len(sampler)))
-            else:  # its pass starts, and draws random numbers, when its first index is requested
-                indices = islice(chain.from_iterable((sampler,)), skip, None)
-            self._pass = iter(BatchSampler(indices, self.batches.batch_size, self.batches.drop_last))
-        else:
-            self._pass = islice(iter(self.batches), self.skip, None)
-        return iter(lambda: next(self._pass, None), None)  # `prime` replaces the pass
-
-    def prime(self) -> None:
-        """Draw the order now. Otherwise samplers draw it from the global generator at their first index."""
-        self._pass = chain(list(islice(self._pass, 1)), self._pass)
+        whole = self.batches
+        if type(whole) is not BatchSampler:
+            return islice(iter(whole), self.skip, None)
+        # Skipping single indices is much faster than building batches of them. As in torch, their pass starts, and
+        # draws random numbers, when its first index is requested.
+        indices = islice(chain.from_iterable((whole.sampler,)), self.skip * whole.batch_size, None)
+        return iter(BatchSampler(indices, whole.batch_size, whole.drop_last))
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length
@@ -338,6 +319,13 @@ def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
         pass
 
 
+def draw_order(batches: Iterator[Batch]) -> None:
+    """Let an iterator of torch's loader draw the order of samples, which it does at its first index, now."""
+    indices = getattr(batches, "_sampler_iter", None)  # torch has no public name for it
+    if indices is not None:
+        batches._sampler_iter = chain(list(islice(indices, 1)), indices)  # type: ignore[attr-defined]  # torch's
+
+
 _END = object()  # the value after the last batch of a pass
 
 
@@ -371,9 +359,9 @@ class PreparedDataLoader(DataLoader[Batch]):
         **options: Any,
     ) -> None:
         self.passes = passes or OpenPasses()
-        self._shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
-        # torch's seed, if it is used for shuffling and none was given
-        self.shuffle_seed = self._shuffler.initial_seed if self._shuffler is not None and seed is None else None
+        shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
+        # shuffles with torch's seed of the run, which a resumed run needs again. None if a seed was given
+        self.shuffler = shuffler if seed is None else None
         self.rank_slice = rank_slice or RankSlice()
         self._is_map_style = not isinstance(dataset, IterableDataset)
         dispatches = self.rank_slice.dispatch_batches
@@ -393,11 +381,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.skip_batches = 0
         self.iteration = 0
         self.lookahead: Batch | None = None
-        # how the next pass starts: what runs before it reads, and the batch that was read ahead
-        self._resume: tuple[Callable[[], None] | None, Batch | None] = None, None
+        # how a resumed pass starts: what runs before it reads, and the batch that was read ahead
+        self._resume: tuple[Callable[[], None] | None, Batch | None] | None = None
         # The interrupted run already had persistent workers, so new ones must start as if they were those
         self.replaces_workers = False
-        self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
         super().__init__(dataset, **options)
@@ -463,16 +450,8 @@ class PreparedDataLoader(DataLoader[Batch]):
     def _index_sampler(self) -> Any:  # torch's property, whose type depends on the data set
         # torch reads its indices from here, so skipped batches cost nothing
         indices = super()._index_sampler
-        if not self.skip_batches or not self._is_map_style:
-            return indices
-        if self._skipping is None or self._skipping.skip != self.skip_batches:
-            self._skipping = SkipFirstBatches(indices, self.skip_batches)
-        return self._skipping
-
-    def shuffle_with(self, seed: int) -> None:
-        """Shuffle with torch's seed of another run, unless a seed was given."""
-        if self.shuffle_seed is not None and self._shuffler is not None:
-            self.shuffle_seed = self._shuffler.initial_seed = seed
+        is_skipped_here = self.skip_batches and self._is_map_style and not self.dispatches
+        return SkipFirstBatches(indices, self.skip_batches) if is_skipped_here else indices
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, and of samplers and data sets that have epochs."""
@@ -504,7 +483,18 @@ class PreparedDataLoader(DataLoader[Batch]):
         try:
             if signals is not None:
                 signals.deliver()
-            yield from self._dispatched(batches) if self.dispatches else self._read_ahead(batches)
+            resumed, self._resume = self._resume, None
+            own = batches if self.rank_slice.rank == 0 else None
+            rounds = dispatched(own, self.rank_slice, self.drops_last) if self.dispatches else batches
+            if self.skip_batches and (self.dispatches or not self._is_map_style):
+                read_and_drop(rounds, self.skip_batches)
+            after_start, lookahead = resumed or (None, None)
+            if resumed is not None:
+                self.skip_batches = 0
+            if after_start is not None:
+                draw_order(batches)
+                after_start()
+            yield from self._dispatched(rounds) if self.dispatches else self._read_ahead(batches, lookahead)
             self.passes.end(self)
         except BaseException as error:
             # End the workers of a pass that is left early, as an error's traceback would keep them alive
@@ -530,15 +520,8 @@ class PreparedDataLoader(DataLoader[Batch]):
             if callable(set_epoch):
                 set_epoch(self.iteration)
 
-    def _read_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _read_ahead(self, batches: Iterator[Batch], lookahead: Batch | None) -> Iterator[Batch]:
         """Yield this rank's batches, each after the next one has been read."""
-        (restore, lookahead), self._resume = self._resume, (None, None)
-        if not self._is_map_style and self.skip_batches:
-            read_and_drop(batches, self.skip_batches)
-        if restore is not None:
-            if self._skipping is not None:
-                self._skipping.prime()
-            restore()
         read, device = self._reader(batches), self.device
         current = read() if lookahead is None else lookahead
         if current is _END:
@@ -596,15 +579,8 @@ class PreparedDataLoader(DataLoader[Batch]):
 
         return read
 
-    def _dispatched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _dispatched(self, rounds: Iterator[tuple[Batch, int, bool]]) -> Iterator[Batch]:
         """Yield this rank's part of the batches that rank 0 reads."""
-        (restore, _), self._resume = self._resume, (None, None)
-        own = batches if self.rank_slice.rank == 0 else None
-        rounds = dispatched(own, self.rank_slice, self.drops_last)
-        if self.skip_batches:
-            read_and_drop(rounds, self.skip_batches)
-        if restore is not None:
-            restore()
         for batch, samples, is_last in rounds:
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
@@ -612,7 +588,11 @@ class PreparedDataLoader(DataLoader[Batch]):
             yield move_to_device(batch, self.device, self.non_blocking)
 
     def resume_at(
-        self, skip: int, lookahead: Batch | None, source: PositionState | None, after_start: Callable[[], None]
+        self,
+        skip: int,
+        lookahead: Batch | None = None,
+        source: PositionState | None = None,
+        after_start: Callable[[], None] | None = None,
     ) -> None:
         """Start the next pass after batches that were trained on already.
 

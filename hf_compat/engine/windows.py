@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.collators import shown_value
-from hf_compat.data.loader import PreparedDataLoader, SkipFirstBatches, read_and_drop, skip_first_batches
+from hf_compat.data.loader import PreparedDataLoader, draw_order, read_and_drop, skip_first_batches
 from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
@@ -102,10 +102,10 @@ class Windows:
 
     Args:
         steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
-        restore_random_states: Sets the random states stored with a position. A checkpoint without a position passes
-            None, which loads those of the checkpoint's own file, as HF does. From an exact position it runs once the
-            pass has started, before it reads. Otherwise it runs once the first window after a skip is read. Where an
-            epoch starts at its beginning, or only its end is left, it runs before.
+        restore_random_states: Sets the random states of the first pass. None sets those of its start, if it has them.
+            From an exact position this happens once the pass has started, before it reads. Otherwise it happens once
+            the first window after a skip is read. Where an epoch starts at its beginning, or only its end is left, it
+            happens before.
         has_length: Whether Lightning may ask for the length. Without one, Lightning's trainer ends the run itself.
 
     Attributes:
@@ -123,7 +123,7 @@ class Windows:
         steps: TrainingSteps,
         counts: RunCounts,
         start: ResumePoint | None = None,
-        restore_random_states: Callable[[PlainState | None], None] | None = None,
+        restore_random_states: Callable[[], None] | None = None,
         has_length: bool = True,
     ) -> None:
         self.loader = loader
@@ -134,9 +134,7 @@ class Windows:
         self.device = steps.args.device
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
-        self._restore_rng: Callable[..., None] = restore_random_states or write_rng
-        # from a transformers checkpoint that Lightning loads
-        self._rng_of_lightning_checkpoint: PlainState | None = None
+        self._restore_rng = restore_random_states
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
@@ -153,9 +151,11 @@ class Windows:
     def start_at(self, start: ResumePoint) -> None:
         """Start the next pass at a point of a run."""
         self._start: ResumePoint | None = start
-        self._is_exact = start.position is not None
-        if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
-            self.loader.shuffle_with(start.shuffle_seed)
+        if isinstance(self.loader, PreparedDataLoader):
+            has_begun = start.epoch > 0 or start.epoch_is_over
+            self.loader.replaces_workers = start.position is not None and has_begun
+            if start.shuffle_seed is not None and self.loader.shuffler is not None:
+                self.loader.shuffler.initial_seed = start.shuffle_seed
         self.next_epoch = self._epoch = start.epoch
         position = start.position
         is_open = position is not None and position.is_open
@@ -168,13 +168,13 @@ class Windows:
     def resumed_rng(self) -> Iterator[None]:
         """Draw random numbers within the context from the resumed states, before the run itself continues."""
         start = self._start
-        if start is None or start.position is None or start.position.rng is None:
+        if start is None or start.position is None or start.rng is None:
             yield
             return
-        self._restore_rng(start.position.rng)
+        write_rng(start.rng)
         yield
-        position = dataclasses.replace(start.position, rng=read_rng())
-        self._start = dataclasses.replace(start, position=position)
+        rng = read_rng()
+        self._start = dataclasses.replace(start, rng=rng, position=dataclasses.replace(start.position, rng=rng))
 
     def leave_epoch(self, is_over: bool) -> None:
         """End the pass before its next window.
@@ -196,7 +196,7 @@ class Windows:
         if start is not None and start.epoch_is_over and start.position is not None:
             # the trainer has ended the epoch without asking for a window
             following = dataclasses.replace(start.position, epoch=start.epoch + 1, is_open=False)
-            self.start_at(ResumePoint(epoch=start.epoch + 1, position=following))
+            self.start_at(ResumePoint(epoch=start.epoch + 1, position=following, rng=start.rng))
         elif self._is_over or self.is_at_end():
             self._epoch_rng = None
 
@@ -218,13 +218,14 @@ class Windows:
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
+        shuffler = getattr(self.loader, "shuffler", None)
         at_start = DataPosition(
             epoch=self.next_epoch,
             window_size=self.window_size,
             micro_batches_per_epoch=self.counts.micro_batches_per_epoch,
             micro_batch_size=getattr(self.loader, "batch_size", None),
             rng=read_rng(),
-            shuffle_seed=getattr(self.loader, "shuffle_seed", None),
+            shuffle_seed=None if shuffler is None else shuffler.initial_seed,
         )
         if self._epoch_rng is None:
             return at_start
@@ -257,14 +258,19 @@ class Windows:
         """Start at the position in a Lightning checkpoint."""
         data = DataPosition.read(state_dict)
         if data.updates_done:  # from transformers, which stores nothing else
-            skip, rng = data.updates_done * self.window_size, data.rng
-            self._rng_of_lightning_checkpoint = rng
-            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_rng_file=rng is not None))
+            skip = data.updates_done * self.window_size
+            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, rng=data.rng))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
-        over = data.is_open and is_over
-        point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=over, shuffle_seed=data.shuffle_seed)
-        self.start_at(point)
+        self.start_at(
+            ResumePoint(
+                epoch=data.epoch,
+                position=data,
+                epoch_is_over=data.is_open and is_over,
+                rng=data.rng,
+                shuffle_seed=data.shuffle_seed,
+            )
+        )
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that Lightning's first request starts the reading and the drawing of random numbers.
@@ -291,8 +297,6 @@ class Windows:
             if restore is not None:
                 restore()
                 restore = None
-            if isinstance(self.loader, PreparedDataLoader) and self.loader.skip_batches:
-                self.loader.skip_batches = 0
             if not batches:
                 self._is_over = True
                 self._warn_of_shortage()
@@ -320,16 +324,17 @@ class Windows:
             first window is read.
         """
         start, self._start = self._start, None
+        restore: Callable[[], None] | None = None
         if start is None:
             start, self._done = ResumePoint(epoch=self.next_epoch), 0
+        elif self._restore_rng is not None:
+            restore = self._restore_rng
+        elif start.rng is not None:
+            restore = functools.partial(write_rng, start.rng)
         position, done = start.position, self._done
         self._is_leaving = self._is_over = start.epoch_is_over
         self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        rng, restores = self._rng_of_lightning_checkpoint, start.restores_rng_file
-        if position is not None:
-            rng, restores = position.rng, position.rng is not None
-        restore = functools.partial(self._restore_rng, rng) if restores else None
         self.saw_data = done > 0 or start.epoch_is_over
         is_open = position is not None and position.is_open
         if restore is not None and (start.epoch_is_over or not (is_open or done)):
@@ -352,27 +357,25 @@ class Windows:
         """Start a pass after `skip` micro-batches, of which an exact position tells more."""
         loader, source = self.loader, None if position is None else position.source
         is_ours = isinstance(loader, PreparedDataLoader)
-        has_batches = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        is_torchs = type(loader) is DataLoader
+        has_batches = is_torchs and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
         if is_ours and position is not None:
             loader.resume_at(skip, position.lookahead, source, after_start)
         elif is_ours and skip:
-            loader.skip_batches = skip
+            loader.resume_at(skip)
         elif source is not None:
             loader.load_state_dict(source)
             skip = 0
-        elif has_batches and loader.batch_sampler is not None and (skip or position is not None):
+        elif skip and has_batches:
             loader, skip = skip_first_batches(loader, skip), 0
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
-        if is_ours:
-            loader.replaces_workers = self._is_exact and self._epoch > 0
         self._pass = iter(loader)
         if not is_ours:
             if skip:
                 read_and_drop(self._pass, skip)
-            sampler = getattr(loader, "batch_sampler", None)
-            if position is not None and isinstance(sampler, SkipFirstBatches):
-                sampler.prime()
+            if position is not None and is_torchs:
+                draw_order(self._pass)
             after_start()
         return self._pass
 

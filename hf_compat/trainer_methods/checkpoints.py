@@ -309,7 +309,8 @@ class CheckpointMethods(TrainerBase):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, if it has them."""
-        states = self._resumer.rng
+        run = self._run
+        states = run.start.rng if checkpoint == run.checkpoint else None  # of this very process, and read already
         if states is None and checkpoint is not None:
             states = read_random_states(checkpoint, self.args.process_index, self.args.world_size)
             if states is None:

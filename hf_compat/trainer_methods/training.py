@@ -105,10 +105,8 @@ class TrainingMethods(TrainerBase):
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
             self._resumer.start(run)
-            restore_random_states = functools.partial(self._resumer.restore_random_states, resume_from_checkpoint)
-            run.windows = Windows(
-                loader, steps=self, counts=counts, start=run.start, restore_random_states=restore_random_states
-            )
+            restore = functools.partial(self._resumer.restore, ResumeAt.DATA_OPENED, resume_from_checkpoint)
+            run.windows = Windows(loader, steps=self, counts=counts, start=run.start, restore_random_states=restore)
         with fitting(self, run) as (trainer, module):
             trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)

@@ -1,13 +1,14 @@
 """`Resumer` chooses the checkpoint that a run resumes from, and restores it.
 
 `STAGES` lists all parts of a resume in their order. The Trainer and its module call `Resumer.restore` at each moment.
-`Windows` does so through `restore_random_states`. The Trainer's methods load the files. `Windows` takes up the
-position, and the bridge the last update's gradient norm and learning rate.
+`Windows` does so for the last one. The Trainer's methods load the files. `Windows` takes up the position, and the
+bridge the last update's gradient norm and learning rate.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import tempfile
@@ -28,7 +29,7 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
-from hf_compat.checkpoint.run_state import PlainState, RunState, read_random_states, resume_point
+from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
@@ -75,8 +76,6 @@ class Resumer:
         self._host = host
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
-        self.rng: PlainState | None = None  # what `_load_rng_state` sets, while a run resumes
-        self._rng_of_file: PlainState | None = None  # read before the fit, so that a damaged file is found in time
 
     @contextlib.contextmanager
     def trying(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
@@ -172,20 +171,8 @@ class Resumer:
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
         run.run_id = broadcast_object(run.run_id if writer is None else writer.run)
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
-        if run.start.is_finished and run.checkpoint is not None:
-            position = run.start.position
-            self.restore_random_states(run.checkpoint, None if position is None else position.rng)
-
-    def restore_random_states(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
-        """Let `_load_rng_state` set the exact states, or else those of the folder's file.
-
-        An override that skips the base class leaves them as they are.
-        """
-        self.rng = self._rng_of_file if exact is None else exact
-        try:
-            self.restore(ResumeAt.DATA_OPENED, checkpoint)
-        finally:
-            self.rng = None
+        if run.start.is_finished:
+            self.restore(ResumeAt.DATA_OPENED, run.checkpoint)
 
     def _load_state(self, checkpoint: str) -> None:
         """Read `trainer_state.json`. Its intervals apply, with a warning if the arguments differ."""
@@ -240,9 +227,8 @@ class Resumer:
             run.losses.load_state_dict(run.resumed.losses)
         if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)
-        position = run.start.position
-        is_exact = position is not None and position.rng is not None
-        self._rng_of_file = None if is_exact else read_random_states(checkpoint, *ranks)
+        if run.start.rng is None:  # read before the fit, so that a damaged file is found in time
+            run.start = dataclasses.replace(run.start, rng=read_random_states(checkpoint, *ranks))
         self._warn_of_workers(run)
 
     def _warn_of_workers(self, run: TrainingRun) -> None:

@@ -112,6 +112,16 @@ def test_who_reads(is_iterable, chosen, dispatches):
         assert loader.dispatches is (dispatches and world_size > 1)
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("data", [list(range(22)), Numbers(22)], ids=["samples", "stream"])
+def test_rounds_that_one_rank_reads_for_all_are_skipped_once(data, split):
+    ranks = RankSlice(world_size=2, dispatch_batches=True, split_batches=split)
+    whole, resumed = (PreparedDataLoader(data, batch_size=4, rank_slice=ranks) for _ in range(2))
+    resumed.resume_at(2)
+    for skip in (2, 0):  # the next pass is a whole one
+        assert [part.tolist() for part in resumed] == [part.tolist() for part in whole][skip:]
+
+
 def test_an_error_of_the_reader_is_its_own():
     def broken():
         yield {"names": ["a"]}

@@ -3,9 +3,15 @@
 import pytest
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from hf_compat.data.loader import SeededRandomSampler, SkipFirstBatches, measure_lengths
+from hf_compat.data.loader import (
+    SeededRandomSampler,
+    SkipFirstBatches,
+    draw_order,
+    measure_lengths,
+    skip_first_batches,
+)
 from hf_compat.errors import DataError
 
 
@@ -39,12 +45,12 @@ def test_what_is_left_after_skipping_is_what_reading_leaves(make, skip):
     assert list(left) == list(BatchSampler(make(), 3, False))[skip:]
 
 
-def test_priming_draws_the_order_and_loses_no_batch():
+def test_the_order_can_be_drawn_early_and_no_batch_is_lost():
     torch.manual_seed(0)
-    left = SkipFirstBatches(BatchSampler(RandomSampler(range(10)), 3, False), 1)
+    left = skip_first_batches(DataLoader(range(10), batch_sampler=BatchSampler(RandomSampler(range(10)), 3, False)), 1)
     batches = iter(left)
     before = torch.get_rng_state()
-    left.prime()
+    draw_order(batches)
     drawn = torch.get_rng_state()
     assert not torch.equal(before, drawn)
     assert len(list(batches)) == 3 and torch.equal(torch.get_rng_state(), drawn)
