@@ -21,8 +21,8 @@ from hf_compat.checkpoint.lightning_io import (
     write_weights,
     writing,
 )
-from hf_compat.checkpoint.reading import StoredTensor, fitting
-from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
+from hf_compat.checkpoint.reading import Contents, StoredTensor, fitting
+from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.text import brief
@@ -57,47 +57,45 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
             f"`shard_bytes` is {brief(shard_bytes, 60)}, not a number of bytes.\n\nHint: 5_000_000_000, say."
         )
     with naming(source):
-        return _convert(source, target, shard_bytes, keep_names)
-
-
-def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> str:
-    to_lightning = target.endswith(".ckpt")
-    stored: list[StoredTensor] | None = None
-    if os.path.isdir(source) and not to_lightning:
-        if os.path.lexists(os.path.join(source, METADATA_NAME)):
-            stored = dcp_tensors(source)
-        elif find_zero_folder(source) is not None:
-            stored = zero_tensors(source)
-    if stored is not None:
-        # Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number
-        if not stored:
-            raise CheckpointError("The shards hold no weights.")
-        with writing(target) as place:
-            count = _write_files(stored, place, shard_bytes, keep_names)
-            put(place, target)
-        return f"{count} tensors of the shards in {source} are weights in {target}"
-    if os.path.isdir(source) and to_lightning:
-        checkpoint = from_hf(source)
-        with writing(target) as place:
-            written = os.path.join(place, "it.ckpt")
-            torch.save(checkpoint, written)
-            put(written, target)
-        return f"the HF folder {source} is the Lightning checkpoint {target}"
-    if os.path.isfile(source) and not to_lightning:
-        # Its own error would speak of something else
-        with open_regular(source) as file:
-            if not file.read(4).startswith(_TORCH_BEGINS):
-                raise CheckpointError(
-                    f"{source} is not a Lightning checkpoint, since it is not a file of `torch.save`."
-                )
-        checkpoint = read_lightning(source)
-        to_hf(checkpoint, target)
-        warn_of_left_out(source, checkpoint)
-        return f"the Lightning checkpoint {source} is the HF folder {target}"
-    raise ArgumentError(
-        f"There is nothing to convert from {source} to {target}.\n\n"
-        "Hint: name a .ckpt file and a folder, in either order, or a folder of shards and a folder."
-    )
+        to_lightning = target.endswith(".ckpt")
+        stored: list[StoredTensor] | None = None
+        if os.path.isdir(source) and not to_lightning:
+            if os.path.lexists(os.path.join(source, METADATA_NAME)):
+                stored = dcp_tensors(source)
+            else:
+                contents = Contents(source)
+                if rank_files(contents, named_zero_folder(contents) or "", OPTIMIZERS):
+                    stored = zero_tensors(source)
+        if stored is not None:
+            # safetensors with an index, one file's worth of tensors in memory at a time
+            if not stored:
+                raise CheckpointError("The shards hold no weights.")
+            with writing(target) as place:
+                count = _write_files(stored, place, shard_bytes, keep_names)
+                put(place, target)
+            return f"{count} tensors of the shards in {source} are weights in {target}"
+        if os.path.isdir(source) and to_lightning:
+            checkpoint = from_hf(source)
+            with writing(target) as place:
+                written = os.path.join(place, "it.ckpt")
+                torch.save(checkpoint, written)
+                put(written, target)
+            return f"the HF folder {source} is the Lightning checkpoint {target}"
+        if os.path.isfile(source) and not to_lightning:
+            # Its own error would speak of something else
+            with open_regular(source) as file:
+                if not file.read(4).startswith(_TORCH_BEGINS):
+                    raise CheckpointError(
+                        f"{source} is not a Lightning checkpoint, since it is not a file of `torch.save`."
+                    )
+            checkpoint = read_lightning(source)
+            to_hf(checkpoint, target)
+            warn_of_left_out(source, checkpoint)
+            return f"the Lightning checkpoint {source} is the HF folder {target}"
+        raise ArgumentError(
+            f"There is nothing to convert from {source} to {target}.\n\n"
+            "Hint: name a .ckpt file and a folder, in either order, or a folder of shards and a folder."
+        )
 
 
 def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:

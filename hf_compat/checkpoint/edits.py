@@ -16,7 +16,6 @@ from pathlib import Path
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.judging import check_files, check_unlisted
-from hf_compat.checkpoint.manifest import entries, seal
 from hf_compat.checkpoint.reading import MANIFEST_NAME, Listed, read_manifest, reading_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError
 
@@ -62,7 +61,7 @@ def find_edits(root: Path, listed: Listed) -> Edits:
             edits.kept.append(name)
         else:
             (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
-    for name, is_own in entries(root).items():
+    for name, is_own in manifest.entries(root).items():
         if name not in listed:
             (edits.added if is_own else edits.not_read).append(name)
     return edits
@@ -146,7 +145,7 @@ def seal_edited(folder: str) -> str:
             f"{folder} is not sealed: {first_line(error)}\n\n"
             "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
         ) from error
-    seal(folder, before.writer)
+    manifest.seal(folder, before.writer)
     lines = [f"{folder}: each file is whole by itself."]
     if before.files is not None:
         lines += [f"  {line}" for line in edits.described()]

@@ -36,8 +36,6 @@ from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
 from hf_compat.checkpoint.judging import holds_model_alone
-from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
-from hf_compat.checkpoint.manifest import seal
 from hf_compat.checkpoint.reading import COMPILED, Contents, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import (
     RUN_STATE_NAME,
@@ -155,8 +153,8 @@ def writing(target: str) -> Iterator[str]:
     beside, name = os.path.split(os.path.abspath(target))
     try:
         os.makedirs(beside, exist_ok=True)
-        remove_ended(beside, CONVERTING)
-        with hidden_folder(beside, CONVERTING) as hidden:
+        layout.remove_ended(beside, layout.CONVERTING)
+        with layout.hidden_folder(beside, layout.CONVERTING) as hidden:
             place = os.path.join(hidden, name)
             os.mkdir(place)
             yield place
@@ -255,7 +253,7 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
     with writing(folder) as partial:
         with fitting("The Lightning checkpoint"):
             _write_files(checkpoint, weights, partial)
-        seal(partial)
+        manifest.seal(partial)
         put(partial, folder)
 
 

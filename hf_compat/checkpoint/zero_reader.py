@@ -24,6 +24,7 @@ from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
 
 LATEST_NAME = "latest"
+OPTIMIZERS, MODELS = "_optim_states.pt", "_model_states.pt"  # ends of the names of the ranks' files
 # DeepSpeed takes `*`, `?` and `[` for patterns, and opens what they match
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -63,27 +64,8 @@ def named_zero_folder(contents: Contents) -> str | None:
     return name
 
 
-def find_zero_folder(source: str) -> str | None:
-    """Find the folder with the ranks' files: `source`, or the one that its `latest` names. None for other folders."""
-    contents = Contents(source)
-    name = named_zero_folder(contents)
-    folder = os.path.join(source, name) if name is not None else source
-    return folder if optimizer_files(contents, name or "") else None
-
-
-def optimizer_files(contents: Contents, subfolder: str) -> list[str]:
-    """List the ranks' optimizer states, in the order of the ranks."""
-    return _of_ranks(contents, subfolder, "_optim_states.pt")
-
-
-def has_partitioned_weights(contents: Contents, subfolder: str) -> bool:
-    """Whether ZeRO 3 wrote the files. Each rank has model states of its own then."""
-    return any(
-        os.path.basename(name).startswith("zero_pp_rank") for name in _of_ranks(contents, subfolder, "_model_states.pt")
-    )
-
-
-def _of_ranks(contents: Contents, subfolder: str, ending: str) -> list[str]:
+def rank_files(contents: Contents, subfolder: str, ending: str) -> list[str]:
+    """List the ranks' files with an ending, `OPTIMIZERS` or `MODELS`, in the order of the ranks."""
     if not os.path.isdir(contents.folder / subfolder):
         return []
     found = [name for name in contents.names(subfolder) if name.endswith(ending)]
@@ -147,8 +129,8 @@ def _reading(source: str) -> Iterator[tuple[list[RankFile], list[RankFile], Path
     contents = Contents(source)
     subfolder = named_zero_folder(contents) or ""
     folder = contents.folder / subfolder
-    optimizers = [_read(path) for path in optimizer_files(contents, subfolder)]
-    models = [_read(path) for path in _of_ranks(contents, subfolder, "_model_states.pt")]
+    optimizers = [_read(path) for path in rank_files(contents, subfolder, OPTIMIZERS)]
+    models = [_read(path) for path in rank_files(contents, subfolder, MODELS)]
     if not models or not optimizers:
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
     try:

@@ -41,7 +41,7 @@ from hf_compat.checkpoint.reading import (
     weight_files,
 )
 from hf_compat.checkpoint.torch_writer import save_torch
-from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files, zero_states
+from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_states
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import stepping_of
@@ -233,7 +233,7 @@ class TorchState(ModelState):
             self.set_optimizer_state(path, read_torch_file(path), optimizer)
             return True
         zero = named_zero_folder(contents)
-        if zero is None or not optimizer_files(contents, zero):
+        if zero is None or not rank_files(contents, zero, OPTIMIZERS):
             return False
         self.set_optimizer_state(os.path.join(folder, zero), self._state_of_zero(folder, optimizer), optimizer)
         return True

@@ -23,12 +23,13 @@ from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import OPTIMIZER_INDEX, ModelState, OptimizerState, PlainState, giving
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
+    MODELS,
+    OPTIMIZERS,
     OWN_TYPES,
     ZeroStates,
     check_zero_files,
-    has_partitioned_weights,
     named_zero_folder,
-    optimizer_files,
+    rank_files,
     zero_states,
 )
 from hf_compat.errors import CheckpointError, CheckpointMismatch
@@ -247,8 +248,9 @@ class DeepSpeedState(ModelState):
                 "Hint: leave `load_universal` out of DeepSpeed's configuration."
             )
         check_zero_files(contents, name)  # on every rank and before any exchange: one that fails alone lets all wait
-        ranks = len(optimizer_files(contents, name))  # 0 without ZeRO: the optimizer's state is with the weights
-        layout = (ranks, has_partitioned_weights(contents, name))
+        ranks = len(rank_files(contents, name, OPTIMIZERS))  # 0 without ZeRO: the optimizer's state is with the weights
+        models = map(os.path.basename, rank_files(contents, name, MODELS))
+        layout = (ranks, any(model.startswith("zero_pp_rank") for model in models))  # ZeRO 3 writes one for each rank
         if ranks and layout != (distributed.get_world_size(), self.engine.zero_optimization_partition_weights()):
             take_states(folder, self.engine)
             return True
