@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -67,33 +67,26 @@ def in_own_class(model: nn.Module) -> Iterator[None]:
             module.__class__ = kind
 
 
-@contextlib.contextmanager
-def giving(model: nn.Module, whole: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
-    """Let `state_dict` of a model and of its parts hold these tensors in the place of the parameters."""
-
-    def put(module: nn.Module, state: Tensors, prefix: str, metadata: object) -> None:
-        for name, parameter in _own(module):
-            if prefix + name in state and parameter in whole:
-                state[prefix + name] = whole[parameter]
-
-    with in_own_class(model), contextlib.ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_state_dict_post_hook(put).remove)  # type: ignore[no-untyped-call]
-        yield
+SAVING, LOADING = "register_state_dict_post_hook", "register_load_state_dict_pre_hook"
 
 
 @contextlib.contextmanager
-def taking(model: nn.Module, fit: Callable[[nn.Parameter, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Let `load_state_dict` of a model and of its parts take whole tensors: `fit` makes a parameter's value of each."""
+def replacing(
+    model: nn.Module, moment: str, value: Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Let `state_dict` (`SAVING`) or `load_state_dict` (`LOADING`) of a model and of its parts take other tensors.
+
+    `value` makes the tensor of a parameter, and is given the one that would be saved or loaded.
+    """
 
     def put(module: nn.Module, state: Tensors, prefix: str, *_: object) -> None:
-        for name, parameter in _own(module):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if prefix + name in state:
-                state[prefix + name] = fit(parameter, state[prefix + name])
+                state[prefix + name] = value(parameter, state[prefix + name])
 
     with in_own_class(model), contextlib.ExitStack() as hooks:
         for module in model.modules():
-            hooks.callback(module.register_load_state_dict_pre_hook(put).remove)  # type: ignore[no-untyped-call]
+            hooks.callback(getattr(module, moment)(put).remove)
         yield
 
 
@@ -112,10 +105,6 @@ def shard_of(parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor) or isinstance(whole, DTensor):
         return whole
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
-def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 MODEL_FOLDER = "pytorch_model_fsdp_0"
@@ -316,10 +305,11 @@ class FSDP2State(TorchState):
 
     def giving_whole(self) -> AbstractContextManager[None]:
         self.model.state_dict()  # what the last forward pass has left whole becomes shards again
-        return giving(self.model, {parameter: gathered(parameter) for parameter in self.model.parameters()})
+        whole = {parameter: gathered(parameter) for parameter in self.model.parameters()}
+        return replacing(self.model, SAVING, whole.get)
 
     def taking_whole(self) -> AbstractContextManager[None]:
-        return taking(self.model, shard_of)
+        return replacing(self.model, LOADING, shard_of)
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
         config: Any = getattr(self.model, "config", None)

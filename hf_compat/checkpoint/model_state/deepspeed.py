@@ -20,7 +20,14 @@ from torch import distributed, nn
 from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
-from hf_compat.checkpoint.model_state.base import OPTIMIZER_INDEX, ModelState, OptimizerState, PlainState, giving
+from hf_compat.checkpoint.model_state.base import (
+    OPTIMIZER_INDEX,
+    SAVING,
+    ModelState,
+    OptimizerState,
+    PlainState,
+    replacing,
+)
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     MODELS,
@@ -197,13 +204,13 @@ class DeepSpeedState(ModelState):
             return self.model.state_dict()
         is_first = distributed.get_rank() == 0
         gathered = {parameter: whole for parameter, whole in _copied_whole(self.model) if is_first}
-        with giving(self.model, gathered):
+        with replacing(self.model, SAVING, gathered.get):
             return self.model.state_dict() if is_first else {}
 
     def giving_whole(self) -> AbstractContextManager[None]:
         if not is_partitioned(self.model):
             return contextlib.nullcontext()
-        return giving(self.model, dict(_copied_whole(self.model)))
+        return replacing(self.model, SAVING, dict(_copied_whole(self.model)).get)
 
     def taking_whole(self) -> AbstractContextManager[None]:
         return whole_for_a_while(self.model.parameters()) if is_partitioned(self.model) else contextlib.nullcontext()
