@@ -106,10 +106,31 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
     Raises:
         ArgumentError: A value is not a path, the source is missing, or the target cannot be made.
     """
-    from_path, to_path = _as_path("source", source), _as_path("target", target)
+    paths = []
+    for name, given in (("source", source), ("target", target)):
+        path = os.fspath(given) if isinstance(given, os.PathLike) else given
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise ArgumentError(f"`{name}` is {brief(given, 60)}, not a path.\n\nHint: name a file or a folder.")
+        paths.append(path.rstrip(os.sep) or os.sep)
+    from_path, to_path = paths
     if not os.path.lexists(from_path):
         raise ArgumentError(f"There is nothing to convert: {from_path!r} does not exist.\n\nHint: name a checkpoint.")
-    _check_target(to_path)
+    try:
+        os.lstat(to_path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise ArgumentError(
+            f"{ascii(to_path)[1:-1]} cannot be written: {cause}.\n\nHint: name another path."
+        ) from error
+    else:
+        raise ArgumentError(f"{to_path} exists and is not overwritten.\n\nHint: name a new path.")
+    parent = os.path.dirname(os.path.abspath(to_path))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{to_path} cannot be written: you may not write to the folder {parent}.")
     inside = os.path.realpath(from_path)
     if os.path.isdir(from_path) and os.path.commonpath([inside, os.path.realpath(to_path)]) == inside:
         raise ArgumentError(
@@ -117,30 +138,6 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
             "Hint: name a path beside it."
         )
     return from_path, to_path
-
-
-def _as_path(name: str, given: object) -> str:
-    path = os.fspath(given) if isinstance(given, os.PathLike) else given
-    if not isinstance(path, str) or not path.strip() or "\0" in path:
-        raise ArgumentError(f"`{name}` is {brief(given, 60)}, not a path.\n\nHint: name a file or a folder.")
-    return path.rstrip(os.sep) or os.sep
-
-
-def _check_target(target: str) -> None:
-    try:
-        os.lstat(target)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else first_line(error)
-        raise ArgumentError(f"{ascii(target)[1:-1]} cannot be written: {cause}.\n\nHint: name another path.") from error
-    else:
-        raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
-    parent = os.path.dirname(os.path.abspath(target))
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
-        raise ArgumentError(f"{target} cannot be written: you may not write to the folder {parent}.")
 
 
 @contextlib.contextmanager
