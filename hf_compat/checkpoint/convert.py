@@ -9,7 +9,7 @@ import torch
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
-from hf_compat.checkpoint.files import first_line, naming, open_regular
+from hf_compat.checkpoint.files import naming, open_regular, reading
 from hf_compat.checkpoint.forms import COUNT
 from hf_compat.checkpoint.lightning_io import (
     checked_paths,
@@ -21,7 +21,7 @@ from hf_compat.checkpoint.lightning_io import (
     write_weights,
     writing,
 )
-from hf_compat.checkpoint.reading import Contents, StoredTensor, fitting
+from hf_compat.checkpoint.reading import Contents, StoredTensor
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.console import progress_bar
@@ -115,7 +115,10 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
     file_of: dict[str, str] = {}
     total_bytes = 0
     for number, group in enumerate(progress_bar(groups, desc="weight files"), start=1):
-        weights = {tensor.name.removeprefix(prefix): _load(tensor) for tensor in group}
+        weights = {}
+        for tensor in group:
+            with reading(f"The stored tensor {tensor.name!r}"):
+                weights[tensor.name.removeprefix(prefix)] = tensor.load()
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))
         file_of |= dict.fromkeys(weights, file)
@@ -124,14 +127,3 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
     with open(os.path.join(partial, layout.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
         json.dump(index, text, indent=2)
     return len(file_of)
-
-
-def _load(stored: StoredTensor) -> torch.Tensor:
-    try:
-        with fitting(f"The stored tensor {stored.name!r}"):
-            tensor = stored.load()
-    except (RuntimeError, OSError) as error:  # of torch: parts that do not make up the shape
-        raise CheckpointError(f"The stored tensor {stored.name!r} cannot be read: {first_line(error)}") from error
-    if tensor.is_meta:
-        raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")
-    return tensor

@@ -108,7 +108,7 @@ def zero_states(source: str) -> ZeroStates:
         flat = sorted(states[0])  # the places of flat groups, in their order
         values = [(key, value) for index in flat for key, value in states[0][index].items()]
         keys = {key for key, value in values if isinstance(value, torch.Tensor) and value.dim() == 1}
-        names = [stored.name for stored in _trained(model, optimizers[0], _pieces_of_weights(optimizers))]
+        names = [name for shapes in model["param_shapes"] for name in shapes]
         by_name = {name: {"": weights[name]} for name in names}
         for key in keys:
             pieces = [[state[index][key] for index in flat] for state in states]
@@ -144,19 +144,14 @@ def _is_stage3(optimizer: RankFile) -> bool:
     return "fp32_flat_groups" in optimizer
 
 
-def _pieces_of_weights(optimizers: list[RankFile]) -> list[list[torch.Tensor]]:
-    """Each rank's parts of the float32 weights, group by group."""
-    key = "fp32_flat_groups" if _is_stage3(optimizers[0]) else "single_partition_of_fp32_groups"
-    return [optimizer[key] for optimizer in optimizers]
-
-
 def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
     count = optimizers[0]["partition_count"]
     world_size = int(max(count) if isinstance(count, list) else count)
     if len(optimizers) != world_size:
         raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
     by_stage3 = _is_stage3(optimizers[0])
-    trained = _trained(models[0], optimizers[0], _pieces_of_weights(optimizers))
+    key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"  # each rank's parts, by groups
+    trained = _trained(models[0], optimizers[0], [optimizer[key] for optimizer in optimizers])
     buffers = [
         StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
         for name in models[0]["buffer_names"]

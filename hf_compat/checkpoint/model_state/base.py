@@ -48,8 +48,6 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import barrier
 from hf_compat.runtime.device_copies import small_ones_on_host
 
-Tensors = dict[str, torch.Tensor]
-
 
 @contextlib.contextmanager
 def in_own_class(model: nn.Module) -> Iterator[None]:
@@ -79,7 +77,7 @@ def replacing(
     `value` makes the tensor of a parameter, and is given the one that would be saved or loaded.
     """
 
-    def put(module: nn.Module, state: Tensors, prefix: str, *_: object) -> None:
+    def put(module: nn.Module, state: Weights, prefix: str, *_: object) -> None:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if prefix + name in state:
                 state[prefix + name] = value(parameter, state[prefix + name])
