@@ -19,7 +19,7 @@ from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import GradNorm, Window
+from hf_compat.engine.windows import GradNorm, UpdateObserver, Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
 from hf_compat.runtime.inspection import placing
@@ -76,7 +76,7 @@ def segment_of(order: list[pl.Callback | Callback], callback: Callback) -> int:
     return segment
 
 
-class HFBridge(HFEvents):
+class HFBridge(HFEvents, UpdateObserver):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:

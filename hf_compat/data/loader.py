@@ -144,40 +144,26 @@ class BatchSamplerSlice(Sampler[Indices]):
         return [min(max(rest - rank * own, 0), own) for rank in range(world_size)] if rest else []
 
     def __iter__(self) -> Iterator[Indices]:
-        return self._parts_of_batches() if self.ranks.split_batches else self._whole_batches()
-
-    def _whole_batches(self) -> Iterator[Indices]:
-        first: list[Indices] = []
         rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size
+        is_cut = self.ranks.split_batches
+        first: list[Indices] = []
         batches = iter(self.batch_sampler)
-        while current := list(islice(batches, world_size)):
+        in_round = 1 if is_cut else world_size
+        while current := list(islice(batches, in_round)):
             first = first or current
-            if len(current) == world_size and (size is None or len(current[-1]) == size):
-                yield current[rank]
-            elif self.drop_last:
+            is_full = len(current) == in_round and (size is None or len(current[-1]) == size)
+            if self.drop_last and not is_full:
                 continue
-            elif not self.ranks.even_batches:
-                if rank < len(current):
-                    yield current[rank]
+            if not is_cut and (is_full or not self.ranks.even_batches):
+                yield from current[rank : rank + 1]
             elif size is None:  # repeat whole batches if their lengths vary
                 yield list(islice(chain(current, cycle(first)), world_size))[rank]
             else:
-                samples = chain(chain.from_iterable(current), cycle(chain.from_iterable(first)))
-                yield list(islice(samples, rank * size, (rank + 1) * size))
-
-    def _parts_of_batches(self) -> Iterator[Indices]:
-        first: Indices = []
-        size = self.batch_size // self.ranks.world_size  # type: ignore[operator]  # the constructor has checked it
-        own = slice(self.ranks.rank * size, (self.ranks.rank + 1) * size)
-        for batch in self.batch_sampler:
-            first = first or list(batch)
-            if len(batch) == self.batch_size:
-                yield batch[own]
-            elif not self.drop_last:
-                if self.ranks.even_batches:
-                    yield list(islice(chain(batch, cycle(first)), own.start, own.stop))
-                elif batch[own]:
-                    yield batch[own]
+                own = size // world_size if is_cut else size
+                filling = cycle(chain.from_iterable(first)) if self.ranks.even_batches else ()
+                part = list(islice(chain(*current, filling), rank * own, (rank + 1) * own))
+                if part:
+                    yield part
 
 
 class IterableDatasetSlice(IterableDataset[Sample]):

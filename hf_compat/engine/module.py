@@ -31,7 +31,7 @@ from hf_compat.engine.internals import (
     warn_of_newer_lightning,
 )
 from hf_compat.engine.strategies import UpdateMechanics
-from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
+from hf_compat.engine.windows import GradNorm, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping, stepping_of
 from hf_compat.runtime.inspection import is_replaced, placing
@@ -79,7 +79,7 @@ class WindowModule(HooksOfPlainBatches):
         self.model = model
         self.steps = steps
         self.compute_metrics = compute_metrics
-        self.observer: UpdateObserver = SilentObserver()
+        self.observer = UpdateObserver()
         self.evaluation: EvaluationRun | None = None
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once

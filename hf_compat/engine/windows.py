@@ -468,8 +468,8 @@ class TrainingSteps(Protocol):
     def _get_learning_rate(self) -> float: ...
 
 
-class UpdateObserver(Protocol):
-    """Events within an update for which Lightning has no hook."""
+class UpdateObserver:
+    """Events within an update for which Lightning has no hook. Nothing is done at them here."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Note that a micro-batch's backward pass is done."""
@@ -482,13 +482,4 @@ class UpdateObserver(Protocol):
 
     def agree_to_stop(self) -> bool:
         """Whether to skip the rest of the window."""
-
-
-class SilentObserver:
-    """An observer that does nothing, for an `HFModule` in a trainer without `HFBridge`."""
-
-    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
-    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None: ...
-    def fire(self, event: str) -> None: ...
-    def agree_to_stop(self) -> bool:
         return False
