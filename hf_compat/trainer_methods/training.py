@@ -17,7 +17,6 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
-from hf_compat.checkpoint.run_state import DataCut
 from hf_compat.data.collators import check_dataset, check_iterable
 from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
@@ -91,12 +90,6 @@ class TrainingMethods(TrainerBase):
             self._run = run = TrainingRun(
                 losses=LossLog(args.device, self.state.global_step, args.logging_nan_inf_filter),
                 counts=counts,
-                cut=DataCut(
-                    counts=counts,
-                    window_size=self.args.gradient_accumulation_steps,
-                    world_size=self.args.world_size,
-                    samples_per_micro_batch=self._train_batch_size * self.args.world_size,
-                ),
                 loader=loader,
                 checkpoint=resume_from_checkpoint,
                 updates_before=self.state.global_step,

@@ -29,7 +29,7 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
-from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
+from hf_compat.checkpoint.run_state import DataCut, RunState, read_random_states, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
@@ -218,10 +218,16 @@ class Resumer:
     def _load_position(self, checkpoint: str) -> None:
         """Restore the position in the data, and the loss since the last log."""
         host, run = self._host, self._host._run
-        assert run.cut is not None  # it is set with the checkpoint
+        assert run.counts is not None  # they are set for a fit
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks)
-        run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
+        cut = DataCut(
+            counts=run.counts,
+            window_size=host.args.gradient_accumulation_steps,
+            world_size=host.args.world_size,
+            samples_per_micro_batch=host._train_batch_size * host.args.world_size,
+        )
+        run.start = resume_point(run.resumed, run.updates_before, cut, host.args.ignore_data_skip)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.has_same_cut or run.resumed.world_size != host.args.world_size):
             run.losses.load_state_dict(run.resumed.losses)
@@ -234,8 +240,9 @@ class Resumer:
     def _warn_of_workers(self, run: TrainingRun) -> None:
         """Warn where the loader's workers make a resumed run differ from the uninterrupted one."""
         workers, keeps_workers = getattr(run.loader, "num_workers", 0), getattr(run.loader, "persistent_workers", False)
-        before = workers if run.resumed is None or run.resumed.workers is None else run.resumed.workers
-        kept_before = keeps_workers if run.resumed is None or run.resumed.workers is None else run.resumed.keeps_workers
+        before, kept_before = workers, keeps_workers
+        if run.resumed is not None and run.resumed.workers is not None:
+            before, kept_before = run.resumed.workers, run.resumed.keeps_workers
         is_stream = isinstance(getattr(run.loader, "dataset", None), IterableDataset)
         if is_stream and max(workers, 1) != max(before, 1):
             shared_logger.warning(

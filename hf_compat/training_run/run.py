@@ -23,7 +23,6 @@ import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import (
-    DataCut,
     PlainState,
     ResumePoint,
     RunState,
@@ -68,27 +67,24 @@ def flag_sources(
 ) -> FlagSources:
     """Find out when user code may set a flag: callbacks, and methods of the Trainer or of its class.
 
-    Lightning callbacks may stop the run. A window of one micro-batch cannot end early.
+    The empty methods of a callback's base class do not count. Lightning callbacks may stop the run. A window of one
+    micro-batch cannot end early.
     """
-    events = {event for callback in callbacks for event in _events(callback)}
+    events = set()
+    for callback in callbacks:
+        if _is_known(type(callback)) and vars(callback).keys().isdisjoint(EVENTS):
+            continue
+        for event in EVENTS:
+            method = getattr(callback, event, None)
+            function = getattr(method, "__func__", method)
+            is_empty = function is getattr(TrainerCallback, event)
+            if callable(method) and not is_empty and function.__module__ != "transformers.trainer_callback":
+                events.add(event)
     return FlagSources(
         in_updates=bool(events) or has_lightning_callbacks or _has_methods_of_user(host),
         in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
         in_epochs="on_epoch_end" in events or has_lightning_callbacks,
     )
-
-
-def _events(callback: Callback) -> list[str]:
-    """Return the events that a user-defined callback has a method for, other than the base class's empty one."""
-    if _is_known(type(callback)) and vars(callback).keys().isdisjoint(EVENTS):
-        return []
-    methods = {event: getattr(callback, event, None) for event in EVENTS}
-    functions = {event: getattr(method, "__func__", method) for event, method in methods.items() if callable(method)}
-    return [
-        event
-        for event, function in functions.items()
-        if function is not getattr(TrainerCallback, event) and function.__module__ != "transformers.trainer_callback"
-    ]
 
 
 def _has_methods_of_user(host: object) -> bool:
@@ -186,7 +182,6 @@ class TrainingRun:
     windows: Windows | None = None  # the loader's micro-batches, grouped by update
     checkpoint: str | None = None  # the folder that the run resumes from
     resumed: RunState | None = None  # the state in that folder, if it has one
-    cut: DataCut | None = None  # how the data is cut into updates
     start: ResumePoint = field(default_factory=ResumePoint)
     run_id: str = field(default_factory=functools.partial(secrets.token_hex, 4))  # in manifests. A resumed run keeps it
     trial: Trial = None
@@ -480,7 +475,6 @@ class RunHost(TrainingSteps, Protocol):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
     def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
     # Resuming
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
