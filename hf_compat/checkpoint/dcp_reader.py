@@ -90,7 +90,7 @@ def read_dcp(dcp: DcpFolder, state: States) -> None:
             # a single process reads on purpose
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
             is_alone = not is_distributed()
-            load(state, storage_reader=dcp, planner=_PlainPlanner(), no_dist=is_alone)
+            load(state, storage_reader=dcp, planner=DefaultLoadPlanner(), no_dist=is_alone)
     except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is not an `Exception`
         failures = getattr(error, "failures", None)
         first = next(iter(failures.values()))[0] if isinstance(failures, dict) and failures else error
@@ -111,9 +111,13 @@ class DcpFolder(FileSystemReader):
         return self.index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert isinstance(planner, DefaultLoadPlanner)
         for item in plan.items:
+            key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
+            if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
+                raise CheckpointError(f"{key!r} has to be a tensor and is stored as a value.")
             found = self.read_entry(item.storage_index)
-            if item.type == LoadItemType.BYTE_IO:
+            if is_value:
                 plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
                 torch.save(found, plain)
                 plain.seek(0)
@@ -124,7 +128,7 @@ class DcpFolder(FileSystemReader):
             own = planner.resolve_tensor(item).detach()
             if own.shape != part.shape:
                 shapes = f"{list(part.shape)}, not {list(own.shape)}"
-                raise CheckpointError(f"{item.dest_index.fqn!r} has the shape {shapes}.")
+                raise CheckpointError(f"{key!r} has the shape {shapes}.")
             own.copy_(part)
             planner.commit_tensor(item, own)
         done: Future[None] = Future()
@@ -166,20 +170,6 @@ class DcpFolder(FileSystemReader):
                 f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says."
             )
         return found
-
-
-class _PlainPlanner(DefaultLoadPlanner):
-    """Reads tensors for tensors, and plain values for values."""
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None  # torch has set it
-        plan = super().create_local_plan()
-        stored = self.metadata.state_dict_metadata
-        for key, own in self.state_dict.items():
-            if isinstance(own, torch.Tensor) != isinstance(stored[key], TensorStorageMetadata):
-                kinds = ("a tensor", "a value") if isinstance(own, torch.Tensor) else ("a value", "a tensor")
-                raise CheckpointError(f"{key!r} has to be {kinds[0]} and is stored as {kinds[1]}.")
-        return plan
 
 
 class _IndexOnly(pickle.Unpickler):
