@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -139,12 +139,6 @@ def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
 
-class WeightsWriter(Protocol):
-    """`Trainer._save`: writes weights and what belongs to them; an empty `state_dict` writes no weights."""
-
-    def __call__(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None: ...
-
-
 class ModelState(abc.ABC):
     """The weights and the optimizer's state of a model, in and out of checkpoint folders.
 
@@ -161,8 +155,8 @@ class ModelState(abc.ABC):
     def whole_weights(self) -> Weights:
         """Return the whole weights; where they are gathered, the first process gets them."""
 
-    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
-        """Write the weights by a method that writes whole ones. Only those of a checkpoint may be shards."""
+    def write_weights(self, folder: str, write: Callable[..., None], for_checkpoint: bool) -> None:
+        """Write the weights by `Trainer._save`, which writes whole ones. Only those of a checkpoint may be shards."""
         write(folder, state_dict=self.whole_weights())
 
     def giving_whole(self) -> AbstractContextManager[None]:
@@ -275,7 +269,7 @@ class PlainState(TorchState):
     def whole_weights(self) -> Weights:
         return self.model.state_dict()
 
-    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
+    def write_weights(self, folder: str, write: Callable[..., None], for_checkpoint: bool) -> None:
         write(folder)  # it asks the model itself
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
@@ -309,7 +303,7 @@ class FSDP2State(TorchState):
     def taking_whole(self) -> AbstractContextManager[None]:
         return replacing(self.model, LOADING, shard_of)
 
-    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
+    def write_weights(self, folder: str, write: Callable[..., None], for_checkpoint: bool) -> None:
         config: Any = getattr(self.model, "config", None)
         loaded = getattr(config, "distributed_config", None)
         with contextlib.ExitStack() as stack:
@@ -321,7 +315,7 @@ class FSDP2State(TorchState):
             if not (for_checkpoint and self.writes_shards):
                 super().write_weights(folder, write, for_checkpoint)
                 return
-            write(folder, state_dict={})
+            write(folder, state_dict={})  # all but the weights
         barrier()  # the folder is there
         write_model_shards(folder, self.model)
 
