@@ -14,7 +14,6 @@ from hf_compat.checkpoint.forms import COUNT
 from hf_compat.checkpoint.lightning_io import (
     checked_paths,
     from_hf,
-    put,
     read_lightning,
     to_hf,
     warn_of_left_out,
@@ -71,15 +70,13 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
             if not stored:
                 raise CheckpointError("The shards hold no weights.")
             with writing(target) as place:
+                os.mkdir(place)
                 count = _write_files(stored, place, shard_bytes, keep_names)
-                put(place, target)
             return f"{count} tensors of the shards in {source} are weights in {target}"
         if os.path.isdir(source) and to_lightning:
             checkpoint = from_hf(source)
             with writing(target) as place:
-                written = os.path.join(place, "it.ckpt")
-                torch.save(checkpoint, written)
-                put(written, target)
+                torch.save(checkpoint, place)
             return f"the HF folder {source} is the Lightning checkpoint {target}"
         if os.path.isfile(source) and not to_lightning:
             # Its own error would speak of something else

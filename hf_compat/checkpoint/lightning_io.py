@@ -142,9 +142,10 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def writing(target: str) -> Iterator[str]:
-    """Make a new folder beside the target to write in. It, or a file in it, is then `put` into the target's place.
+    """Give a path in a hidden folder beside the target. The file or folder that is written there then gets its name.
 
     Raises:
+        ArgumentError: Something has the target's name.
         CheckpointWriteError: Something could not be written. The message names the target and the cause.
     """
     beside, name = os.path.split(os.path.abspath(target))
@@ -153,8 +154,10 @@ def writing(target: str) -> Iterator[str]:
         layout.remove_ended(beside, layout.CONVERTING)
         with layout.hidden_folder(beside, layout.CONVERTING) as hidden:
             place = os.path.join(hidden, name)
-            os.mkdir(place)
             yield place
+            if os.path.lexists(target):
+                raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
+            os.replace(place, target)
     except HfCompatError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -162,13 +165,6 @@ def writing(target: str) -> Iterator[str]:
         raise CheckpointWriteError(
             f"{target} could not be written: {cause}.\n\nHint: make room, or name another path."
         ) from error
-
-
-def put(written: str, target: str) -> None:
-    """Give a written file or folder its name, unless something has it."""
-    if os.path.lexists(target):
-        raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
-    os.replace(written, target)
 
 
 PREFIX = "model."
@@ -248,10 +244,10 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
     with writing(folder) as partial:
+        os.mkdir(partial)
         with fitting("The Lightning checkpoint"):
             _write_files(checkpoint, weights, partial)
         manifest.seal(partial)
-        put(partial, folder)
 
 
 def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str) -> None:
