@@ -138,6 +138,24 @@ def test_an_update_that_a_callback_saves_in_the_middle_of_is_made_again(tmp_path
         assert_same(whole["log"], resumed["log"], "log")
 
 
+@pytest.mark.parametrize("updates", [4, 7])
+def test_an_order_drawn_from_the_global_generator_is_drawn_again(tmp_path, updates):
+    """Before the first update of an epoch nothing is skipped, and the order was drawn from the restored states."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == updates:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+    saver = type("Saver", (hf_compat.TrainerCallback,), {"on_step_begin": on_step_begin})()
+    shuffled = {"accelerator_config": {"use_seedable_sampler": False}}
+    run = Run(hf_compat, tmp_path / "whole", lambda api: [saver], save_strategy="steps", save_steps=100, **shuffled)
+    saver.trainer = run.trainer
+    whole = run.train()
+    resumed = Run(hf_compat, tmp_path / "resumed", **shuffled).train(run.checkpoint(updates))
+    assert_same(whole["weights"], resumed["weights"], "weights")
+    assert_same(whole["log"], resumed["log"], "log")
+
+
 @pytest.mark.parametrize("evaluate", ["no", "epoch"])
 @pytest.mark.parametrize("log", ["epoch", 2])
 def test_resumed_twice_in_a_row(tmp_path, evaluate, log):
