@@ -6,11 +6,11 @@ What `transformers` does at its import is followed: lazy import structures, star
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 # Where a package says which names its lazy module has, and which modules have another name today.
@@ -23,25 +23,60 @@ _FAST = ("TokenizerFast", "ImageProcessorFast")
 _NO_HOMES = ("models", "cli", "commands", "exporters", "testing_utils.py")
 
 
-@dataclass(slots=True)
-class _Module:
-    """The names that a module's source binds."""
+class _Module(ast.NodeVisitor):
+    """The names that a module's source binds outside of functions and classes."""
 
-    names: set[str] = field(default_factory=set)
-    stars: list[tuple[int, str]] = field(default_factory=list)
-    aliases: dict[str, str] = field(default_factory=dict)
+    def __init__(self, text: str) -> None:
+        self.names: set[str] = set()
+        self.stars: list[tuple[int, str]] = []
+        self.aliases: dict[str, str] = {}
+        with contextlib.suppress(SyntaxError):  # of a newer Python: nothing of it is known
+            tree = ast.parse(text)
+            self.visit(tree)
+            if "__getattr__" in self.names:  # the names are in the module's lists and dicts
+                self.names.update(*(_words(one.value) for one in tree.body if isinstance(one, ast.Assign)))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.names.add(node.name)
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # noqa: N815 - the names of `ast`
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.name == "*" and isinstance(node, ast.ImportFrom):
+                self.stars.append((node.level, node.module or ""))
+            else:
+                self.names.add(alias.asname or alias.name.partition(".")[0])
+
+    visit_ImportFrom = visit_Import  # noqa: N815 - the names of `ast`
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.names.add(node.id)
+
+    def visit_Assign(self, node: ast.Assign | ast.AugAssign | ast.Expr) -> None:
+        """Add the names of a lazy module's structure, and modules' aliases, that a statement sets."""
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node.value)]
+        first: ast.AST = targets[0]
+        while isinstance(first, (ast.Subscript, ast.Attribute, ast.Call)):
+            first = first.func if isinstance(first, ast.Call) else first.value
+        subject = first.id if isinstance(first, ast.Name) else ""
+        if subject.endswith(_STRUCTURE):
+            self.names |= {word.partition(".")[0] for one in (*targets, node.value) for word in _words(one)}
+        elif subject == _ALIASES and isinstance(node.value, ast.Dict):
+            self.aliases |= ast.literal_eval(node.value)
+            self.names |= set(self.aliases)
+        self.generic_visit(node)
+
+    visit_AugAssign = visit_Expr = visit_Assign  # noqa: N815 - the names of `ast`
 
 
 class InstalledNames:
-    """The names of one package's modules. Each file is read once."""
+    """The names of one package's modules. Each file is read once. An instance stays as long as the process."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._found: dict[tuple[str, str], bool] = {}
-        self._file = functools.cache(self._find_file)
-        self._read = functools.cache(self._read_module)
-        self._exports = functools.cache(_exports_of)
-        self.homes = functools.cache(self._find_homes)
 
     @functools.cached_property
     def version(self) -> str:
@@ -64,7 +99,8 @@ class InstalledNames:
     def is_module(self, path: str) -> bool:
         return self._file(path) is not None
 
-    def _find_homes(self, name: str) -> tuple[str, ...]:
+    @functools.cache  # noqa: B019 - the instance stays
+    def homes(self, name: str) -> tuple[str, ...]:
         """Return the modules from which a name can be imported: the top level, or else those that define it."""
         if self._has_name(self._root.name, name):
             return (self._root.name,)
@@ -78,29 +114,23 @@ class InstalledNames:
         return tuple(homes)
 
     def _has_name(self, module: str, name: str) -> bool:
-        if (module, name) not in self._found:
-            self._found[module, name] = False  # for star imports in a circle
-            self._found[module, name] = self._binds(module, name)
-        return self._found[module, name]
-
-    def _binds(self, module: str, name: str) -> bool:
-        read = self._read(module)
-        if read is None:
-            return False
-        if name in read.names:
-            return True
+        read, key = self._read(module), (module, name)
+        if read is None or name in read.names or key in self._found:
+            return read is not None and self._found.get(key, True)
+        self._found[key] = False  # for star imports in a circle
         # Of hundreds of models the one that a class is named after comes first
         stems = {star: star[1].rpartition(".")[2].replace("_", "") for star in read.stars}
         by_name = sorted(read.stars, key=lambda star: not name.lower().startswith(stems[star]))
-        if any(self.exports(self._absolute(module, *star), name) for star in by_name):
-            return True
-        # Since 5.0 the one class of each kind answers to the name of the fast one, too
-        return name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
+        self._found[key] = any(self.exports(self._absolute(module, *star), name) for star in by_name) or (
+            # Since 5.0 the one class of each kind answers to the name of the fast one, too
+            name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
+        )
+        return self._found[key]
 
     def exports(self, module: str, name: str) -> bool:
         """Return whether a star import of a module binds a name."""
         file = self._file(module)
-        exported = None if file is None else self._exports(file)
+        exported = None if file is None else _exports_of(file)
         if file is None or exported is not None:
             return exported is not None and name in exported
         # A package without a list gives the modules in it, too, once they are imported
@@ -116,7 +146,8 @@ class InstalledNames:
         kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
         return ".".join([*kept, *([path] if path else [])])
 
-    def _find_file(self, module: str) -> Path | None:
+    @functools.cache  # noqa: B019 - the instance stays
+    def _file(self, module: str) -> Path | None:
         """Return a module's file; for one that has another name today, that one's."""
         found = self._file_of(module)
         outer, _, last = module.rpartition(".")
@@ -136,17 +167,19 @@ class InstalledNames:
         paths = (place / "__init__.py", place.with_name(f"{place.name}.py"))[: 2 if parts else 1]
         return next((path for path in paths if path.is_file()), None)
 
-    def _read_module(self, module: str) -> _Module | None:
+    @functools.cache  # noqa: B019 - the instance stays
+    def _read(self, module: str) -> _Module | None:
         file = self._file_of(module) if module == self._root.name else self._file(module)
-        return None if file is None else _module_of(_text(file))
+        return None if file is None else _Module(_text(file))
 
 
+@functools.cache
 def _exports_of(file: Path) -> frozenset[str] | None:
     lists = _EXPORTED.findall(_text(file))
     return frozenset(word for one in lists for word in _WORD.findall(one)) if lists else None
 
 
-_names_at = functools.lru_cache(maxsize=4)(InstalledNames)
+_names_at = functools.cache(InstalledNames)
 
 
 def installed_names(package: str) -> InstalledNames | None:
@@ -158,50 +191,6 @@ def installed_names(package: str) -> InstalledNames | None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _module_of(text: str) -> _Module:
-    module = _Module()
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:  # of a newer Python: nothing of it is known
-        return module
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            module.names.add(node.name)
-            if node.name == "__getattr__":  # its names are in the module's lists and dicts
-                module.names |= {word for one in tree.body if isinstance(one, ast.Assign) for word in _words(one.value)}
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                if alias.name == "*" and isinstance(node, ast.ImportFrom):
-                    module.stars.append((node.level, node.module or ""))
-                else:
-                    module.names.add(alias.asname or alias.name.partition(".")[0])
-        elif isinstance(node, ast.expr):
-            stored = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-            module.names |= {one.id for one in stored}
-        else:
-            _add_structure(module, node)
-            pending.extend(ast.iter_child_nodes(node))
-    return module
-
-
-def _add_structure(module: _Module, node: ast.AST) -> None:
-    """Add the names of a lazy module's structure, and modules' aliases, that a statement sets."""
-    if not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
-        return
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-    first: ast.AST = targets[0] if targets else node.value
-    while isinstance(first, (ast.Subscript, ast.Attribute, ast.Call)):
-        first = first.func if isinstance(first, ast.Call) else first.value
-    subject = first.id if isinstance(first, ast.Name) else ""
-    if subject.endswith(_STRUCTURE):
-        module.names |= {word.partition(".")[0] for one in (*targets, node.value) for word in _words(one)}
-    elif subject == _ALIASES and isinstance(node.value, ast.Dict):
-        module.aliases |= ast.literal_eval(node.value)
-        module.names |= set(module.aliases)
 
 
 def _words(node: ast.AST) -> set[str]:
