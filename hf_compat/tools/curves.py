@@ -67,6 +67,12 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
             is_known = any(before == step or (has_best and known == value) for before, _, known in points)
             if not (is_over and is_known):
                 points.append((step, epoch, value))
+    # A state has the best value and its update without the name of the value
+    evaluated = {key: points for key, points in curves.items() if key.startswith("eval")}
+    best = (state.get("best_global_step"), state.get("best_metric"))
+    chosen = {key: one for key, points in evaluated.items() for one in points if (one[0], one[2]) == best}
+    losses = {key: points for key, points in evaluated.items() if key.endswith("_loss")}
+    lowest = {key: min(points, key=lambda point: point[2]) for key, points in losses.items()}
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     return RunCurves(
         name=name or os.path.basename(os.path.abspath(folder)),
@@ -74,21 +80,8 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
         step=int(_number(file, "global_step", state.get("global_step"), is_whole=True)),
         max_steps=int(_number(file, "max_steps", state.get("max_steps"), is_whole=True)),
         curves=curves,
-        best=_best(state.get("best_metric"), state.get("best_global_step"), curves),
+        best=chosen or {key: point for key, point in lowest.items() if math.isfinite(point[2])},
     )
-
-
-def _best(metric: object, step: object, curves: dict[str, list[Point]]) -> dict[str, Point]:
-    """Find the best points. A state has the best value and its update without the name of the value."""
-    chosen = {
-        name: point
-        for name, points in curves.items()
-        for point in points
-        if name.startswith("eval") and (point[0], point[2]) == (step, metric)
-    }
-    losses = {name: points for name, points in curves.items() if name.startswith("eval") and name.endswith("_loss")}
-    lowest = {name: min(points, key=lambda point: point[2]) for name, points in losses.items()}
-    return chosen or {name: point for name, point in lowest.items() if math.isfinite(point[2])}
 
 
 def _state_file(path: str) -> Path:

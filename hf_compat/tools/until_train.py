@@ -6,7 +6,6 @@ The commands that check, explain or export a run use it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -89,7 +88,10 @@ def run_until_train(
         # An empty standard input, as in a job without a terminal
         stack.enter_context(replaced(sys, "stdin", stack.enter_context(open(os.devnull, encoding="utf-8"))))
         # No progress bars, and no logs below warnings, which libraries show while they load
-        stack.enter_context(replaced(tqdm, "__init__", _without_bar(tqdm.__init__)))
+        init: Callable[..., None] = tqdm.__init__
+        stack.enter_context(
+            replaced(tqdm, "__init__", lambda *given, **named: init(*given, **{**named, "disable": True}))
+        )
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.INFO)
         ended = _ended(script)
@@ -189,11 +191,3 @@ def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
 def overrides(trainer: Trainer, name: str) -> bool:
     """Whether a method is the user's."""
     return any(name == one for one, *_ in overrides_of(trainer))
-
-
-def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def init_disabled(self: tqdm[object], *positional: object, **named: object) -> None:
-        init(self, *positional, **{**named, "disable": True})
-
-    return init_disabled

@@ -125,7 +125,11 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             report = dataclasses.replace(report, findings=(*report.findings, *notes))
         except ScriptError as error:
             cause = error.__cause__
-            if cause is None or not _is_refusal(cause):
+            # A refusal when the Trainer or its arguments are made is a finding
+            frames = [frame for frame, _ in traceback.walk_tb(None if cause is None else cause.__traceback__)]
+            made = [frame for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
+            is_ours = any(str(frame.f_globals.get("__name__", "")).startswith("hf_compat.") for frame in made)
+            if cause is None or not (is_ours or isinstance(cause, HfCompatError)):
                 return _not_checked(error)
             finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
@@ -142,15 +146,6 @@ def _preflight(captured: CapturedTrain) -> PreflightReport:
     named = captured.keywords.get("resume_from_checkpoint", captured.keywords.get("model_path"))
     wanted = captured.positional[0] if captured.positional else named
     return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the making of a Trainer or of its arguments has raised an error. That is a finding."""
-    if isinstance(error, HfCompatError):
-        return True
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    made = [frame for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
-    return any(str(frame.f_globals.get("__name__", "")).startswith("hf_compat.") for frame in made)
 
 
 def _not_checked(error: HfCompatError) -> Outcome:

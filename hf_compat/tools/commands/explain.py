@@ -18,10 +18,8 @@ from hf_compat.tools.commands.isolated import add_options, call_again
 from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
-    from hf_compat.plan.translate import RunCounts
     from hf_compat.tools.explanation import Explanation
     from hf_compat.tools.until_train import CapturedTrain
-    from hf_compat.trainer import Trainer
 
 _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a line
 
@@ -50,13 +48,20 @@ def main(words: Sequence[str]) -> int:
         "words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10"
     )
     chosen = of_script.parse_args(list(words))
-    is_script = _is_script(chosen)
+    first = chosen.words[0] if chosen.words else ""
+    is_script = bool(chosen.module)
+    if first and not (chosen.module or "=" in first or first.startswith("-")):
+        if first.endswith(".ipynb") or (first.endswith(".py") and not os.path.exists(first)):
+            from hf_compat.interop.user_script import require_script
+
+            require_script(first, "hf-compat explain SCRIPT [arguments]")
+        is_script = os.path.exists(first)
     if not is_script:
         chosen, chosen.words = parser.parse_known_args(list(words))
     for name, count in (("--world-size", chosen.world_size), ("--per-node", chosen.per_node)):
         if count is not None and count < 1:
             raise ArgumentError(f"`{name} {count}` is not a number of processes.\n\nHint: write 1 or more.")
-    status = call_again("explain", words, chosen, chosen.words[0] if chosen.words else "") if is_script else None
+    status = call_again("explain", words, chosen, first) if is_script else None
     if status is not None:
         return status
     explanation, about = _of_script(chosen) if is_script else (_of_pairs(chosen), {})
@@ -66,18 +71,6 @@ def main(words: Sequence[str]) -> int:
         lines = [f"{name.replace('_', ' ')}: {value}" for name, value in about.items()]
         show([*lines, *([""] if lines else []), str(explanation)])
     return 0 if explanation.plan is not None else 1
-
-
-def _is_script(chosen: argparse.Namespace) -> bool:
-    """Whether the words are a script and its command line."""
-    first = chosen.words[0] if chosen.words else ""
-    if chosen.module or "=" in first or not first or first.startswith("-"):
-        return bool(chosen.module)
-    if first.endswith(".ipynb") or (first.endswith(".py") and not os.path.exists(first)):
-        from hf_compat.interop.user_script import require_script
-
-        require_script(first, "hf-compat explain SCRIPT [arguments]")
-    return os.path.exists(first)
 
 
 def _assumed(chosen: argparse.Namespace) -> AbstractContextManager[None]:
@@ -110,7 +103,16 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
     trainer = captured.trainer
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    counts, data = _counts(trainer)
+    counts, data = None, "no training data"
+    if trainer.train_dataset is not None:
+        try:
+            counts = trainer.run_counts(trainer.args, trainer.get_train_dataloader())
+            epochs = (
+                "" if counts.is_endless else f" in {counts.num_train_epochs} epoch(s) of {counts.updates_per_epoch}"
+            )
+            data = f"{counts.max_updates} updates{epochs}, {counts.total_train_batch_size} samples each"
+        except (ArgumentError, DataError) as error:
+            data = str(error).partition("\n")[0]
     with _assumed(chosen):
         args = dataclasses.replace(trainer.args) if chosen.world_size else trainer.args
         told_size = chosen.parameters or (size if size >= _LARGE_MODEL else None)
@@ -131,18 +133,6 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
     if plan is not None:
         plan = dataclasses.replace(plan, default_root_dir="(the output folder)")
     return dataclasses.replace(explanation, arguments=listed, plan=plan), about
-
-
-def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
-    """The counts of a Trainer's run and their description, or why there are none."""
-    if trainer.train_dataset is None:
-        return None, "no training data"
-    try:
-        counts = trainer.run_counts(trainer.args, trainer.get_train_dataloader())
-    except (ArgumentError, DataError) as error:
-        return None, str(error).partition("\n")[0]
-    epochs = "" if counts.is_endless else f" in {counts.num_train_epochs} epoch(s) of {counts.updates_per_epoch}"
-    return counts, f"{counts.max_updates} updates{epochs}, {counts.total_train_batch_size} samples each"
 
 
 def _of_pairs(chosen: argparse.Namespace) -> Explanation:

@@ -103,11 +103,22 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
     labels: list[str] = []
     for index, run in enumerate(runs):
         for name in names:
-            label = _shown(run.name) if len(names) == 1 else f"{_shown(run.name)}: {_shown(name)}"
-            line = _draw_curve(axes, run, index, name, by, "-" if name == names[0] else "--")
-            if line is not None:
-                lines.append(line)
-                labels.append(label)
+            points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
+            if not points:
+                continue
+            along = [point[1 if by == "epoch" else 0] for point in points]
+            (line,) = axes.plot(
+                along, [point[2] for point in points], color=f"C{index % 10}", markersize=3, linewidth=1.5,
+                linestyle="-" if name == names[0] else "--", marker="o" if len(points) < 20 else "",
+            )  # fmt: skip
+            line.set_gid(_id_of(index, name))
+            lines.append(line)
+            labels.append(_shown(run.name) if len(names) == 1 else f"{_shown(run.name)}: {_shown(name)}")
+            if name in run.best:
+                step, epoch, value = run.best[name]
+                place = epoch if by == "epoch" else step
+                (star,) = axes.plot([place], [value], "*", color=f"C{index % 10}", markersize=11)
+                star.set_gid(f"{_id_of(index, name)}-best")
     # names are plain text: `$` begins no formula
     axes.set_title(_shown(title) + _left_out(runs, names), parse_math=False)
     axes.set_xlabel("epoch" if by == "epoch" else "update")
@@ -115,23 +126,6 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
     if lines and (len(runs) > 1 or len(names) > 1):
         for text in axes.legend(lines, labels, fontsize="small").get_texts():
             text.set_parse_math(False)
-
-
-def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dashes: str) -> Line2D | None:
-    points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
-    if not points:
-        return None
-    along = [point[1 if by == "epoch" else 0] for point in points]
-    (line,) = axes.plot(
-        along, [point[2] for point in points],
-        color=f"C{index % 10}", linestyle=dashes, marker="o" if len(points) < 20 else "", markersize=3, linewidth=1.5,
-    )  # fmt: skip
-    line.set_gid(_id_of(index, name))
-    if name in run.best:
-        step, epoch, value = run.best[name]
-        (star,) = axes.plot([epoch if by == "epoch" else step], [value], "*", color=f"C{index % 10}", markersize=11)
-        star.set_gid(f"{_id_of(index, name)}-best")
-    return line
 
 
 def _id_of(index: int, name: str) -> str:

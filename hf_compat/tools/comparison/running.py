@@ -66,45 +66,42 @@ def sides_of(against: str | None) -> tuple[Side, Side]:
             "transformers is not installed in this interpreter, and a comparison needs it.\n\n"
             "Hint: pip install 'hf-compat[transformers]'"
         ) from None
-    python, found = (sys.executable, installed) if against is None else _interpreter(against)
+    python, found = sys.executable, installed
+    if against is not None:
+        head, colon, rest = against.partition(":")
+        is_release = bool(colon) and head.replace(".", "").isdigit()
+        release, named = (head, rest) if is_release else ("", against)
+        path = shutil.which(named) or shutil.which(os.path.expanduser(named))
+        if path is None:
+            raise ArgumentError(
+                f"`--against {against}`: there is no interpreter {named!r}.\n\n"
+                "Hint: the path of a Python that has transformers, `--against 4.57:old/bin/python` say."
+            )
+        python = os.path.abspath(path)
+        try:
+            done = subprocess.run(
+                [python, "-c", _QUESTION], capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
+            )
+            found, torch = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise ArgumentError(
+                f"`--against {against}`: {python} does not answer as a Python interpreter does.\n\n"
+                "Hint: give the path of the interpreter itself, `env/bin/python`."
+            ) from error
+        if not (found and torch):
+            lacking = "transformers" if not found else "torch"
+            raise ArgumentError(
+                f"`--against {against}`: {python} has no {lacking}.\n\nHint: {python} -m pip install {lacking}"
+            )
+        if release and not f"{found}.".startswith(f"{release}."):
+            raise ArgumentError(
+                f"`--against {against}`: {python} has transformers {found}, not {release}.\n\n"
+                "Hint: leave the release out to take what is there."
+            )
     return (
         Side(name="transformers", python=python, transformers=found),
         Side(name="hf_compat", python=sys.executable, transformers=installed),
     )
-
-
-def _interpreter(against: str) -> tuple[str, str]:
-    head, colon, rest = against.partition(":")
-    is_release = bool(colon) and head.replace(".", "").isdigit()
-    release, named = (head, rest) if is_release else ("", against)
-    path = shutil.which(named) or shutil.which(os.path.expanduser(named))
-    if path is None:
-        raise ArgumentError(
-            f"`--against {against}`: there is no interpreter {named!r}.\n\n"
-            "Hint: the path of a Python that has transformers, `--against 4.57:old/bin/python` say."
-        )
-    python = os.path.abspath(path)
-    try:
-        done = subprocess.run(
-            [python, "-c", _QUESTION], capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
-        )
-        found, torch = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise ArgumentError(
-            f"`--against {against}`: {python} does not answer as a Python interpreter does.\n\n"
-            "Hint: give the path of the interpreter itself, `env/bin/python`."
-        ) from error
-    if not (found and torch):
-        lacking = "transformers" if not found else "torch"
-        raise ArgumentError(
-            f"`--against {against}`: {python} has no {lacking}.\n\nHint: {python} -m pip install {lacking}"
-        )
-    if release and not f"{found}.".startswith(f"{release}."):
-        raise ArgumentError(
-            f"`--against {against}`: {python} has transformers {found}, not {release}.\n\n"
-            "Hint: leave the release out to take what is there."
-        )
-    return python, str(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,7 +62,19 @@ class ModuleSource(NamedTuple):
     @property
     def defined(self) -> dict[str, ast.stmt]:
         """Statements of the top level by the names that they bind. The last one of a name counts."""
-        return {name: statement for statement in _flat(self.tree.body) for name in _bound_by(statement)}
+        found: dict[str, ast.stmt] = {}
+        for statement in _flat(self.tree.body):
+            names: list[str] = []
+            if isinstance(statement, Definition):
+                names = [statement.name]
+            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+                names = [(alias.asname or alias.name).partition(".")[0] for alias in statement.names]
+            elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                parts = (part for target in targets for part in ast.walk(target))
+                names = [part.id for part in parts if isinstance(part, ast.Name)]
+            found |= dict.fromkeys(names, statement)
+        return found
 
     def text_of(self, node: ast.stmt) -> str:
         """The lines of a statement with its decorators and the comments right above it."""
@@ -81,16 +93,6 @@ def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
             for block in ("body", "orelse", "finalbody"):
                 yield from _flat(getattr(statement, block, []))
-
-
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, Definition):
-        yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
 
 
 @dataclass(slots=True)

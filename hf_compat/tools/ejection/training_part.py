@@ -227,7 +227,16 @@ def _read_off(part: EvaluationPart, trainer: Trainer, own: OwnPart, write: Expre
     if not trainer._has_loss(batch):
         raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
     if part.generation:
-        _read_generation(part, trainer, batch, write)
+        assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
+        keywords = trainer._generation_keywords({})
+        longest, longest_new = trainer._lengths_of_generations()
+        if longest and longest_new and longest_new > longest:
+            raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
+        part.fill_to, part.pad_token = longest or longest_new or 0, trainer._padding_token()
+        words = {name: value for name, value in keywords.items() if value is not None}
+        part.generation_words = "".join(f", {name}={write.of(value)}" for name, value in words.items())
+        decoded = batch.get("decoder_input_ids")
+        part.has_decoded_labels = decoded is not None and decoded.shape == batch["labels"].shape
     elif part.compute_metrics:
         part.predictions = _predictions(trainer, batch)
     part.predicts = True
@@ -253,15 +262,3 @@ def _predictions(trainer: Trainer, batch: Batch) -> str:
     if not values or not all(isinstance(value, torch.Tensor) for value in values):
         raise CannotBeWritten("the model's outputs beside the loss are not a tensor or a plain tuple of tensors")
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-
-
-def _read_generation(part: EvaluationPart, trainer: Trainer, batch: Batch, write: Expressions) -> None:
-    assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
-    keywords = trainer._generation_keywords({})
-    longest, longest_new = trainer._lengths_of_generations()
-    if longest and longest_new and longest_new > longest:
-        raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
-    part.fill_to, part.pad_token = longest or longest_new or 0, trainer._padding_token()
-    part.generation_words = "".join(f", {k}={write.of(value)}" for k, value in keywords.items() if value is not None)
-    decoded = batch.get("decoder_input_ids")
-    part.has_decoded_labels = decoded is not None and decoded.shape == batch["labels"].shape

@@ -149,24 +149,15 @@ def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -
         pattern = _READS[name] if isinstance(outer, _NEEDS_NO_PARENTHESES) else f"({_READS[name]})"
         source.change(node, lambda updated: cst.parse_expression(pattern.format(source.code(updated.value))))
         source.mend_for_5(node, source.code(node), f"transformers 5 has no such attribute: {today(name)}")
-    elif name == "overwrite_output_dir":
-        if source.target is Target.TRANSFORMERS_5:
-            _guard_read(node, source, things)
+    elif name == "overwrite_output_dir" and source.target is Target.TRANSFORMERS_5:
+        # A read gets the source's value, or else the old default, as its default
+        arguments = (one for call in source.of(cst.Call) if things.of(call) is Thing.ARGUMENTS for one in call.args)
+        values = (read_constant(one.value) for one in arguments if keyword(one) == name)
+        given = {one.value for one in values if one is not None}
+        guarded = f'getattr({{}}, "{name}", {bool(given.pop()) if len(given) == 1 else False})'
+        source.change(node, lambda updated: cst.parse_expression(guarded.format(source.code(updated.value))))
     elif name not in ATTRIBUTES_ONLY or source.target is Target.TRANSFORMERS_5:
         source.list(node, source.code(node), GONE_IN_5.get(name, today(name)), source.fails_in_5)
-
-
-def _guard_read(node: cst.Attribute, source: Source, things: Things) -> None:
-    """Give a read of `overwrite_output_dir` the source's value, or else the old default, as its default."""
-    arguments = (one for call in source.of(cst.Call) if things.of(call) is Thing.ARGUMENTS for one in call.args)
-    values = (read_constant(one.value) for one in arguments if keyword(one) == "overwrite_output_dir")
-    given = {one.value for one in values if one is not None}
-    default = bool(given.pop()) if len(given) == 1 else False
-
-    def change(updated: cst.Attribute) -> cst.BaseExpression:
-        return cst.parse_expression(f'getattr({source.code(updated.value)}, "overwrite_output_dir", {default})')
-
-    source.change(node, change)
 
 
 def _rewrite_assignment(node: cst.Attribute, statement: cst.Assign, source: Source) -> None:
@@ -201,16 +192,8 @@ def _rewrite_fields(node: cst.ClassDef, source: Source) -> None:
             source.list(field, place, reason, Effect.DIFFERS if is_for_5 else Effect.LOOK)
 
 
-def rewrite_former_members(source: Source) -> None:
-    """Rewrite or list members and keywords that transformers 5 lacks. An installed 4.x has them."""
-    for call in source.of(cst.Call):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "from_pretrained":
-            # The class of transformers, or that of which a class of this source is made
-            own = source.bound(call.func.value, cst.ClassDef)
-            names = map(source.imported, [call.func.value] if own is None else [one.value for one in own.bases])
-            kinds = (one.rpartition(".")[2] for one in names if one.partition(".")[0] == "transformers")
-            if (kind := next(kinds, "")) != "":
-                _rewrite_loading(call, kind, source)
+def list_former_members(source: Source) -> None:
+    """List members that transformers 5 lacks. An installed 4.x has them."""
     if is_beside_older(source.target):
         return
     own_names = {one.name.value for one in source.of(cst.FunctionDef)}
@@ -218,46 +201,48 @@ def rewrite_former_members(source: Source) -> None:
     own_names |= {one for one in FORMER_MEMBERS if f'"{one}"' in source.text or f"'{one}'" in source.text}
     for node in source.of(cst.Attribute):
         name = node.attr.value
-        if name in FORMER_MEMBERS and name not in own_names and not isinstance(source.parent(node), cst.AssignTarget):
-            if name not in _OF_MODELS or _is_model(node.value):
-                effect = Effect.LOOK if name in _OF_SOME else Effect.FAILS
-                source.list(node, source.code(node), FORMER_MEMBERS[name], effect)
-        elif name in OF_GENERATION:
-            _list_setting(node, source)
+        owner, outer = node.value, source.parent(node)
+        is_known = name not in own_names and (name not in _OF_MODELS or _is_model(owner))
+        if name in FORMER_MEMBERS and is_known and not isinstance(outer, cst.AssignTarget):
+            effect = Effect.LOOK if name in _OF_SOME else Effect.FAILS
+            source.list(node, source.code(node), FORMER_MEMBERS[name], effect)
+        if name in OF_GENERATION and isinstance(owner, cst.Attribute) and owner.attr.value == "config":
+            statement = source.parent(outer) if isinstance(outer, cst.AssignTarget) else None
+            value = read_constant(statement.value) if isinstance(statement, cst.Assign) else None
+            if _is_model(owner.value) and (value is None or value.value is not None):
+                taken = f"{source.code(owner.value)}.generation_config.{name} alone"
+                reason = f"transformers 5 takes settings of generation from {taken}"
+                source.list(node, source.code(node), reason, Effect.FAILS)
 
 
 def _is_model(node: cst.BaseExpression) -> bool:
     return "model" in dotted(node).rpartition(".")[2].lower()
 
 
-def _list_setting(node: cst.Attribute, source: Source) -> None:
-    owner, outer = node.value, source.parent(node)
-    if not isinstance(owner, cst.Attribute) or owner.attr.value != "config" or not _is_model(owner.value):
-        return
-    statement = source.parent(outer) if isinstance(outer, cst.AssignTarget) else None
-    value = read_constant(statement.value) if isinstance(statement, cst.Assign) else None
-    if value is None or value.value is not None:
-        model, name = source.code(owner.value), node.attr.value
-        reason = f"transformers 5 takes settings of generation from {model}.generation_config.{name} alone"
-        source.list(node, source.code(node), reason, Effect.FAILS)
-
-
-def _rewrite_loading(call: cst.Call, kind: str, source: Source) -> None:
-    edits: dict[int, Edit] = {}
-    has_token = any(keyword(one) == "token" for one in call.args)
-    for place, argument in enumerate(call.args):
-        name, value = keyword(argument), read_constant(argument.value)
-        if name not in FORMER_KEYWORDS or (name == "use_auth_token" and has_token):
+def rewrite_loading(source: Source) -> None:
+    """Rewrite or list keywords of `from_pretrained` that transformers 5 lacks. An installed 4.x has them."""
+    for call in source.of(cst.Call):
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "from_pretrained":
             continue
-        if name == "use_auth_token":
-            edits[place] = Edit(name="token")
-        elif name == "resume_download" or (value is not None and not value.value):
-            edits[place] = Edit(drop=True)
-        elif name == "use_flash_attention_2" and value is not None:
-            edits[place] = Edit(name="attn_implementation", value=lambda _: constant("flash_attention_2"))
-        if not is_beside_older(source.target):
-            record = source.mend if place in edits else source.list
-            effect = Effect.LOOK if kind.endswith(_TAKE_ANY) else Effect.FAILS
-            record(argument, f"{kind}.from_pretrained({name}=…)", FORMER_KEYWORDS[name], effect)
-    if edits:
-        edit_call(source, call, edits)
+        # The class of transformers, or that of which a class of this source is made
+        own = source.bound(call.func.value, cst.ClassDef)
+        names = map(source.imported, [call.func.value] if own is None else [one.value for one in own.bases])
+        kind = next((one.rpartition(".")[2] for one in names if one.partition(".")[0] == "transformers"), "")
+        edits: dict[int, Edit] = {}
+        has_token = any(keyword(one) == "token" for one in call.args)
+        for place, argument in enumerate(call.args) if kind else ():
+            name, value = keyword(argument), read_constant(argument.value)
+            if name not in FORMER_KEYWORDS or (name == "use_auth_token" and has_token):
+                continue
+            if name == "use_auth_token":
+                edits[place] = Edit(name="token")
+            elif name == "resume_download" or (value is not None and not value.value):
+                edits[place] = Edit(drop=True)
+            elif name == "use_flash_attention_2" and value is not None:
+                edits[place] = Edit(name="attn_implementation", value=lambda _: constant("flash_attention_2"))
+            if not is_beside_older(source.target):
+                record = source.mend if place in edits else source.list
+                effect = Effect.LOOK if kind.endswith(_TAKE_ANY) else Effect.FAILS
+                record(argument, f"{kind}.from_pretrained({name}=…)", FORMER_KEYWORDS[name], effect)
+        if edits:
+            edit_call(source, call, edits)

@@ -211,10 +211,20 @@ class ImportBlocks:
     def _merged(self, lines: Sequence[_Line]) -> list[_Line]:
         """Merge imports of one module into one if one of them is new."""
         merged: list[_Line] = []
+        places: dict[tuple[str, str | None], int] = {}
         for line in lines:
-            place = next((n for n, one in enumerate(merged) if _is_mergeable(one, line)), None)
-            first, second = (None if place is None else merged[place].names), line.names
-            if place is None or first is None or second is None:
+            second = line.names
+            # isort keeps names with an alias separate
+            if (
+                second is None
+                or any(one.alias for one in second.names)
+                or not (line.is_of("hf_compat") or line.is_of("torch"))
+            ):
+                merged.append(line)
+                continue
+            place = places.setdefault((line.module, second.comment), len(merged))
+            first = merged[place].names if place < len(merged) else None
+            if first is None:
                 merged.append(line)
                 continue
             new = tuple(one for one in second.names if one.code not in {name.code for name in first.names})
@@ -259,14 +269,6 @@ def _line(node: cst.SimpleStatementLine) -> _Line:
         is_star = isinstance(statement.names, cst.ImportStar)
         return _Line(node, module, None if is_star else FromImport.of(statement, module, node))
     return _Line(node, dotted(statement.names[0].name) if isinstance(statement, cst.Import) else "", None)
-
-
-def _is_mergeable(one: _Line, other: _Line) -> bool:
-    if one.names is None or other.names is None or one.module != other.module:
-        return False
-    if any(name.alias for line in (one.names, other.names) for name in line.names):  # isort keeps these separate
-        return False
-    return one.module.partition(".")[0] in ("hf_compat", "torch") and one.names.comment == other.names.comment
 
 
 def sorted_as(names: Sequence[Imported], before: Sequence[Imported]) -> tuple[Imported, ...]:

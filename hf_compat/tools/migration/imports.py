@@ -174,24 +174,12 @@ def _rewrite_use(node: cst.Attribute, source: Source) -> None:
         if path.partition(".")[0] != "transformers" or not module:
             continue
         if path in MOVED_MODULES and not is_from:
-            _put_path_below(inner, MOVED_MODULES[path].removeprefix(f"{module}."), source)
+            rest = MOVED_MODULES[path].removeprefix(f"{module}.")
+            source.change(inner, partial(_with_path, path=f"{{}}.{rest}"))
         elif last in RENAMED and not is_from:
             source.rename(inner.attr, RENAMED[last])
         elif not source.is_changed(inner) and _look_up_use(inner, path, is_from, source):
             return
-
-
-def _put_path_below(node: cst.Attribute, rest: str, source: Source) -> None:
-    """Replace the last part of a dotted name."""
-
-    def change(updated: cst.Attribute) -> cst.BaseExpression:
-        *inner, last = rest.split(".")
-        value = updated.value
-        for part in inner:
-            value = cst.Attribute(value, cst.Name(part))
-        return updated.with_changes(value=value, attr=cst.Name(last))
-
-    source.change(node, change)
 
 
 def _look_up_use(node: cst.Attribute, path: str, is_from: bool, source: Source) -> bool:
@@ -217,7 +205,9 @@ def _look_up_use(node: cst.Attribute, path: str, is_from: bool, source: Source) 
 
 
 def _with_path(node: cst.Attribute, path: str) -> cst.BaseExpression:
-    return name_or_dotted(path).with_changes(lpar=node.lpar, rpar=node.rpar)
+    """Replace a dotted name. `{}` in the path stands for all but the name's last part."""
+    before = cst.Module([]).code_for_node(node.value)
+    return name_or_dotted(path.format(before)).with_changes(lpar=node.lpar, rpar=node.rpar)
 
 
 def _rewrite_tpu_call(call: cst.Call, source: Source) -> None:

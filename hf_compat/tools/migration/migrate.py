@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import io
+import itertools
 import os
 import stat
 import subprocess
@@ -41,8 +42,21 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
     files: list[FileChange] = []
     skipped: list[Passed] = []
     errors: list[Passed] = []
-    for path in _sources(paths, skipped, errors):
+    seen: set[Path] = set()
+    # A file that is named counts even if its folder's `.gitignore` excludes it
+    below = (_walk(one, _ignored_by_git(one)) if one.is_dir() else [one] for one in map(Path, paths))
+    for path in itertools.chain.from_iterable(below):
+        if isinstance(path, Passed):
+            skipped.append(path)
+            continue
         try:
+            if not path.exists():
+                raise MigrationError("there is no such file or folder")
+            if path.suffix not in _REWRITINGS:
+                raise MigrationError(f"not a source that can be migrated ({', '.join(_REWRITINGS)})")
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
             change = rewrite_path(path, target)
             if writes and change.is_changed:
                 _write(path, change.before, change.after)
@@ -51,22 +65,6 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
         except MigrationError as error:
             errors.append(Passed(str(path), str(error)))
     return Migration(target=target, files=tuple(files), skipped=tuple(skipped), errors=tuple(errors))
-
-
-def _sources(paths: Sequence[str], skipped: list[Passed], errors: list[Passed]) -> Iterator[Path]:
-    """Yield each file once. A file that is named counts even if its folder's `.gitignore` excludes it."""
-    seen: set[Path] = set()
-    for path in map(Path, paths):
-        for one in _walk(path, _ignored_by_git(path)) if path.is_dir() else [path]:
-            if isinstance(one, Passed):
-                skipped.append(one)
-            elif not one.exists():
-                errors.append(Passed(str(one), "there is no such file or folder"))
-            elif one.suffix not in _REWRITINGS:
-                errors.append(Passed(str(one), f"not a source that can be migrated ({', '.join(_REWRITINGS)})"))
-            elif one.resolve() not in seen:
-                seen.add(one.resolve())
-                yield one
 
 
 def rewrite_path(path: Path, target: Target) -> FileChange:

@@ -13,7 +13,7 @@ import libcst as cst
 from hf_compat.errors import MigrationError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.tools.migration.attributes import rewrite_attributes, rewrite_former_members
+from hf_compat.tools.migration.attributes import list_former_members, rewrite_attributes, rewrite_loading
 from hf_compat.tools.migration.calls import rewrite_calls
 from hf_compat.tools.migration.imports import list_missing, rewrite_imports
 from hf_compat.tools.migration.names import PUBLIC, is_beside_older
@@ -61,7 +61,8 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
         rewrite_calls(source, things)
         rewrite_attributes(source, things)
         rewrite_overrides(source, things)
-        rewrite_former_members(source)
+        rewrite_loading(source)
+        list_former_members(source)
         rewrite_imports(source)
         list_missing(source)
         for node in source.of(cst.SimpleString):

@@ -29,7 +29,11 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
     an option or a field `local_rank` itself has no findings.
     """
     tree = ast.parse(source)
-    if any(_declares_rank(node) for node in ast.walk(tree)):
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    words = {one.value for call in calls for one in call.args if isinstance(one, ast.Constant)}
+    fields = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    is_declared = any(isinstance(one, ast.Name) and one.id == "local_rank" for one in fields)
+    if is_declared or not words.isdisjoint(("--local_rank", "--local-rank")):
         return []
     # names that hold the arguments' rank, apart from constants
     values: dict[str, list[ast.expr]] = {}
@@ -60,14 +64,6 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.expr) and node not in also_minus_one and _compares(node, names, 0)
     ]
     return sorted((node.lineno, ast.unparse(node)) for node in found if not _compares(node, names, -1))
-
-
-def _declares_rank(node: ast.AST) -> bool:
-    """Whether a node declares the script's own option or field `local_rank`."""
-    if isinstance(node, ast.Call):
-        words = (one.value for one in node.args if isinstance(one, ast.Constant))
-        return any(word in ("--local_rank", "--local-rank") for word in words)
-    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "local_rank"
 
 
 def _compares(node: ast.expr, names: set[str], rank: int) -> bool:

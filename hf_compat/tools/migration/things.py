@@ -109,8 +109,9 @@ class Things:
             if not bindings and node.value in self._of_stars:
                 return thing_of_import(f"transformers.{node.value}")
             # A name bound to None or `object`, say after a failed import, or to itself changed, says nothing
-            known = (one for one in bindings if not self._is_passed(self._value(one)))
-            found = {self._of_assignment(one) for one in known}
+            values = {one: self._value(one) for one in bindings}
+            none = {one for one in values.values() if isinstance(one, cst.Name) and one.value in ("None", "object")}
+            found = {self._of_assignment(one) for one, value in values.items() if value not in self._asked | none}
             return found.pop() if len(found) == 1 else None
         if isinstance(node, cst.Attribute):
             return Thing.ARGUMENTS if node.attr.value == "args" and self.of(node.value) is Thing.TRAINER else None
@@ -127,11 +128,6 @@ class Things:
             place = index.value if isinstance(index, cst.Index) else None
             return dict(enumerate(parts)).get(int(place.value)) if isinstance(place, cst.Integer) else None
         return None
-
-    def _is_passed(self, value: _Value | None) -> bool:
-        if isinstance(value, cst.BaseExpression) and value in self._asked:
-            return True
-        return isinstance(value, cst.Name) and value.value in ("None", "object")
 
     def _of_assignment(self, assignment: BaseAssignment) -> Thing | None:
         node = binding_node(assignment)

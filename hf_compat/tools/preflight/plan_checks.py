@@ -147,7 +147,13 @@ def in_words(size: float) -> str:
 def check_space(session: Session) -> None:
     """Compare the checkpoints that the run keeps with the room for them, and check that it may write."""
     args, place = session.trainer.args, existing_parent(session.output_dir)
-    saves = _saves(session)
+    counts, strategy = session.counts, SaveStrategy(args.save_strategy)
+    saves = 0
+    if counts is not None and strategy != SaveStrategy.NO and counts.max_updates > 0:
+        every = _intervals(session, counts.max_updates)["save" if strategy == SaveStrategy.STEPS else "eval"]
+        saves = max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1
+        if strategy == SaveStrategy.EPOCH:
+            saves = 1 if counts.is_endless else counts.num_train_epochs
     with session.checking(SPACE):
         if saves == 0:
             return
@@ -179,13 +185,3 @@ def check_space(session: Session) -> None:
                 f"{in_words(needed)}, and {in_words(free)} are free in {place}.",
                 f"{limit if fits > 1 else 'make room'}{more}",
             )
-
-
-def _saves(session: Session) -> int:
-    counts, strategy = session.counts, SaveStrategy(session.trainer.args.save_strategy)
-    if counts is None or strategy == SaveStrategy.NO or counts.max_updates <= 0:
-        return 0
-    if strategy == SaveStrategy.EPOCH:
-        return 1 if counts.is_endless else counts.num_train_epochs
-    every = _intervals(session, counts.max_updates)["save" if strategy == SaveStrategy.STEPS else "eval"]
-    return max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -111,8 +111,10 @@ class Snapshot:
         if isinstance(attributes, dict):
             self._restores.append(_of_container(attributes))
             found += attributes.values()
-        for name in _slots_of(type(thing)):
-            if hasattr(thing, name):
+        slotted = [base for base in type(thing).__mro__ if "__slots__" in vars(base)]
+        slots = {name: part for base in slotted for name, part in vars(base).items()}
+        for name, part in slots.items():
+            if isinstance(part, types.MemberDescriptorType) and hasattr(thing, name):
                 found.append(getattr(thing, name))
                 self._restores.append(functools.partial(object.__setattr__, thing, name, found[-1]))
         return found
@@ -127,15 +129,6 @@ _ITERATORS: tuple[type, ...] = (
 def one_shot_iterators(dataset: object) -> list[object]:
     """List the iterators in a data set. Reading them would take samples away from the run."""
     return Snapshot((), (dataset,)).iterators
-
-
-def _slots_of(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            is_member = isinstance(vars(base).get(name), types.MemberDescriptorType)
-            if is_member and name not in ("__dict__", "__weakref__"):
-                yield name
 
 
 def _of_container(thing: dict[object, object] | list[object] | set[object] | collections.deque[object]) -> Restore:

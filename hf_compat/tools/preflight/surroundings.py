@@ -34,32 +34,29 @@ def check_trackers(session: Session) -> None:
         for callback in session.trainer.callback_handler.callbacks:
             name = type(callback).__name__
             if is_callback_of(callback, WandbCallback):
-                _check_wandb(session)
+                mode = (environment.get("WANDB_MODE") or "").lower()
+                runs = getattr(sys.modules.get("wandb"), "run", None) is not None
+                if mode in ("offline", "disabled", "dryrun") or runs or not session.trainer.args.should_log:
+                    continue
+                host = urlparse(environment.get("WANDB_BASE_URL") or "").hostname or "api.wandb.ai"
+                try:
+                    stored = (
+                        netrc.netrc(environment.get("NETRC") or os.path.expanduser("~/.netrc")).authenticators(host)
+                        is not None
+                    )
+                except (OSError, netrc.NetrcParseError):
+                    stored = False
+                if not (stored or environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE")):
+                    session.error(
+                        TRACKERS,
+                        f"wandb has no key for {host}: a run would ask for one, or fail without a terminal.",
+                        "`wandb login`, set WANDB_API_KEY, set WANDB_MODE=offline, or set `report_to='none'`",
+                    )
             elif name in _KEYS:
                 key, login, file = _KEYS[name]
                 if environment.get(key) is None and not os.path.exists(os.path.expanduser(file)):
                     problem = f"{name} has no key: the variable {key} is not set."
                     session.error(TRACKERS, problem, f"`{login}`, or leave it out of `report_to`")
-
-
-def _check_wandb(session: Session) -> None:
-    mode = (environment.get("WANDB_MODE") or "").lower()
-    runs = getattr(sys.modules.get("wandb"), "run", None) is not None
-    if mode in ("offline", "disabled", "dryrun") or runs or not session.trainer.args.should_log:
-        return
-    host = urlparse(environment.get("WANDB_BASE_URL") or "").hostname or "api.wandb.ai"
-    try:
-        stored = (
-            netrc.netrc(environment.get("NETRC") or os.path.expanduser("~/.netrc")).authenticators(host) is not None
-        )
-    except (OSError, netrc.NetrcParseError):
-        stored = False
-    if not (stored or environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE")):
-        session.error(
-            TRACKERS,
-            f"wandb has no key for {host}: a run would ask for one, or fail without a terminal.",
-            "`wandb login`, set WANDB_API_KEY, set WANDB_MODE=offline, or set `report_to='none'`",
-        )
 
 
 def check_hub(session: Session) -> None:

@@ -249,7 +249,14 @@ def check_resumption(session: Session) -> None:
     with session.on_a_copy(probe, name="resumed"):
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
-            Trainer.train(session.trainer, wanted if isinstance(wanted, str) else _newest(session))
+            folder = session.output_dir
+            newest = wanted if isinstance(wanted, str) else manifest.newest_checkpoint(folder)[0]
+            if newest is None:
+                raise CheckpointError(
+                    f"No valid checkpoint found in output directory ({folder}).\n\n"
+                    "Hint: train without `resume_from_checkpoint`, or name a folder."
+                )
+            Trainer.train(session.trainer, newest)
         except Exception as error:
             session.raised(error, "resume", f"The run cannot go on from {wanted}")
             return
@@ -260,15 +267,3 @@ def check_resumption(session: Session) -> None:
             f"The checkpoint {wanted} is at the end of this run: no update would be made.",
             "set more epochs or a higher `max_steps`, or train without `resume_from_checkpoint`",
         )
-
-
-def _newest(session: Session) -> str:
-    """The newest checkpoint of the output folder, in which nothing is changed."""
-    folder = session.output_dir
-    newest, _ = manifest.newest_checkpoint(folder)
-    if newest is None:
-        raise CheckpointError(
-            f"No valid checkpoint found in output directory ({folder}).\n\n"
-            "Hint: train without `resume_from_checkpoint`, or name a folder."
-        )
-    return newest

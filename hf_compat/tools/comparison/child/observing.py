@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from .recording import Record, digest, fingerprint, tensors_in
 
 if TYPE_CHECKING:  # transformers' classes have the same attributes
-    import torch
-
     from hf_compat.hf.state import TrainerControl, TrainerState
     from hf_compat.trainer import Trainer
 
@@ -178,7 +176,13 @@ class Observer:
             self._write("metrics", state, event=event, values=_numbers(keywords.get("metrics")))
         answer = call(handler, event, args, state, control, **keywords)
         if event == "on_step_end":
-            self._write_update(handler, state, elapsed)
+            known = vars(handler)
+            parameters = () if known.get("model") is None else known["model"].parameters()
+            bits, norm = fingerprint([one for one in parameters if one.requires_grad])
+            rates = [float(group["lr"]) for group in getattr(known.get("optimizer"), "param_groups", [])]
+            values = {"gradients": self._update.gradients, "bits": bits, "norm": norm, "seconds": elapsed}
+            self._write("update", state, 0, rates=rates, **values)
+            self.record.flush()
             self._updates += 1
             if 0 < self.max_updates <= self._updates:
                 told: TrainerControl = answer  # type: ignore[assignment]  # both packages' controls have the flag
@@ -186,16 +190,6 @@ class Observer:
         flags = "".join(str(int(bool(getattr(answer, name, False)))) for name in _FLAGS)
         self._write("event", state, event=event, epoch=float(state.epoch or 0), flags=flags)
         return answer
-
-    def _write_update(self, handler: object, state: TrainerState, seconds: float) -> None:
-        model: torch.nn.Module | None = vars(handler).get("model")
-        optimizer = vars(handler).get("optimizer")
-        trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
-        bits, norm = fingerprint(trained)
-        rates = [float(group["lr"]) for group in getattr(optimizer, "param_groups", [])]
-        told = {"gradients": self._update.gradients, "bits": bits, "norm": norm, "seconds": seconds}
-        self._write("update", state, 0, rates=rates, **told)
-        self.record.flush()
 
     def _write(self, kind: str, state: TrainerState, done: int = 0, **values: object) -> None:
         place = {"training": self.trainings, "within": self._depth > 0, "update": state.global_step + done}
