@@ -14,6 +14,7 @@ from transformers import DataCollatorForLanguageModeling
 
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.errors import HfCompatWarning
+from hf_compat.tools.preflight.snapshot import Snapshot
 
 
 def options(**more):
@@ -300,3 +301,21 @@ def test_old_names_that_the_arguments_class_declares_are_noted(tmp_path):
     (note,) = [one for one in notes if one.check == "arguments" and "warmup_ratio=0.5" in one.problem]
     assert "`warmup_steps=0.5`" in note.problem and "warmup_steps" in note.way_out
     assert not any("group_by_length" in one.problem for one in notes)
+
+
+def test_a_private_slot_is_restored():
+    class Counter:
+        __slots__ = ("__count",)
+
+        def __init__(self):
+            self.__count = 1
+
+        def add(self):
+            self.__count += 1
+            return self.__count
+
+    counter = Counter()
+    snapshot = Snapshot([counter])
+    assert counter.add() == 2
+    snapshot.restore()
+    assert counter.add() == 2

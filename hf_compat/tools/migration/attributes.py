@@ -89,11 +89,9 @@ def rewrite_attributes(source: Source, things: Things) -> None:
     own = {method.name.value for node in of_arguments for method in methods_of(node)}
     own |= {target.value for node in of_arguments for _, target in fields_of(node)}
     own = {name for name in own if name in OLD_NAMES and not is_renamed(name)}
-    for node in source.of(cst.Attribute):
-        name = node.attr.value
-        if name not in OLD_NAMES and name not in _OF_TRAINERS:
-            continue
-        owner = things.of(node.value)
+    known = OLD_NAMES.keys() | _OF_TRAINERS
+    for node in (one for one in source.of(cst.Attribute) if one.attr.value in known):
+        name, owner = node.attr.value, things.of(node.value)
         if owner is Thing.TRAINER:
             _rewrite_of_trainer(node, source)
         elif name in OLD_NAMES and owner is Thing.ARGUMENTS and name not in own:
@@ -104,8 +102,18 @@ def rewrite_attributes(source: Source, things: Things) -> None:
             is_kept = name in ATTRIBUTES_ONLY and source.target is Target.HF_COMPAT
             if "arg" in subject.rpartition(".")[2].lower() and not is_kept:
                 source.list(node, source.code(node), f"if {subject} is training arguments, {today(name)}")
-    for owner_class in of_arguments:
-        _rewrite_fields(owner_class, source)
+    # A field of a subclass is renamed, or left to a person if its value has another meaning today
+    for owner_class, (field, target) in ((one, pair) for one in of_arguments for pair in fields_of(one)):
+        name, place = target.value, f"{owner_class.name.value}.{target.value}"
+        if name in OLD_NAMES and is_renamed(name):
+            source.rename(target, OLD_NAMES[name].means)
+            ignored = "a field of your own, which transformers 5 ignores"
+            source.mend_for_5(field, place, f"{ignored}: {today(name)}", Effect.DIFFERS)
+        elif name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
+            is_for_5 = source.target is Target.TRANSFORMERS_5
+            follows = "" if is_for_5 else ", which hf_compat sets by it"
+            reason = f"a field of your own, ignored by transformers 5: {today(name)}{follows}"
+            source.list(field, place, reason, Effect.DIFFERS if is_for_5 else Effect.LOOK)
 
 
 def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:
@@ -175,21 +183,6 @@ def _rewrite_assignment(node: cst.Attribute, statement: cst.Assign, source: Sour
             source.put(statement.value, constant(written))
     elif name not in ATTRIBUTES_ONLY or source.target is Target.TRANSFORMERS_5:
         source.list(node, source.code(statement), GONE_IN_5.get(name, today(name)))
-
-
-def _rewrite_fields(node: cst.ClassDef, source: Source) -> None:
-    """Rename the fields of a subclass. A field whose value has another meaning today is left to a person."""
-    for field, target in fields_of(node):
-        name, place = target.value, f"{node.name.value}.{target.value}"
-        if name in OLD_NAMES and is_renamed(name):
-            source.rename(target, OLD_NAMES[name].means)
-            ignored = "a field of your own, which transformers 5 ignores"
-            source.mend_for_5(field, place, f"{ignored}: {today(name)}", Effect.DIFFERS)
-        elif name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
-            is_for_5 = source.target is Target.TRANSFORMERS_5
-            follows = "" if is_for_5 else ", which hf_compat sets by it"
-            reason = f"a field of your own, ignored by transformers 5: {today(name)}{follows}"
-            source.list(field, place, reason, Effect.DIFFERS if is_for_5 else Effect.LOOK)
 
 
 def list_former_members(source: Source) -> None:

@@ -155,39 +155,40 @@ class ImportBlocks:
     def _rebuilt(self, body: Body, updated: Body) -> Body:
         statements: list[cst.BaseStatement] = []
         for run in _runs(list(zip(body.body, updated.body, strict=True))):
-            is_planned = any(old in self._plans for old, _ in run)
-            statements += self._rebuilt_run(run) if is_planned else [cast("cst.BaseStatement", new) for _, new in run]
-        return updated.with_changes(body=statements)
-
-    def _rebuilt_run(self, run: _Run) -> list[cst.BaseStatement]:
-        before = [_line(cast("cst.SimpleStatementLine", new)) for _, new in run]
-        modules = [one.module for one in before if one.is_from]
-        is_sorted = modules == sorted(modules, key=str.lower)
-        lines: list[_Line] = []
-        incoming: list[_Line] = []
-        for (old, _), line in zip(run, before, strict=True):
-            if old not in self._plans:
-                lines.append(line)
+            if not any(old in self._plans for old, _ in run):
+                statements += [cast("cst.BaseStatement", new) for _, new in run]
                 continue
-            coming, rest = self._plans[old]
-            end = line.node.trailing_whitespace
-            written = [self._parsed(one, end if rest is None else None, is_rest=False) for one in coming]
-            (incoming if is_sorted else lines).extend(written)
-            if rest is not None:
-                lines.append(line if rest == "" else self._parsed(rest, end, is_rest=True))
-        for new in incoming:  # where isort puts it: among those of its kind, by module
-            alike = [n for n, one in enumerate(lines) if one.is_from == new.is_from and one.module != "__future__"]
-            after = [n for n in alike if lines[n].module.lower() > new.module.lower()]
-            last = alike[-1] + 1 if alike else len(lines) if new.is_from else 0
-            lines.insert(after[0] if after else last, new)
-        # This package's imports below the last star import of transformers, which binds the same names
-        merged = self._merged(lines)
-        stars = [n for n, one in enumerate(merged) if one.names is None and one.is_from and one.is_of("transformers")]
-        above = merged[: max(stars, default=-1) + 1]
-        ours = [one for one in above if one.is_from and one.is_of("hf_compat")]
-        merged = [*(one for one in above if one not in ours), *ours, *merged[len(above) :]]
-        first = before[0].node.leading_lines
-        return [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
+            before = [_line(cast("cst.SimpleStatementLine", new)) for _, new in run]
+            modules = [one.module for one in before if one.is_from]
+            is_sorted = modules == sorted(modules, key=str.lower)
+            lines: list[_Line] = []
+            incoming: list[_Line] = []
+            for (old, _), line in zip(run, before, strict=True):
+                if old not in self._plans:
+                    lines.append(line)
+                    continue
+                coming, rest = self._plans[old]
+                end = line.node.trailing_whitespace
+                written = [self._parsed(one, end if rest is None else None, is_rest=False) for one in coming]
+                (incoming if is_sorted else lines).extend(written)
+                if rest is not None:
+                    lines.append(line if rest == "" else self._parsed(rest, end, is_rest=True))
+            for new in incoming:  # where isort puts it: among those of its kind, by module
+                alike = [n for n, one in enumerate(lines) if one.is_from == new.is_from and one.module != "__future__"]
+                after = [n for n in alike if lines[n].module.lower() > new.module.lower()]
+                last = alike[-1] + 1 if alike else len(lines) if new.is_from else 0
+                lines.insert(after[0] if after else last, new)
+            # This package's imports below the last star import of transformers, which binds the same names
+            merged = self._merged(lines)
+            stars = [
+                n for n, one in enumerate(merged) if one.names is None and one.is_from and one.is_of("transformers")
+            ]
+            above = merged[: max(stars, default=-1) + 1]
+            ours = [one for one in above if one.is_from and one.is_of("hf_compat")]
+            merged = [*(one for one in above if one not in ours), *ours, *merged[len(above) :]]
+            first = before[0].node.leading_lines
+            statements += [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
+        return updated.with_changes(body=statements)
 
     def _parsed(
         self, statement: Written, end: cst.TrailingWhitespace | None, *, is_rest: bool, is_alone: bool = True

@@ -136,29 +136,24 @@ class Things:
             return next((thing_of_import(name) for name in names), None)
         if isinstance(node, cst.ClassDef):
             return self.of_class(node)
-        if isinstance(node, cst.Param):
-            return self._of_parameter(node)
         value = None if node is None else self._values.get(node)
+        if isinstance(node, cst.Param) and node.annotation is not None:
+            value = _Annotated(node.annotation.annotation)
         if isinstance(value, _Annotated):
             return self._of_annotation(value.annotation)
         if isinstance(value, _Part):
             return dict(enumerate(self._parsed(value.whole) or [])).get(value.place)
-        return None if value is None else self.of(value)
-
-    def _of_parameter(self, node: cst.Param) -> Thing | None:
-        """The kind of a parameter, by its annotation or its place in a method."""
-        if node.annotation is not None:
-            return self._of_annotation(node.annotation.annotation)
+        if not isinstance(node, cst.Param):
+            return None if value is None else self.of(value)
+        # A parameter without annotation has its place in a method
         function = next((one for one in self._source.above(node) if isinstance(one, cst.FunctionDef)), None)
         if function is None or node not in function.params.params or is_static(function):
             return None
         owner = self._source.parent(self._source.parent(function))
         thing = self.of_class(owner) if isinstance(owner, cst.ClassDef) else None
         place = list(function.params.params).index(node)
-        if place == 0:
-            return instance_of(thing)
         is_event = thing is Thing.CALLBACK_CLASS and function.name.value.startswith("on_")
-        return Thing.ARGUMENTS if is_event and place == 1 else None
+        return instance_of(thing) if place == 0 else Thing.ARGUMENTS if is_event and place == 1 else None
 
     def is_something_else(self, node: cst.BaseExpression) -> bool:
         """Whether an expression is certainly of no known kind: argparse's namespace, or a class of the script."""
