@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -69,6 +70,10 @@ class TrainingMethods(TrainerBase):
         args = self.args if args is None else args
         self.accelerator.free_memory()
         if args.auto_find_batch_size and batch_size is not None:
+            if batch_size != self._train_batch_size:
+                # Accelerate empties the cache while the error still holds the failed try's tensors.
+                gc.collect()
+                empty_device_cache()
             self._update_auto_batch_size(batch_size)
         evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start
         if evaluates and not is_replaced(self, "get_eval_dataloader", DataloaderMethods):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 
 import lightning.pytorch as pl
 import pytest
@@ -122,14 +123,27 @@ def test_memory_of_the_device_is_told_and_freed_batches_go(tmp_path):
     is_torch_cuda_available.cache_clear()
 
 
-def test_a_device_that_runs_out_halves_the_batch(tmp_path):
+def test_a_device_that_runs_out_halves_the_batch(tmp_path, monkeypatch):
+    held, gone = [], []  # a tensor of each failed try; whether they were gone when the cache was emptied
+
     class Full(toy.Classifier):
         def forward(self, x, labels=None):
             if len(x) > 2:
+                taken = torch.zeros(2, device=x.device)
+                held.append(weakref.ref(taken))
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GB")
             return super().forward(x, labels)
 
     with pretended_device() as machine:
+        empty_cache = torch.cuda.empty_cache
+
+        def record():
+            gone.append([ref() is None for ref in held])
+            empty_cache()
+
+        monkeypatch.setattr(torch.cuda, "empty_cache", record)
         trainer = trainer_of(tmp_path, Full(), auto_find_batch_size=True)
         trainer.train()
+        monkeypatch.undo()
         assert trainer.state.train_batch_size <= 2 and "empty_cache" in machine.calls
+        assert held and gone[-1] == [True] * len(held)
