@@ -21,6 +21,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ from runner import run_case, wait_for
 
 APIS = ("transformers", "hf_compat")
 ALL = {**CASES, **DEVICE_CASES, **MENDED}
+FORKING = threading.Lock()  # filelock refuses a fork during another one
 
 
 def on_device(case: dict) -> dict:
@@ -91,7 +93,8 @@ def run_forked(api_name: str, name: str, folder: Path, kind: str) -> None:
     if (folder / f"{name}.pickle").exists():
         return
     (folder / f"{name}.error").unlink(missing_ok=True)
-    pid = os.fork()
+    with FORKING:
+        pid = os.fork()
     if pid == 0:
         try:
             output = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT)
