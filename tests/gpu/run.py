@@ -167,9 +167,9 @@ def synchronisations(rounds: int) -> tuple[bool, str]:
     model, rows = model_and_rows(8)
     model.cuda()
     ids = torch.stack([row["input_ids"] for row in rows]).cuda()
-    with torch.profiler.profile() as profile:  # transformers' GPT-2 reads its mask at each forward
+    with torch.profiler.profile() as profile:  # transformers' GPT-2 reads at each forward whether samples are packed
         for _ in range(20):
-            model(input_ids=ids, labels=ids)
+            model(input_ids=ids, labels=ids, use_cache=False)  # as both trainers call it
     of_model = count_synchronisations(event.name for event in profile.events())
     more = many - few - of_model
     return not more, f"in 20 updates more: {dict(more) or 'none'}, beside the model's own: {dict(of_model) or 'none'}"
