@@ -40,10 +40,17 @@ def test_a_combination_is_equal_under_both_trainers(table, row):
     assert not verdict.fault, verdict.fault
 
 
-def test_two_processes_are_equal_under_both_trainers(table):
-    """Saving before a log counted operations as a float, where transformers keeps the number 0."""
-    row = replace(parse("rows_few,calls_save_checkpoint_on_epoch_begin,eval_2,killed_on_step_end_8"), devices=2)
-    verdict = table.verdict(row)
+IN_TWO_PROCESSES = [
+    # saving before a log counted operations as a float, where transformers keeps the number 0
+    "rows_few,calls_save_checkpoint_on_epoch_begin,eval_2,killed_on_step_end_8",
+    # a second training was said to end in other weights
+    "rows_table,data_seed,eval_on_start,should_evaluate_on_epoch_end_3,accumulate_3,epochs_1_5,train_twice",
+]
+
+
+@pytest.mark.parametrize("row", IN_TWO_PROCESSES)
+def test_two_processes_are_equal_under_both_trainers(table, row):
+    verdict = table.verdict(replace(parse(row), devices=2))
     assert not verdict.fault, verdict.fault
 
 
