@@ -43,7 +43,6 @@ from hf_compat.native.overrides import (
     loss_of_batch,
     makes_updates,
     names_beside,
-    note_hooks,
     overrides_automatic_hooks,
     refuse_late,
     refuse_unheard_methods,
@@ -626,4 +625,4 @@ class HFModule(OverridePoints, LoadableModule):
         return super().evaluated_numbers(metrics)
 
 
-note_hooks(HFModule)
+keep_hooks(HFModule)

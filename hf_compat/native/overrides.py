@@ -291,50 +291,31 @@ KEPT = (
 )  # fmt: skip
 
 
-def note_hooks(module: type[pl.LightningModule]) -> None:
-    """Make a class record which of its hooks have run."""
+def keep_hooks(kind: type[pl.LightningModule], base: type[pl.LightningModule] | None = None) -> None:
+    """Run the base's hook after each hook of a subclass that has not called it.
+
+    Without a base, the hooks are the base's own, and note that they run.
+    """
     for name in KEPT:
-        setattr(module, name, _noting(name, getattr(module, name)))
+        hook = getattr(kind, name) if base is None else vars(kind).get(name)
+        if inspect.isfunction(hook):
+            setattr(kind, name, _kept(name, hook, None if base is None else getattr(base, name)))
 
 
-def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule]) -> None:
-    """Run the base's hook after each hook of a subclass that has not called it."""
-    for name in KEPT:
-        override = vars(subclass).get(name)
-        if inspect.isfunction(override):
-            hook = _with_adapters(override) if name == "configure_callbacks" else override
-            setattr(subclass, name, _followed(name, hook, getattr(base, name)))
-
-
-def _with_adapters(configure: Method) -> Method:
-    """Wrap the HF callbacks that a `configure_callbacks` returns in adapters."""
-
-    @functools.wraps(configure)
-    def configured(self: pl.LightningModule) -> list[pl.Callback]:
-        chosen = configure(self) or []  # Lightning takes None for none
-        return [as_lightning(one) for one in (chosen if isinstance(chosen, Sequence) else [chosen])]
-
-    return configured
-
-
-def _noting(name: str, hook: Method) -> Method:
+def _kept(name: str, hook: Method, of_base: Method | None) -> Method:
     @functools.wraps(hook)
     def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
-        if "_hooks_run" in self.__dict__:  # an override reads it
-            self.__dict__["_hooks_run"].add(name)
-        return hook(self, *args, **kwargs)
-
-    return run
-
-
-def _followed(name: str, override: Method, base: Method) -> Method:
-    @functools.wraps(override)
-    def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
         hooks_run: set[str] = self.__dict__.setdefault("_hooks_run", set())
+        if of_base is None:
+            hooks_run.add(name)
+            return hook(self, *args, **kwargs)
         hooks_run.discard(name)
-        result = override(self, *args, **kwargs)
+        result = hook(self, *args, **kwargs)
+        if name == "configure_callbacks":
+            chosen = result or []  # Lightning takes None for none
+            result = [as_lightning(one) for one in (chosen if isinstance(chosen, Sequence) else [chosen])]
         if name not in hooks_run:
-            base(self, *args, **kwargs)
+            of_base(self, *args, **kwargs)
         return result
 
     return run
