@@ -23,7 +23,6 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.cli.configuration import ConfigAction, help_of_arguments, help_of_trainer, register, short_help
-from hf_compat.cli.parser import Value
 from hf_compat.cli.scored_weights import (
     BEST,
     LAST,
@@ -43,7 +42,6 @@ from hf_compat.interop.object_parser import (
     ANYTHING,
     ONE_SPEC,
     SPEC,
-    Hint,
     Made,
     add_old_names,
     build,
@@ -51,6 +49,7 @@ from hf_compat.interop.object_parser import (
     build_or_import,
     import_path,
     near_unknown,
+    without_secret_values,
 )
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
@@ -117,7 +116,7 @@ class ConfigParser(ArgumentParser):
 
         Tokens are left out. An argument appears under the name and in the section in which the user gave it.
         """
-        text: Namespace = _without_secrets(cfg)
+        text: Namespace = without_secret_values(cfg)
         args, trainer = text.get("args"), text.get("trainer")
         if not (args is None or trainer is None):
             drop_defaults(vars(args), _CHECKS)
@@ -140,17 +139,6 @@ def _drop_unset(section: Namespace) -> None:
             _drop_unset(value)
 
 
-def _without_secrets(value: Value) -> Value:
-    """Copy a part of a configuration, with None in place of secrets."""
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    if not isinstance(value, (dict, Namespace)):
-        return value
-    parts = value.items() if isinstance(value, dict) else vars(value).items()
-    kept = {key: None if is_secret(str(key)) else _without_secrets(item) for key, item in parts}
-    return kept if isinstance(value, dict) else Namespace(**kept)  # type: ignore[no-untyped-call]  # theirs
-
-
 def make_parser(command: str) -> ArgumentParser:
     """Make the parser of a command."""
     parser = ConfigParser(
@@ -167,8 +155,12 @@ def make_parser(command: str) -> ArgumentParser:
     parser.add_argument("--callbacks", type=list[ONE_SPEC], default=[], help="HF and Lightning callbacks, in any mix")
     hints = typing.get_type_hints(Seq2SeqTrainingArguments)
     for name, field in FIELDS.items():
-        meaning = field.metadata["help"]
-        parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=_DEFAULTS[name], help=meaning)
+        parts, kind = set(parts_of(hints[name])), hints[name]  # the argument itself checks the value
+        if parts <= {bool, int, type(None)}:  # they take `1e3` and `1`, too
+            kind = ANYTHING
+        elif parts <= {str, type(None)}:  # a run may be called 2024
+            kind = str | int | float | None
+        parser.add_argument(f"--args.{name}", type=kind, default=_DEFAULTS[name], help=field.metadata["help"])
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     add_old_names(parser, "args.")
@@ -190,16 +182,6 @@ def make_parser(command: str) -> ArgumentParser:
     for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
-
-
-def _kind_of(hint: Hint) -> Hint:
-    """The type that the parser accepts for an argument. The argument itself checks the value."""
-    parts = set(parts_of(hint))
-    if parts <= {bool, int, type(None)}:  # they take `1e3` and `1`, too
-        return ANYTHING
-    if parts <= {str, type(None)}:  # a run may be called 2024
-        return str | int | float | None
-    return hint
 
 
 def as_sections(words: Sequence[str]) -> list[str]:

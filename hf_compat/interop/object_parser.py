@@ -31,7 +31,7 @@ from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
 from hf_compat.hf.value_types import parts_of
 from hf_compat.runtime.launch import environment
-from hf_compat.runtime.text import nearest
+from hf_compat.runtime.text import is_secret, nearest
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
 Made = Any  # an object that the user's configuration names
@@ -111,6 +111,17 @@ def build_data(spec: Spec, where: str) -> Made:
     """Make a data set, collator or tokenizer. A text is a path, and a function that returns a data set is called."""
     made = build_or_import(spec, where)
     return made() if isinstance(spec, str) and where.endswith("dataset") and callable(made) else made
+
+
+def without_secret_values(spec: Spec) -> Spec:
+    """Copy a part of a configuration, with None in place of secrets."""
+    if isinstance(spec, list):
+        return [without_secret_values(part) for part in spec]
+    if not isinstance(spec, (dict, Namespace)):
+        return spec
+    parts = spec.items() if isinstance(spec, dict) else vars(spec).items()
+    kept = {name: None if is_secret(str(name)) else without_secret_values(part) for name, part in parts}
+    return kept if isinstance(spec, dict) else Namespace(**kept)  # type: ignore[no-untyped-call]  # theirs
 
 
 def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:

@@ -56,7 +56,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.interop.object_parser import Made, Spec, build, build_data
+from hf_compat.interop.object_parser import Made, Spec, build, build_data, without_secret_values
 from hf_compat.interop.transformers_models import as_held, is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
 
@@ -114,9 +114,7 @@ class LoadableModule(WindowModule):
         if given_hyperparameters() is None:
             return
         self.save_hyperparameters(logger=False)
-        held = self.hparams
-        assert isinstance(held, dict)  # a parser has read them
-        _drop_secrets(held)
+        self.hparams.update(without_secret_values(self.hparams))
 
     def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
         """Load adapters, keep the progress stored in an HF folder, and rename weights to match the model."""
@@ -276,14 +274,6 @@ def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Give
         if isinstance(value, Mapping) and (name == "args" or value.keys() >= _OF_ARGUMENTS):
             completed.setdefault(name, _as_arguments(path, value))
     return completed
-
-
-def _drop_secrets(held: Given) -> None:
-    for name, value in list(held.items()):
-        if is_secret(str(name)):
-            held[name] = None
-        elif isinstance(value, dict):
-            _drop_secrets(value)
 
 
 def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
