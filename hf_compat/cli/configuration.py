@@ -263,8 +263,6 @@ def _row(name: str, most_choices: int) -> tuple[str, str]:
 
 def _choices(name: str) -> list[str]:
     """The words of an argument that accepts certain words only, which its error names."""
-    if name in OWN_ARGUMENTS:
-        return []
     kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
     try:
         if kind is not None:

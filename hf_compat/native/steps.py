@@ -218,8 +218,8 @@ def seed_from(args: TrainingArguments) -> None:
     All ranks must draw the same order of samples, as they share them out.
     """
     by_lightning = seed_of_lightning()
-    default = {field.name: default_of(field) for field in fields(args)}["seed"]
-    seed = by_lightning if by_lightning is not None and args.seed == default else args.seed
+    is_default = args.seed == default_of(args.__dataclass_fields__["seed"])
+    seed = by_lightning if by_lightning is not None and is_default else args.seed
     if args.full_determinism:
         enable_full_determinism(seed)
     else:
