@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -139,20 +139,17 @@ class LoadableModule(WindowModule):
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
             check_weights(where, weights or own, self)  # PEFT reads adapters itself
         checkpoint["state_dict"] = names_of(self, weights)
-        if trainer is not None:
-            self._tell_of_missing(where, weights, has_optimizer=bool(checkpoint.get("optimizer_states", True)))
-
-    def _tell_of_missing(self, where: str, weights: Collection[str], has_optimizer: bool) -> None:
-        """Warn of weights, progress, optimizer and schedule that a loaded checkpoint lacks."""
-        trainer, has_progress = self.trainer, self._lightning_resumes or self._resume is not None
-        if trainer.world_size == 1 and weights and (self._lightning_resumes or not has_progress):
-            missing = sorted(_missing_names(self, weights))
-            if missing:
-                logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
+        if trainer is None:
+            return
+        has_progress = self._lightning_resumes or self._resume is not None
+        lacks_none = trainer.world_size > 1 or not weights or (has_progress and not self._lightning_resumes)
+        missing = [] if lacks_none else sorted(_missing_names(self, weights))
+        if missing:
+            logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
         if trainer.state.fn == "fit" and trainer.is_global_zero:
             if not has_progress:
                 logger.warning("%s holds a model and no state of a training: training begins with its weights.", where)
-            elif not has_optimizer:
+            elif not checkpoint.get("optimizer_states", True):
                 logger.warning("%s has no optimizer and schedule, so both start anew.", where)
 
     def on_fit_start(self) -> None:
@@ -262,11 +259,27 @@ class LoadableModule(WindowModule):
 
 
 def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Given) -> Given:
-    """The constructor's keywords, with the checkpoint's model and arguments."""
+    """The constructor's keywords, with the checkpoint's model and arguments.
+
+    A folder's model is loaded if its `config.json` names a class of transformers. No other code is run.
+
+    Raises:
+        CheckpointError: Nothing describes the model.
+    """
     parameters = inspect.signature(cls.__init__).parameters
     completed = dict(keywords)
     if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
-        completed["model"] = _model_of(cls, path, parameters["model"])
+        config = Contents(path).find("config.json") if os.path.isdir(path) else None
+        described = None if config is None else read_json(config)
+        kinds = described.get("architectures") if isinstance(described, dict) else None
+        model = read_pretrained(path, str(kinds[0])) if isinstance(kinds, list) and kinds else None
+        if model is None:
+            what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that describe it"
+            raise CheckpointError(
+                f"{path} holds the weights of a model, and no {what}.\n\n"
+                f"Hint: {cls.__name__}.load_from_checkpoint({path!r}, model=…) with a model of the same class."
+            )
+        completed["model"] = model
     if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
         found = _arguments_of(path)
         completed |= {} if found is None else {"args": found}
@@ -287,26 +300,6 @@ def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool |
     else:
         checkpoint = torch.load(source, here, weights_only=weights_only is not False)
     return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
-
-
-def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter) -> nn.Module:
-    """Load a folder's model if its `config.json` names a class of transformers. No other code is run.
-
-    Raises:
-        CheckpointError: Nothing describes the model.
-    """
-    found = Contents(path).find("config.json") if os.path.isdir(path) else None
-    config = None if found is None else read_json(found)
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    is_named = isinstance(architectures, list) and bool(architectures)
-    model = read_pretrained(path, str(architectures[0])) if is_named and architectures else None
-    if model is None:
-        what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that describe it"
-        raise CheckpointError(
-            f"{path} holds the weights of a model, and no {what}.\n\n"
-            f"Hint: {cls.__name__}.load_from_checkpoint({path!r}, {parameter.name}=…) with a model of the same class."
-        )
-    return model
 
 
 def _arguments_of(path: str) -> TrainingArguments | None:

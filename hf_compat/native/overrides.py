@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import lightning.pytorch as pl
@@ -18,7 +18,6 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
 
 from hf_compat.callbacks.hf_in_lightning import as_lightning
@@ -245,14 +244,24 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
     Raises:
         OverrideError: The message names the method and the way out.
     """
-    for name, hint in REFUSED.items():
+    refused = REFUSED if honoured else {**REFUSED, **dict.fromkeys(_CALLS, "override it in the HFModule")}
+    for name, hint in refused.items():
         if hasattr(kind, name):
-            raise _unheard(kind, name, hint)
-    for name, call in _CALLS.items():
-        if not honoured and hasattr(kind, name):
-            raise _unheard(kind, name, "override it in the HFModule")
-        if honoured:
-            _check_form(kind, name, call)
+            raise OverrideError(
+                f"`{name}` of {kind.__name__} is a method of HF's Trainer, and a Lightning trainer would never call "
+                f"it.\n\nHint: {hint}. A method of your own needs another name."
+            )
+    for name, call in _CALLS.items() if honoured else ():
+        method, form = inspect.getattr_static(kind, name), vars(OverridePoints)[name]
+        if not inspect.isfunction(method) or method is form:
+            continue
+        try:
+            call(inspect.signature(method))
+        except TypeError as error:
+            raise OverrideError(
+                f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
+                f"Hint: take `{inspect.signature(form)}`. A method of your own needs another name."
+            ) from error
     for name, first, instead in (("training_step", "model", "(batch, batch_idx)"), ("log", "logs", "(name, value)")):
         given = list(inspect.signature(getattr(kind, name)).parameters) if honoured else []
         if given[1:2] == [first]:
@@ -261,26 +270,6 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
                 f"calls it as `{name}{instead}`.\n\n"
                 "Hint: override `compute_loss` for another loss, and `on_train_batch_end` to log."
             )
-
-
-def _unheard(kind: type, name: str, hint: str) -> OverrideError:
-    return OverrideError(
-        f"`{name}` of {kind.__name__} is a method of HF's Trainer, and a Lightning trainer would never call it.\n\n"
-        f"Hint: {hint}. A method of your own needs another name."
-    )
-
-
-def _check_form(kind: type, name: str, call: Callable[[inspect.Signature], inspect.BoundArguments]) -> None:
-    method = inspect.getattr_static(kind, name)
-    if not inspect.isfunction(method) or method is vars(OverridePoints)[name]:
-        return
-    try:
-        call(inspect.signature(method))
-    except TypeError as error:
-        raise OverrideError(
-            f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
-            f"Hint: take `{inspect.signature(vars(OverridePoints)[name])}`. A method of your own needs another name."
-        ) from error
 
 
 KEPT = (
@@ -501,10 +490,15 @@ class GuardedStep:
         self.made_update, self.loss_of_update, updates = False, None, self.module.trainer.global_step
         count = getattr(self.steps.lr_scheduler, "last_epoch", None)
         is_first = not self.has_run
+        passes: list[object] = []  # the gradients that reach a parameter
         if isinstance(batch, Window):
             batch.poses_as_batch = False
         try:
-            with _backward_passes(self.module, is_first) as passes:
+            with ExitStack() as stack:
+                for parameter in self.module.parameters() if is_first else ():
+                    if parameter.requires_grad:
+                        hook = parameter.register_hook(lambda _: passes.append(True))  # type: ignore[no-untyped-call]
+                        stack.enter_context(hook)
                 result = self.step(batch, *args, **kwargs)
         finally:
             if isinstance(batch, Window):
@@ -547,7 +541,11 @@ class GuardedStep:
         if not isinstance(loss, torch.Tensor):
             return
         kind = type(self.module).__name__
-        if self._differs_from_update(loss):
+        made = loss if self.loss_of_update is None else self.loss_of_update
+        is_changed = loss is not made
+        if is_changed and loss.shape == made.shape and not loss.requires_grad:
+            is_changed = not torch.allclose(loss.to(made), made, 0, 0, equal_nan=True)
+        if is_changed:
             raise OverrideError(
                 f"`training_step` of {kind} changes the loss that `super().training_step()` returned. The update has "
                 "been made by then, so the change would train nothing.\n\n"
@@ -561,26 +559,3 @@ class GuardedStep:
                 "the loss. Or call `self.manual_backward(loss)` and step `self.optimizers()`. Or override "
                 "`compute_loss` instead of `training_step`."
             )
-
-    def _differs_from_update(self, loss: torch.Tensor) -> bool:
-        made = self.loss_of_update
-        if made is None or loss is made:
-            return False
-        same_shape = loss.shape == made.shape
-        return loss.requires_grad or not same_shape or not torch.allclose(loss.to(made), made, 0, 0, equal_nan=True)
-
-
-@contextmanager
-def _backward_passes(module: pl.LightningModule, watches: bool) -> Iterator[list[object]]:
-    """Collect the gradients that reach a parameter within the context."""
-    passes: list[object] = []
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad] if watches else []
-    handles: list[RemovableHandle] = [
-        parameter.register_hook(lambda _: passes.append(True))  # type: ignore[no-untyped-call]  # torch's
-        for parameter in parameters
-    ]
-    try:
-        yield passes
-    finally:
-        for handle in handles:
-            handle.remove()
