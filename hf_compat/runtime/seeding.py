@@ -78,15 +78,16 @@ def read_rng() -> RandomStates:
     return pack_legacy_rng(read_legacy_rng())
 
 
-def read_legacy_rng() -> RandomStates:
-    """Read the states in the form of `rng_state.pth` in `transformers`."""
+def read_legacy_rng(of_all_gpus: bool = False) -> RandomStates:
+    """Read the states in the form of `rng_state.pth` in `transformers`, whose processes list those of all GPUs."""
     states: RandomStates = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
         "cpu": torch.random.get_rng_state(),
     }
     if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.random.get_rng_state()
+        read = torch.cuda.random.get_rng_state_all if of_all_gpus else torch.cuda.random.get_rng_state
+        states["cuda"] = read()
     elif torch.backends.mps.is_available():
         states["mps"] = torch.mps.get_rng_state()  # transformers leaves it out
     return states

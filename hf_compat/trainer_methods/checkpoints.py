@@ -109,7 +109,7 @@ class CheckpointMethods(TrainerBase):
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
         name = layout.of_rank(layout.RNG_STATE_NAME, self.args.process_index, self.args.world_size)
-        torch.save(read_legacy_rng(), os.path.join(output_dir, name))
+        torch.save(read_legacy_rng(of_all_gpus=self.args.world_size > 1), os.path.join(output_dir, name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.

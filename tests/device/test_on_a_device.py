@@ -11,10 +11,12 @@ import torch
 import torchmetrics
 import toy
 from pretended import pretended_device
+from transformers.trainer_pt_utils import set_rng_state_for_device
 from transformers.utils import is_torch_cuda_available
 
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, set_seed
 from hf_compat.errors import UnsupportedArgument
+from hf_compat.runtime.launch import Launch
 
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
 
@@ -111,6 +113,17 @@ def test_a_resumed_run_draws_what_the_device_would_have_drawn(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
         assert all(torch.equal(one, weights(resumed.model)[name]) for name, one in weights(whole.model).items())
         assert torch.equal(torch.cuda.get_rng_state(), torch.cuda.get_rng_state(0))
+
+
+def test_transformers_takes_the_device_states_of_several_processes(tmp_path):
+    with pretended_device(count=2):
+        trainer = trainer_of(tmp_path)
+        vars(trainer.args)["_launch"] = Launch(process_index=1, local_process_index=1, world_size=2, local_world_size=2)
+        trainer._save_rng_state(str(tmp_path))
+        drawn = [torch.rand(3, device=f"cuda:{index}").cpu() for index in range(2)]
+        states = torch.load(tmp_path / "rng_state_1.pth", weights_only=False)
+        set_rng_state_for_device("CUDA", torch.cuda, states, True)  # it logs an error where it cannot
+        assert all(torch.equal(torch.rand(3, device=f"cuda:{at}").cpu(), drawn[at]) for at in range(2))
 
 
 def test_memory_of_the_device_is_told_and_freed_batches_go(tmp_path):
