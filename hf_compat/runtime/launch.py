@@ -197,8 +197,6 @@ def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> i
     if name is None:
         return None
     text = variables[name]
-    if name in ("SM_HOSTS", "SM_CURRENT_HOST"):
-        return _of_sagemaker(variables, name)
     if name == "PET_NNODES":  # an elastic range, of which the most counts: `1:2`
         text = text.rpartition(":")[2]
     if name.endswith("TASKS_PER_NODE"):  # those of each machine: in `2(x3),1` the fourth has 1
@@ -206,29 +204,15 @@ def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> i
         each = [count for count, times in found for _ in range(int(times or 1))] or [text]
         text = each[node_rank if node_rank < len(each) else 0]
     try:
-        return int(text)
-    except ValueError as error:
+        if name == "SM_HOSTS":  # in JSON
+            return len(json.loads(text))
+        return json.loads(variables["SM_HOSTS"]).index(text) if name == "SM_CURRENT_HOST" else int(text)
+    except (ValueError, TypeError, AttributeError) as error:  # not a number, not JSON, or not a list
+        wrong = "is not in the JSON list `SM_HOSTS`" if name.startswith("SM_") else "is no whole number"
         raise ArgumentError(
-            f"The environment has `{name}={variables[name]!r}`, which is no whole number.\n\n"
+            f"The environment has `{name}={variables[name]!r}`, which {wrong}.\n\n"
             "Hint: launchers set it; unset it to train in one process."
         ) from error
-
-
-def _of_sagemaker(variables: Variables, name: str) -> int:
-    """Count SageMaker's hosts, or find this one among them."""
-    try:
-        hosts = json.loads(variables["SM_HOSTS"])
-    except json.JSONDecodeError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts:
-        raise ArgumentError(
-            f"The environment has `SM_HOSTS={variables['SM_HOSTS']!r}`, which is not a JSON list of hosts."
-        )
-    if name == "SM_HOSTS":
-        return len(hosts)
-    if variables[name] not in hosts:
-        raise ArgumentError(f"The environment has `{name}={variables[name]!r}`, which is not among `SM_HOSTS`.")
-    return hosts.index(variables[name])
 
 
 def first_host(text: str) -> str:
@@ -257,19 +241,9 @@ class Launch:
     local_process_index: int = 0  # rank on this machine
     world_size: int = 1  # processes in all
     local_world_size: int = 1  # processes on this machine
-    said_node_rank: int | None = None  # which machine this is, if the launcher has said it
-    said_nodes: int | None = None  # machines, if it has said them: they need not have equally many processes
+    node_rank: int = 0  # which machine this is
+    nodes: int = 1  # machines, which need not have equally many processes
     unsaid: str = ""  # the variable that would say the rank on this machine, and is not set, so it cannot choose a GPU
-
-    @property
-    def node_rank(self) -> int:
-        """Which machine this is."""
-        return self.process_index // self.local_world_size if self.said_node_rank is None else self.said_node_rank
-
-    @property
-    def nodes(self) -> int:
-        """Machines."""
-        return max(self.world_size // self.local_world_size, 1) if self.said_nodes is None else self.said_nodes
 
 
 # What `explain` is asked about: processes and a device that are not there.
@@ -296,7 +270,7 @@ def read_launch(variables: Variables = environment) -> Launch:
     if assumed is not None and variables is environment:
         return assumed[0]
     place = find_place(variables)
-    if place is None or place.launcher.starts_machines or place.world_size is None:
+    if place is None or place.launcher.starts_machines or not place.world_size:
         return Launch()
     row, world, nodes = place.launcher, place.world_size, place.nodes
     here = place.local_world_size
@@ -312,14 +286,16 @@ def read_launch(variables: Variables = environment) -> Launch:
                 "Hint: set it to the processes of a machine, on every one; torchrun does."
             )
         here = world
+    here = min(max(here, 1), world)
+    is_alone = world == 1
     return Launch(
         process_index=place.rank,
         local_process_index=place.local_rank or 0,
         world_size=world,
-        local_world_size=min(max(here, 1), world),
-        said_node_rank=place.node_rank if world > 1 else None,
-        said_nodes=nodes if world > 1 else None,
-        unsaid=(*row.local_rank, "LOCAL_RANK")[0] if place.local_rank is None and world > 1 else "",
+        local_world_size=here,
+        node_rank=place.rank // here if place.node_rank is None or is_alone else place.node_rank,
+        nodes=world // here if nodes is None or is_alone else nodes,
+        unsaid=(*row.local_rank, "LOCAL_RANK")[0] if place.local_rank is None and not is_alone else "",
     )
 
 

@@ -11,7 +11,6 @@ import pytest
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.launch import (
     LAUNCHERS,
-    Launch,
     find_place,
     first_host,
     let_children_import_from,
@@ -150,7 +149,7 @@ def test_the_table_stands_in_the_documentation():
 
 
 def test_machines():
-    launch = Launch(process_index=9, local_process_index=1, world_size=16, local_world_size=8)
+    launch = read_launch({"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"})
     assert (launch.node_rank, launch.nodes) == (1, 2)
     lists = {"gpu[03-05,9],cpu1": "gpu03", "a,b": "a", "node7": "node7", "": "", "10.0.0.4:6105": "10.0.0.4",
              "fe80::1": "fe80::1", '["algo-1", "algo-2"]': "algo-1"}  # fmt: skip
