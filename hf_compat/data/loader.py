@@ -26,7 +26,7 @@ from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import concatenate, copies_beside, find_batch_size, move_to_device, slice_nested
-from hf_compat.runtime.signals import HeldChildSignals, dead_among
+from hf_compat.runtime.signals import dead_among, holding_child_signals
 
 
 class SeededRandomSampler(RandomSampler):
@@ -461,14 +461,14 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.set_epoch(self.iteration)
         if self._iterator is not None:  # the iterator of persistent workers holds its first pass's indices
             self._iterator._index_sampler = self._index_sampler
-        held = HeldChildSignals() if self.num_workers else contextlib.nullcontext()
-        with held as signals:  # the pass starts on every rank, as torch draws a seed here
+        held = holding_child_signals() if self.num_workers else contextlib.nullcontext()
+        with held as deliver:  # the pass starts on every rank, as torch draws a seed here
             replaces = self.replaces_workers and self.persistent_workers and self._iterator is None
             batches = self._with_replaced_workers() if replaces else super().__iter__()
         # this is a generator, so as in Accelerate nothing above runs before the first batch is requested
         try:
-            if signals is not None:
-                signals.deliver()
+            if deliver is not None:
+                deliver()
             resumed, self._resume = self._resume, None
             own = batches if self.rank_slice.rank == 0 else None
             rounds = dispatched(own, self.rank_slice, self.drops_last) if self.dispatches else batches

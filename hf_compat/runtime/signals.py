@@ -160,43 +160,38 @@ SIGCHLD: int | None = getattr(signal, "SIGCHLD", None)  # Windows has none
 _DEATH_SECONDS = 5.0  # at most, between the end of its connections and of a process
 
 
-class HeldChildSignals:
-    """Make the handler of SIGCHLD wait within this context, in the main thread.
+@contextlib.contextmanager
+def holding_child_signals() -> Iterator[Callable[[], None]]:
+    """Make the handler of SIGCHLD wait within this context, in the main thread. Yield what calls it afterwards.
 
     torch's handler raises an error when a loader worker has died. It may run in the hooks around a fork. Python drops
     the error there, and the hook does not release `logging`'s lock, so that other threads wait for it forever.
     """
+    held: list[int] = []
 
-    def __init__(self) -> None:
-        self._is_holding = self._has_come = False
-        self._before = signal.SIG_DFL if SIGCHLD is None else signal.getsignal(SIGCHLD)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_holding:
-            self._has_come = True
-        elif callable(self._before):  # torch's new handler calls this one
-            self._before(number, frame)
-
-    def __enter__(self) -> HeldChildSignals:
-        if SIGCHLD is not None and threading.current_thread() is threading.main_thread():
-            self._is_holding = True
-            self._before = signal.signal(SIGCHLD, self._note) or signal.SIG_DFL  # None is a handler of C code
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_holding and SIGCHLD is not None:
-            self._is_holding = False
-            if signal.getsignal(SIGCHLD) == self._note:  # else torch has installed another
-                signal.signal(SIGCHLD, self._before)
-
-    def deliver(self) -> None:
-        """Call the handler if a signal has arrived."""
-        has_come, self._has_come = self._has_come, False
-        if SIGCHLD is None or not has_come:
-            return
-        handler = signal.getsignal(SIGCHLD)
+    def deliver() -> None:
+        handler = signal.getsignal(held.pop()) if held else None
         if callable(handler):
-            handler(SIGCHLD, None)
+            handler(signal.SIGCHLD, None)
+
+    if SIGCHLD is None or threading.current_thread() is not threading.main_thread():
+        yield deliver
+        return
+    before, is_holding = signal.getsignal(SIGCHLD), True
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if is_holding:
+            held[:] = [number]  # once, however often it came
+        elif callable(before):  # torch's new handler calls this one
+            before(number, frame)
+
+    signal.signal(SIGCHLD, note)
+    try:
+        yield deliver
+    finally:
+        is_holding = False
+        if signal.getsignal(SIGCHLD) is note:  # else torch has installed another
+            signal.signal(SIGCHLD, signal.SIG_DFL if before is None else before)  # None is a handler of C code
 
 
 def dead_among(processes: Iterable[BaseProcess]) -> list[BaseProcess]:

@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.runtime.signals import HeldChildSignals, dead_among
+from hf_compat.runtime.signals import dead_among, holding_child_signals
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def handled():
 
 
 def test_a_signal_waits_and_is_delivered(handled):
-    with HeldChildSignals() as signals:
+    with holding_child_signals() as deliver:
         os.kill(os.getpid(), signal.SIGCHLD)
         time.sleep(0.01)
         assert handled == []
     with pytest.raises(RuntimeError, match="a worker has died"):
-        signals.deliver()
-    signals.deliver()
+        deliver()
+    deliver()
     assert handled == [signal.SIGCHLD]
     with pytest.raises(RuntimeError, match="a worker has died"):
         os.kill(os.getpid(), signal.SIGCHLD)
@@ -45,7 +45,7 @@ def test_a_signal_waits_and_is_delivered(handled):
 def test_a_handler_that_is_set_meanwhile_stays(handled):
     before = signal.getsignal(signal.SIGCHLD)
     calls = []
-    with HeldChildSignals() as signals:
+    with holding_child_signals() as deliver:
         inner = signal.getsignal(signal.SIGCHLD)
 
         def chained(number, frame):  # as torch sets its own
@@ -56,7 +56,7 @@ def test_a_handler_that_is_set_meanwhile_stays(handled):
         os.kill(os.getpid(), signal.SIGCHLD)
     assert signal.getsignal(signal.SIGCHLD) is chained and calls == [signal.SIGCHLD] and handled == []
     with pytest.raises(RuntimeError):
-        signals.deliver()
+        deliver()
     with pytest.raises(RuntimeError):
         os.kill(os.getpid(), signal.SIGCHLD)
     assert handled == [signal.SIGCHLD] * 2 and before is not chained
@@ -67,9 +67,9 @@ def test_another_thread_than_the_main_one_leaves_handlers_alone(handled):
 
     def look():
         before = signal.getsignal(signal.SIGCHLD)
-        with HeldChildSignals() as signals:
+        with holding_child_signals() as deliver:
             found.append(signal.getsignal(signal.SIGCHLD) is before)
-        signals.deliver()
+        deliver()
 
     thread = threading.Thread(target=look)
     thread.start()
