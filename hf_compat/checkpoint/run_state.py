@@ -308,16 +308,6 @@ def read_random_states(checkpoint: str, rank: int = 0, world_size: int = 1) -> P
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataCut:
-    """How a run cuts its data into updates."""
-
-    counts: RunCounts
-    window_size: int  # micro-batches of an update
-    world_size: int = 1
-    samples_per_micro_batch: int = 1  # samples of a micro-batch of all processes together
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
     """Where a run continues."""
 
@@ -330,55 +320,64 @@ class ResumePoint:
     has_same_cut: bool = False  # the data is cut into updates as before, so the loss sums continue
     shuffle_seed: int | None = None  # Torch's seed for the orders of the run, whatever torch was seeded with since
 
-
-def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`)."""
-    counts, same_cut = cut.counts, state is not None and _has_same_cut(state, cut)
-    seed = None if state is None else state.data.shuffle_seed
-    if state is not None and same_cut and not ignore_data_skip:
-        # Take the very position that the state holds
-        data = state.data
-        run_is_over = updates_done >= counts.max_updates or data.epoch >= counts.num_train_epochs
-        at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-        is_finished = run_is_over and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end)
-        is_over = run_is_over or data.is_over or data.micro_batches_done >= counts.micro_batches_per_epoch
-        return ResumePoint(
+    @classmethod
+    def at(cls, data: DataPosition, is_over: bool, is_finished: bool = False) -> Self:
+        """Continue at an exact position. `is_over` says that no window of its epoch is left."""
+        return cls(
             epoch=data.epoch,
             position=data,
             epoch_is_over=data.is_open and is_over and not is_finished,
             is_finished=is_finished,
             rng=data.rng,
             has_same_cut=True,
-            shuffle_seed=seed,
+            shuffle_seed=data.shuffle_seed,
         )
+
+
+def resume_point(
+    state: RunState | None, updates_done: int, counts: RunCounts, args: TrainingArguments, samples: int
+) -> ResumePoint:
+    """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`).
+
+    `samples` are those of a micro-batch of all processes together.
+    """
+    same_cut = state is not None and _has_same_cut(state, counts, args, samples)
+    if state is not None and same_cut and not args.ignore_data_skip:
+        # Take the very position that the state holds
+        data = state.data
+        run_is_over = updates_done >= counts.max_updates or data.epoch >= counts.num_train_epochs
+        at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
+        is_finished = run_is_over and not (data.is_open and state.moment is SavedAt.UPDATE and at_the_end)
+        is_over = run_is_over or data.is_over or data.micro_batches_done >= counts.micro_batches_per_epoch
+        return ResumePoint.at(data, is_over, is_finished)
     window_size = length = None
-    if state is not None and not ignore_data_skip:
+    if state is not None and not args.ignore_data_skip:
         window_size, length = state.data.window_size, state.data.micro_batches_per_epoch
     if state is not None and window_size is not None and length is not None:
         # Count samples: the data goes on after as many as were trained, however they were cut
-        size = state.samples_per_micro_batch or cut.samples_per_micro_batch
+        size = state.samples_per_micro_batch or samples
         epoch, updates = (0, updates_done) if counts.is_endless else divmod(updates_done, -(-length // window_size))
-        skip = updates * window_size * size // cut.samples_per_micro_batch
+        skip = updates * window_size * size // samples
     else:
         # Count updates, as upstream does
         epoch, updates = divmod(updates_done, counts.updates_per_epoch)
-        skip = 0 if ignore_data_skip else updates * cut.window_size
+        skip = 0 if args.ignore_data_skip else updates * args.gradient_accumulation_steps
     return ResumePoint(
         epoch=epoch,
         skip_micro_batches=skip,
         is_finished=updates_done >= counts.max_updates or epoch >= counts.num_train_epochs,
         has_same_cut=same_cut,
-        shuffle_seed=seed,
+        shuffle_seed=None if state is None else state.data.shuffle_seed,
     )
 
 
-def _has_same_cut(state: RunState, cut: DataCut) -> bool:
+def _has_same_cut(state: RunState, counts: RunCounts, args: TrainingArguments, samples: int) -> bool:
     """Whether the checkpoint's run cut its data into updates as this one does. A warning names what differs."""
-    ranks_now = cut.world_size, cut.samples_per_micro_batch
-    ranks_before = state.world_size, state.samples_per_micro_batch or cut.samples_per_micro_batch
-    epochs_now = cut.counts.micro_batches_per_epoch, cut.window_size
+    ranks_now = args.world_size, samples
+    ranks_before = state.world_size, state.samples_per_micro_batch or samples
+    epochs_now = counts.micro_batches_per_epoch, args.gradient_accumulation_steps
     # the only epoch of endless data is as long as the run
-    length_before = epochs_now[0] if cut.counts.is_endless else state.data.micro_batches_per_epoch
+    length_before = epochs_now[0] if counts.is_endless else state.data.micro_batches_per_epoch
     epochs_before = length_before, state.data.window_size
     if ranks_before != ranks_now:
         logger.warning(

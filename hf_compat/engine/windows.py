@@ -262,15 +262,7 @@ class Windows:
             self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, rng=data.rng))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
-        self.start_at(
-            ResumePoint(
-                epoch=data.epoch,
-                position=data,
-                epoch_is_over=data.is_open and is_over,
-                rng=data.rng,
-                shuffle_seed=data.shuffle_seed,
-            )
-        )
+        self.start_at(ResumePoint.at(data, is_over))
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that Lightning's first request starts the reading and the drawing of random numbers.

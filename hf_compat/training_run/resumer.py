@@ -29,7 +29,7 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.reading import Contents, read_manifest
-from hf_compat.checkpoint.run_state import DataCut, RunState, read_random_states, resume_point
+from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
@@ -221,13 +221,8 @@ class Resumer:
         assert run.counts is not None  # they are set for a fit
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks)
-        cut = DataCut(
-            counts=run.counts,
-            window_size=host.args.gradient_accumulation_steps,
-            world_size=host.args.world_size,
-            samples_per_micro_batch=host._train_batch_size * host.args.world_size,
-        )
-        run.start = resume_point(run.resumed, run.updates_before, cut, host.args.ignore_data_skip)
+        samples = host._train_batch_size * host.args.world_size
+        run.start = resume_point(run.resumed, run.updates_before, run.counts, host.args, samples)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.has_same_cut or run.resumed.world_size != host.args.world_size):
             run.losses.load_state_dict(run.resumed.losses)
