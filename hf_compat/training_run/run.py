@@ -22,13 +22,7 @@ from torch import nn
 import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
-from hf_compat.checkpoint.run_state import (
-    PlainState,
-    ResumePoint,
-    RunState,
-    SavedAt,
-    readable_state,
-)
+from hf_compat.checkpoint.run_state import PlainState, ResumePoint, RunState, SavedAt, readable_state
 from hf_compat.data.loader import last_shares
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.internals import is_training_batch
@@ -402,7 +396,10 @@ class _Pushes(Protocol):
 
 
 class RunHost(TrainingSteps, Protocol):
-    """The Trainer, as seen by the objects that do its work. Subclasses may override the methods."""
+    """The Trainer, as seen by the objects that do its work. Subclasses may override the methods.
+
+    The table `STAGES` names those that load a checkpoint.
+    """
 
     state: TrainerState
     control: TrainerControl
@@ -438,7 +435,6 @@ class RunHost(TrainingSteps, Protocol):
     def pop_callback(self, callback: Callback) -> Callback: ...
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
     def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None: ...
-    def is_local_process_zero(self) -> bool: ...
     def is_world_process_zero(self) -> bool: ...
 
     # Training and evaluation
@@ -475,10 +471,3 @@ class RunHost(TrainingSteps, Protocol):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
     def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
-
-    # Resuming
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
-    def _load_callback_state(self) -> None: ...
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
-    def _load_scaler(self, checkpoint: str | None) -> None: ...
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...
