@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from hf_compat.callbacks.bridge import Given, fires_at_hooks
 from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.checkpoint.reading import fitting
+from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.engine.evaluation import EvaluationBatch
 from hf_compat.engine.internals import (
     end_epoch_after_this_batch,
@@ -46,7 +47,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.nested import find_batch_size
-from hf_compat.training_run.loss_log import LossLog, LossLogState
+from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
     FlagAgreement,
@@ -57,11 +58,7 @@ from hf_compat.training_run.run import (
     run_summary,
     save_if_best,
 )
-from hf_compat.training_run.saver import (
-    checkpoints_to_delete,
-    in_order_of_rotation,
-    remove_or_warn,
-)
+from hf_compat.training_run.saver import in_order_of_rotation, remove_surplus
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any
@@ -83,7 +80,7 @@ class AdapterState(TypedDict, total=False):
 
     state: dict[str, object] | None  # None before a run
     callbacks: dict[str, dict[str, object] | list[dict[str, object]]]  # by class name
-    losses: LossLogState
+    losses: PlainState
 
 
 # Prefixes of validation metrics in Lightning modules. HF's prefix is `eval_`.
@@ -436,8 +433,7 @@ class AdaptedRun(pl.Callback):
         self._log(run_summary(self._start_time, samples, updates, flos, train_loss, nonfinite))
         best = self.state.best_model_checkpoint
         if self.args.save_total_limit == 1 and best is not None:
-            for old in checkpoints_to_delete(list(self._checkpoints()), 1, [best]):
-                remove_or_warn(old, trainer.strategy.remove_checkpoint)
+            remove_surplus(list(self._checkpoints()), 1, [best], trainer.strategy.remove_checkpoint)
         self.fire("on_train_end")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -542,8 +538,7 @@ class AdaptedRun(pl.Callback):
         kept, found = [path, self.state.best_model_checkpoint], self._checkpoints()
         # a checkpoint with more updates belongs to an earlier run in this folder
         ordered = in_order_of_rotation(found, now, lambda old: found[old] <= now)
-        for old in checkpoints_to_delete(ordered, self.args.save_total_limit, kept):
-            remove_or_warn(old, trainer.strategy.remove_checkpoint)
+        remove_surplus(ordered, self.args.save_total_limit, kept, trainer.strategy.remove_checkpoint)
         self.fire("on_save")
 
     def _checkpoint_path(self, updates: int) -> str:

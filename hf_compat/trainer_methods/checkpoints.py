@@ -47,6 +47,7 @@ from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.training_run.saver import remove_surplus
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer")
@@ -179,7 +180,7 @@ class CheckpointMethods(TrainerBase):
         """
         ordered = self._sorted_checkpoints(output_dir, use_mtime=use_mtime)
         own = [path for path in ordered if manifest.is_ours(path)]
-        self._saver.remove_surplus(own, [self.state.best_model_checkpoint, *own[-1:]])
+        remove_surplus(own, self.args.save_total_limit, [self.state.best_model_checkpoint, *own[-1:]])
 
     def _sorted_checkpoints(
         self,

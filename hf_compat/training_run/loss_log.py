@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from torchmetrics import Metric
@@ -35,11 +34,6 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
         for place, number in zip(scalars, torch.stack(list(scalars.values())).tolist(), strict=True):
             numbers[place] = number
     return numbers
-
-
-# Sums and counts in plain values, under their names in `run_state.pt`. Those of a `.ckpt` lack `nonfinite_steps` and
-# `scalars`.
-LossLogState: TypeAlias = PlainState
 
 
 @dataclass
@@ -207,15 +201,15 @@ class LossLog:
         self.since_last_log.zero_()
         return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, for a run without updates
 
-    def state_dict(self) -> LossLogState:
+    def state_dict(self) -> PlainState:
         """Return sums and counts in plain values."""
         return self.state_with(None)[0]
 
-    def state_with(self, number: torch.Tensor | float | None) -> tuple[LossLogState, float | None]:
+    def state_with(self, number: torch.Tensor | float | None) -> tuple[PlainState, float | None]:
         """Return sums and counts in plain values, and a number that is read in the same wait."""
         sums = self.averages.sums
         tr_loss, *read = self._read(self.since_last_log, *sums.values(), *([] if number is None else [number]))
-        state: LossLogState = {
+        state: PlainState = {
             "tr_loss": tr_loss,
             "total_loss": self.total,
             "last_logged": self.last_logged,
@@ -225,12 +219,12 @@ class LossLog:
         }
         return state, None if number is None else read[-1]
 
-    def load_state_dict(self, state: LossLogState) -> None:
+    def load_state_dict(self, state: PlainState) -> None:
         """Continue from a result of `state_dict`, or from a run state that contains its entries."""
         self.since_last_log.fill_(state["tr_loss"])
         self.total = state["total_loss"]
         self.last_logged, self.first_update = state["last_logged"], state["first_update"]
-        self.nonfinite_updates = state.get("nonfinite_steps", 0)
+        self.nonfinite_updates = state.get("nonfinite_steps", 0)  # a converted `.ckpt` lacks it, and `scalars`
         if "scalars" in state:
             self.averages.sums = dict(state["scalars"]["sums"])
             self.averages.weights = dict(state["scalars"]["weights"])

@@ -73,6 +73,20 @@ def checkpoints_to_delete(
     return candidates[: max(len(in_rotation_order) - room, 0)]
 
 
+def remove_surplus(
+    in_rotation_order: Sequence[str],
+    save_total_limit: int | None,
+    keep: Iterable[str | None],
+    remove: Callable[[str], None] = manifest.remove,
+) -> None:
+    """Remove checkpoints beyond the limit. A failure is only a warning, as the newer ones are complete."""
+    for path in checkpoints_to_delete(in_rotation_order, save_total_limit, keep):
+        try:
+            remove(path)
+        except OSError as error:
+            logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", path, error)
+
+
 def in_order_of_rotation(
     checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
 ) -> list[str]:
@@ -283,7 +297,7 @@ class Saver:
 
         Checkpoints of other runs go first. The best one and the one just written stay.
         """
-        host, run_dir = self._host, os.path.dirname(final)
+        host, run_dir, limit = self._host, os.path.dirname(final), self._host.args.save_total_limit
         if timing is Timing.LATER:
             try:
                 manifest.finish(final)
@@ -297,9 +311,10 @@ class Saver:
             host._rotate_checkpoints(use_mtime=True, output_dir=run_dir)
         elif self._overrides("_sorted_checkpoints"):
             ordered = host._sorted_checkpoints(output_dir=run_dir, use_mtime=True)
-            self.remove_surplus([path for path in ordered if manifest.is_ours(path)], [best, final])
-        elif host.args.save_total_limit:  # reading the manifests takes longer with every checkpoint
-            self.remove_surplus(self.in_rotation_order(run_dir, layout.checkpoint_step(final) or 0), [best, final])
+            remove_surplus([path for path in ordered if manifest.is_ours(path)], limit, [best, final])
+        elif limit:  # reading the manifests takes longer with every checkpoint
+            ordered = self.in_rotation_order(run_dir, layout.checkpoint_step(final) or 0)
+            remove_surplus(ordered, limit, [best, final])
 
     def adopt_changes(self) -> None:
         """List anew what the run's callbacks or overrides have changed in the checkpoint just written."""
@@ -392,16 +407,12 @@ class Saver:
         run = self._host._run
         return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(run, path, found[path].writer))
 
-    def remove_surplus(self, ordered: list[str], keep: list[str | None]) -> None:
-        """Remove the checkpoints beyond `save_total_limit`."""
-        for path in checkpoints_to_delete(ordered, self._host.args.save_total_limit, keep=keep):
-            remove_or_warn(path, manifest.remove)
-
     def keep_best_alone(self, run_dir: str, best: str) -> None:
         """At the end of a run with a limit of one checkpoint, keep only the best."""
-        for path in checkpoints_to_delete(self.in_rotation_order(run_dir, 0), 1, [best]):  # all go but the best
+        ordered = self.in_rotation_order(run_dir, 0)
+        for path in checkpoints_to_delete(ordered, 1, [best]):  # all go but the best
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-            remove_or_warn(path, manifest.remove)
+        remove_surplus(ordered, 1, [best])
 
 
 class BackgroundWriter:
@@ -450,14 +461,6 @@ class BackgroundWriter:
             self.under_way = None
         error, self._error = self._error, None
         return error
-
-
-def remove_or_warn(checkpoint: str, remove: Callable[[str], None]) -> None:
-    """Remove an old checkpoint. A failure is only a warning, as the newer ones are complete."""
-    try:
-        remove(checkpoint)
-    except OSError as error:
-        logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", checkpoint, error)
 
 
 def _not_written(final: str, cause: BaseException) -> CheckpointWriteError:
