@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,24 +13,11 @@ from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.releases import of_transformers, trainer_of_transformers
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import brief, shown
-from hf_compat.trainer_methods.steps import Inputs, StepMethods, call_model, first_loss
+from hf_compat.runtime.text import brief, need, shown
+from hf_compat.trainer_methods.steps import Inputs, StepMethods
 
 # The keywords of `generate`.
 GenerationKeywords: TypeAlias = dict[str, Any]
-
-
-class GenerationConfig(Protocol):
-    """The attributes of `transformers.GenerationConfig` in use, 5.23."""
-
-    max_length: int | None
-    max_new_tokens: int | None
-    _from_model_config: bool
-
-    def update(self, defaults_only: bool = False, **options: object) -> object: ...
-
-    def _get_default_generation_params(self) -> dict[str, object]: ...
-
 
 # Arguments that only `Seq2SeqTrainingArguments` has.
 FIELDS = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
@@ -43,7 +30,7 @@ class GenerationSteps(StepMethods):
     _gen_kwargs: GenerationKeywords
 
     @staticmethod
-    def load_generation_config(gen_config_arg: object) -> GenerationConfig:
+    def load_generation_config(gen_config_arg: object) -> object:
         """Make the generation config for `args.generation_config`.
 
         Args:
@@ -58,9 +45,7 @@ class GenerationSteps(StepMethods):
         kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
         load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
         try:
-            config: GenerationConfig = load(
-                kind(**gen_config_arg) if isinstance(gen_config_arg, Mapping) else gen_config_arg
-            )
+            config: object = load(kind(**gen_config_arg) if isinstance(gen_config_arg, Mapping) else gen_config_arg)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 f"`{shown('generation_config', gen_config_arg)}` cannot be used: {error}\n\nHint: give a "
@@ -73,6 +58,7 @@ class GenerationSteps(StepMethods):
 
         Raises:
             ArgumentError: The arguments lack generation's fields, or the model does not generate.
+            MissingPackage: transformers is not installed, and the arguments ask for generation.
         """
         missing = [name for name in FIELDS if not hasattr(self.args, name)]
         if missing:
@@ -82,11 +68,13 @@ class GenerationSteps(StepMethods):
             )
         generates = callable(getattr(self.model, "generate", None))
         own_step = type(self).prediction_step is not GenerationSteps.prediction_step
-        if self._option("predict_with_generate") and not generates and not own_step:
-            raise ArgumentError(
-                f"`predict_with_generate=True`, but {type(self.model).__name__} has no method `generate`.\n\n"
-                "Hint: give it one (`transformers.GenerationMixin`), or override `prediction_step`."
-            )
+        if self._option("predict_with_generate") and not own_step:
+            need("transformers", "'hf-compat[transformers]'", "`predict_with_generate=True`")  # the step is its own
+            if not generates:
+                raise ArgumentError(
+                    f"`predict_with_generate=True`, but {type(self.model).__name__} has no method `generate`.\n\n"
+                    "Hint: give it one (`transformers.GenerationMixin`), or override `prediction_step`."
+                )
         config = self._option("generation_config")
         if config is not None:
             self.model.generation_config = self.load_generation_config(config)  # type: ignore[assignment]  # no module
@@ -140,58 +128,13 @@ class GenerationSteps(StepMethods):
         """
         if not self._option("predict_with_generate") or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
-        has_labels = "labels" in inputs
-        inputs = self._prepare_inputs(inputs)
-        keywords = gen_kwargs or dict(getattr(self, "_gen_kwargs", {}))
-        for name in ("num_beams", "max_length"):
-            if name in keywords and keywords[name] is None:
-                del keywords[name]
         # every rank has to call each forward pass of a sharded model
-        keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
-        # leave out decoder inputs that a collator made from the labels
-        labels, decoded = inputs.get("labels"), inputs.get("decoder_input_ids")
-        is_made = labels is not None and decoded is not None and labels.shape == decoded.shape
-        left_out = ("decoder_input_ids", "decoder_attention_mask") if is_made else ()
-        with gathering_method(self.model, "generate") as generate:
-            tokens: torch.Tensor = generate(**{k: v for k, v in inputs.items() if k not in left_out}, **keywords)
-        lengths = self._lengths_of_generations()
-        tokens = self._filled_up(tokens, lengths)
-        loss = None
-        if has_labels:
-            with torch.no_grad():
-                with self.compute_loss_context_manager():
-                    outputs = call_model(model, inputs)
-                smoother = self.label_smoother
-                loss = first_loss(outputs, inputs) if smoother is None else smoother(outputs, inputs["labels"])
-                loss = loss.detach().mean()
-        if self.args.prediction_loss_only:
-            return loss, None, None
-        return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
-
-    def _lengths_of_generations(self) -> tuple[int, int | None]:
-        """Read the lengths to which generations are padded, from `max_length` and `max_new_tokens` of the config.
-
-        Options that it does not set get transformers' defaults.
-
-        Mirrors:
-            The changes of `transformers.Seq2SeqTrainer.prediction_step` to `model.generation_config`, 5.23.
-        """
-        config: GenerationConfig | None = getattr(self.model, "generation_config", None)
-        if config is None:
-            return 0, None
-        config._from_model_config = False  # otherwise each call of `generate` would make it from the model's
-        if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config already has the defaults
-            config.update(**config._get_default_generation_params(), defaults_only=True)
-        assert config.max_length is not None  # it has a default
-        return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1
-
-    def _filled_up(self, tokens: torch.Tensor, lengths: tuple[int, int | None]) -> torch.Tensor:
-        longest, longest_new = lengths
-        if tokens.shape[-1] < longest:
-            return self._pad_tensors_to_max_len(tokens, longest)
-        if longest_new is not None and tokens.shape[-1] < longest_new:
-            return self._pad_tensors_to_max_len(tokens, longest_new)
-        return tokens
+        is_spread = is_sharded(self.model) or is_partitioned(self.model)
+        keywords = {"synced_gpus": is_spread, **(gen_kwargs or getattr(self, "_gen_kwargs", {}))}
+        with gathering_method(self.model, "generate"):
+            step: Callable[..., tuple[torch.Tensor | None, Nested | None, Nested | None]]
+            step = trainer_of_transformers("Seq2SeqTrainer").prediction_step  # type: ignore[attr-defined]  # it is theirs
+            return step(self, model, inputs, prediction_loss_only, ignore_keys, **keywords)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
         """Pad rows of tokens with the padding token.

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import pickle
+import sys
 
 import pytest
 import seq2seq_cases as cases
@@ -15,7 +16,7 @@ import transformers
 
 import hf_compat
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
-from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 from hf_compat.hf.argument_values import ROWS
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
@@ -148,6 +149,13 @@ def test_a_model_that_does_not_generate(tmp_path):
 
     trainer = OwnStep(toy.Classifier(), arguments(tmp_path))
     assert trainer.predict(toy.rows(3)).predictions.shape == (3, 2)
+
+
+def test_generation_without_transformers_is_refused_at_once(tmp_path, monkeypatch):
+    model = cases.tiny_t5()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingPackage, match=r"predict_with_generate=True(.|\n)*hf-compat\[transformers\]"):
+        made(tmp_path, model)
 
 
 def test_generation_configs_of_all_kinds(tmp_path):

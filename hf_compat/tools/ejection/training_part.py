@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -229,10 +230,11 @@ def _read_off(part: EvaluationPart, trainer: Trainer, own: OwnPart, write: Expre
     if part.generation:
         assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
         keywords = trainer._generation_keywords({})
-        longest, longest_new = trainer._lengths_of_generations()
-        if longest and longest_new and longest_new > longest:
+        config: Any = trainer.model.generation_config
+        longest = config.max_length or 20  # transformers' default
+        if (config.max_new_tokens or 0) >= longest:
             raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
-        part.fill_to, part.pad_token = longest or longest_new or 0, trainer._padding_token()
+        part.fill_to, part.pad_token = longest, trainer._padding_token()
         words = {name: value for name, value in keywords.items() if value is not None}
         part.generation_words = "".join(f", {name}={write.of(value)}" for name, value in words.items())
         decoded = batch.get("decoder_input_ids")
