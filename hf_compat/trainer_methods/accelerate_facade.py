@@ -34,6 +34,7 @@ from hf_compat.hf.process_state import (
     ProcessMembers,
     ProcessState,
     as_distributed_type,
+    has_state,
     may_be_asked,
     of_accelerate,
     share_accelerator,
@@ -211,35 +212,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
-
-
-class PreparedScheduler:
-    """A schedule that steps with its optimizers, once an update for each process.
-
-    Mirrors:
-        `accelerate.scheduler.AcceleratedScheduler`, 1.15.
-    """
-
-    def __init__(
-        self, scheduler: Prepared, optimizers: Sequence[PreparedOptimizer], accelerator: AcceleratorFacade
-    ) -> None:
-        self.scheduler = scheduler
-        self.optimizers = list(optimizers)
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Prepared:
-        if name == "scheduler":  # while it is being unpickled
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *args: Prepared, **kwargs: Prepared) -> None:
-        """Step if the update ends and its optimizers have stepped."""
-        if not self._accelerator.sync_gradients or any(one.step_was_skipped for one in self.optimizers):
-            return
-        end = getattr(self.scheduler, "total_steps", None)  # beyond it OneCycleLR raises
-        for _ in range(1 if self._accelerator.split_batches else self._accelerator.num_processes):
-            if end is None or self.scheduler._step_count <= end:
-                self.scheduler.step(*args, **kwargs)
 
 
 Backward: TypeAlias = Callable[..., None]  # takes a loss, and options of torch's
@@ -481,11 +453,19 @@ class AcceleratorFacade(ProcessMembers):
         return self._note(self._optimizers, optimizer)
 
     def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
-        """Let a script's own schedule step with its optimizer."""
-        if not isinstance(scheduler, PreparedScheduler):
+        """Let a script's own schedule step with its optimizers, once an update for each process, as Accelerate does.
+
+        Raises:
+            MissingPackage: Accelerate is not installed.
+        """
+        kind = need("accelerate.scheduler", "accelerate", "a schedule in `accelerator.prepare`").AcceleratedScheduler
+        if not isinstance(scheduler, kind):
+            if not has_state():
+                share_processes(self._args, self.distributed_type)
             followed = [one for one in self._optimizers if isinstance(one, PreparedOptimizer)]
             own = [one for one in followed if one.optimizer is getattr(scheduler, "optimizer", None)]
-            scheduler = PreparedScheduler(scheduler, own or followed, self)
+            scheduler = kind(scheduler, own or followed, split_batches=self.split_batches)
+            scheduler.gradient_state = self.gradient_state  # Accelerate's own does not know this run's updates
         return self._note(self._schedulers, scheduler)
 
     @staticmethod

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import pytest
 import torch
 import toy
 import transformers
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import GradientState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import hf_compat
 from hf_compat import Trainer
+from hf_compat.errors import MissingPackage
 
 # What Accelerate alone is about: FP8, its handlers, its own profiler, devices that share a tensor.
 NOT_HERE = {
@@ -153,3 +156,15 @@ def test_what_a_script_puts_in_place_gathers_an_evaluation(tmp_path, name):
         return [(trainer.evaluate()["eval_samples"], len(asked)) for _ in range(2)]
 
     assert calls(hf_compat) == calls(transformers)
+
+
+def test_a_schedule_takes_accelerates_wrapper_and_without_it_that_is_said(tmp_path, monkeypatch):
+    _, ours = both(tmp_path)
+    optimizer = ours.prepare(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1, 0.5)
+    prepared = ours.prepare(schedule)
+    assert type(prepared) is AcceleratedScheduler and prepared.optimizers == [optimizer]
+    assert ours.prepare(prepared) is prepared
+    monkeypatch.setitem(sys.modules, "accelerate.scheduler", None)
+    with pytest.raises(MissingPackage, match="a schedule in `accelerator"):
+        ours.prepare(schedule)
