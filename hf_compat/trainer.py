@@ -164,7 +164,7 @@ class Trainer(
             self._make_accelerator()
             self._memory_tracker = memory_tracker(self.args.skip_memory_metrics)
             self._memory_tracker.start()
-            self._set_model(self._resolve_model(model))
+            self._take_model(model)
             self._introspect()
             self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
             self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics

@@ -42,6 +42,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
     Raises:
         ArgumentError: The arguments lack generation's fields, the model does not generate, or `generation_config`
             cannot be read.
+        MissingPackage: The arguments ask for generation, and transformers is not installed.
 
     Mirrors:
         `transformers.Seq2SeqTrainer`, 5.23.
@@ -104,7 +105,8 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
                 "transformers. Set `generation_max_length`, `generation_num_beams` or `generation_config`, or evaluate "
                 "one set at a time."
             )
-        self._set_generation_keywords(gen_kwargs)
+        self._gen_kwargs = self._generation_keywords(gen_kwargs)
+        self.gather_function = self.accelerator.gather  # as upstream, keep all samples
         return super().evaluate(eval_dataset, metric_key_prefix=metric_key_prefix, ignore_keys=ignore_keys)
 
     def predict(
@@ -124,14 +126,9 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         Mirrors:
             `transformers.Seq2SeqTrainer.predict`, 5.23.
         """
-        self._set_generation_keywords(gen_kwargs)
+        self._gen_kwargs = self._generation_keywords(gen_kwargs)
+        self.gather_function = self.accelerator.gather  # as upstream, keep all samples
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
-
-    def _set_generation_keywords(self, given: dict[str, object]) -> None:
-        """Set the keywords and the gathering for the steps of one evaluation."""
-        self._gen_kwargs = self._generation_keywords(given)
-        # as upstream, keep all samples
-        self.gather_function = self.accelerator.gather
 
     def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
         if self.model_init is not None and self._option("generation_config") is not None:

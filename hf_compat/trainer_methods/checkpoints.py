@@ -220,9 +220,6 @@ class CheckpointMethods(TrainerBase):
         Raises:
             CheckpointError: The folder has no weights.
         """
-        self._load_known_weights(resume_from_checkpoint, model)
-
-    def _load_known_weights(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         given = self.model if model is None else model
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
@@ -259,8 +256,10 @@ class CheckpointMethods(TrainerBase):
             return
         stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
         # like upstream, read the files directly, and call an override only for files of its own
-        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
-        load(best)
+        if has_weights(Path(best)):
+            CheckpointMethods._load_from_checkpoint(self, best)
+        else:
+            self._load_from_checkpoint(best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if a checkpoint has them."""

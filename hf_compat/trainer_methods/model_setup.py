@@ -145,8 +145,8 @@ class ModelSetupMethods(TrainerBase):
             set_seed(self.args.seed)
         choose_tf32(self.args)
 
-    def _resolve_model(self, model: nn.Module | None) -> nn.Module:
-        """Take the model, or make it with `model_init`.
+    def _take_model(self, model: nn.Module | None) -> None:
+        """Take the model, or make it with `model_init`. Place it, unless the arguments or `device_map` keep it.
 
         Raises:
             RuntimeError: There is neither.
@@ -174,10 +174,6 @@ class ModelSetupMethods(TrainerBase):
                     "`forward`, which must return the loss. Fit it with a `lightning.Trainer`, or override the "
                     "Trainer's methods."
                 )
-        return model
-
-    def _set_model(self, model: nn.Module) -> None:
-        """Place the model on its device, unless the arguments or `device_map` keep it where it is."""
         self.model = self.model_wrapped = model
         spread = getattr(model, "hf_device_map", None) is not None
         wants = self.args.place_model_on_device
