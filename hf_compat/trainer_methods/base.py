@@ -15,14 +15,13 @@ from torch import nn
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.data.collators import PaddingCollator, default_data_collator
-from hf_compat.data.types import Collator, DataSource, Loader
+from hf_compat.data.types import Collator, DataSource
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
-from hf_compat.interop.transformers_models import pads_itself
+from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.translate import CurrentPlan, LightningPlan
 from hf_compat.runtime.inspection import delegated
@@ -92,9 +91,9 @@ class StepsBase:
     _created_lr_scheduler: bool
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
 
-    if TYPE_CHECKING:  # in `StepMethods`
-
-        def _model_with_forward(self) -> nn.Module: ...
+    def _model_with_forward(self) -> nn.Module:
+        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
+        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def _set_up_data(
         self,
@@ -129,21 +128,12 @@ if TYPE_CHECKING:
     class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, RunHost):
         """Methods that the groups call of each other, besides those of native mode and of `RunHost`."""
 
-        def evaluation_loop(
-            self,
-            dataloader: Loader,
-            description: str,
-            prediction_loss_only: bool | None = None,
-            ignore_keys: list[str] | None = None,
-            metric_key_prefix: str = "eval",
-        ) -> EvalLoopOutput: ...
         def _call_wrap_model(self, training: bool) -> None: ...
         def _make_module(self, plan: LightningPlan) -> WindowModule: ...
         def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer: ...
         def _make_accelerator(self) -> None: ...
         def _remove_neftune_noise(self) -> None: ...
         def _check_optimization(self) -> None: ...
-        def _update_auto_batch_size(self, batch_size: int) -> None: ...
         def _load_best_model(self) -> None: ...
         def _loading_whole_weights(self) -> AbstractContextManager[None]: ...
         def _get_output_dir(self, trial: Trial) -> str: ...

@@ -134,6 +134,23 @@ class EvaluationMethods(TrainerBase):
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         return self._evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
 
+    def prediction_loop(
+        self,
+        dataloader: Loader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Call `evaluation_loop`, for overrides of `evaluate` that use the loop's name of 3.x and 4.x.
+
+        This package never calls it, so an override causes a warning.
+
+        Mirrors:
+            `transformers.Trainer.prediction_loop`, 4.57.
+        """
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
 
 class Evaluator:
     """Runs the evaluations of a Trainer, within a fit and outside of one."""

@@ -17,7 +17,7 @@ from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
-from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm, unwrap_peft
+from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
@@ -82,10 +82,6 @@ class StepMethods(StepsBase):
                 raise_for_bad_loss(loss, error, model)
                 raise
             return loss.detach()
-
-    def _model_with_forward(self) -> nn.Module:
-        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
-        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def _prepare_context_parallel_inputs(
         self, model: nn.Module, inputs: Inputs

@@ -109,6 +109,10 @@ class TrainingMethods(TrainerBase):
             trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
+    def _update_auto_batch_size(self, batch_size: int) -> None:
+        """Set the micro-batch size that `auto_find_batch_size` tries next."""
+        self._train_batch_size = batch_size
+
     def _init_training_state(
         self,
         max_steps: int,
@@ -246,12 +250,11 @@ def log_start(
     updates_done: int,
     is_resumed: bool,
 ) -> None:
-    """Log the lines with which transformers' Trainer starts a training, and the settings of Lightning's trainer.
+    """Log the lines with which transformers' Trainer starts a training, and one of Lightning's trainer.
 
     The arguments' log level decides whether transformers' lines are shown, too. Warn if one process trains on one of
     several GPUs, as transformers would use larger updates.
     """
-    in_detail = args.log_level in ("info", "debug")
     accumulation, samples = args.gradient_accumulation_steps, counts.total_train_batch_size
     lines = [
         "***** Running training *****",
@@ -273,20 +276,13 @@ def log_start(
                 "from the exact training state."
             )
     for line in lines:
-        log_line(line, logger if in_detail else None)
-    if in_detail:
-        clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
-        logger.info("  Training on Lightning: device %s, precision %s, %s", plan.device, plan.precision, clip)
-        if plan.world_size > 1:
-            machines = plan.world_size // plan.devices_per_node
-            logger.info("  %d processes on %d machine(s): %s", plan.world_size, machines, plan.strategy)
-    else:
-        resumed = f", from update {updates_done:,} on" if updates_done else ""
-        processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
-        logger.info(
-            f"Training on Lightning: {parameters:,} parameters, {counts.max_updates:,} updates of {samples} "
-            f"samples{resumed}, on {plan.device}{processes}, {plan.precision}"
-        )
+        log_line(line, logger if args.log_level in ("info", "debug") else None)
+    resumed = f", from update {updates_done:,} on" if updates_done else ""
+    processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
+    logger.info(
+        f"Training on Lightning: {parameters:,} parameters, {counts.max_updates:,} updates of {samples} "
+        f"samples{resumed}, on {plan.device}{processes}, {plan.precision}"
+    )
     devices = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
     if devices != 1:
         logger.warning(

@@ -14,7 +14,6 @@ from hf_compat.data.types import Loader
 from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once, warn_user
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
@@ -62,23 +61,6 @@ class UpstreamHooks(TrainerBase):
     _loggers_initialized = False  # constant, as upstream
     _memory_tracker = UnmeasuredMemory()  # the constructor sets the active one
 
-    def prediction_loop(
-        self,
-        dataloader: Loader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Call `evaluation_loop`, for overrides of `evaluate` that use the loop's name of 3.x and 4.x.
-
-        This package never calls it, so an override causes a warning.
-
-        Mirrors:
-            `transformers.Trainer.prediction_loop`, 4.57.
-        """
-        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse a class with an override that would silently not be called."""
         super().__init_subclass__(**kwargs)
@@ -102,7 +84,8 @@ class UpstreamHooks(TrainerBase):
         for one in (*reversed(type(self).__mro__), self):
             if one is self or one.__module__.partition(".")[0] == "hf_compat":
                 for name, value in vars(one).items():
-                    is_ours = getattr(value, "__module__", None) == __name__ or isinstance(value, Absent)
+                    home = str(getattr(value, "__module__", None))
+                    is_ours = home.startswith("hf_compat.") or isinstance(value, Absent)
                     put_there.discard(name) if is_ours else put_there.add(name)
         _look_for_overrides(self, type(self).__name__, put_there)
 
@@ -171,10 +154,6 @@ class UpstreamHooks(TrainerBase):
             `transformers.Trainer._pad_across_processes`, 4.30.
         """
         return self.accelerator.pad_across_processes(tensor, dim=1, pad_index=pad_index)
-
-    def _update_auto_batch_size(self, batch_size: int) -> None:
-        """Set the micro-batch size that `auto_find_batch_size` tries next."""
-        self._train_batch_size = batch_size
 
 
 # Names not defined above raise an error that explains this when they are read.
