@@ -232,6 +232,8 @@ class CheckpointMethods(TrainerBase):
         state = self._model_state if is_own else make_model_state(target)
         self._issue_warnings_after_load(state.load_weights(folder))
 
+    _load_known_weights = _load_from_checkpoint  # no override replaces it
+
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
         """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
         target = self.accelerator.unwrap_model(self.model)
@@ -256,10 +258,8 @@ class CheckpointMethods(TrainerBase):
             return
         stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
         # like upstream, read the files directly, and call an override only for files of its own
-        if has_weights(Path(best)):
-            CheckpointMethods._load_from_checkpoint(self, best)
-        else:
-            self._load_from_checkpoint(best)
+        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
+        load(best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if a checkpoint has them."""
