@@ -11,13 +11,13 @@ import logging
 import os
 import types
 from collections.abc import Sequence
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 
 from hf_compat.callbacks.loggers import (
@@ -27,7 +27,6 @@ from hf_compat.callbacks.loggers import (
     refuse_other_distribution,
     reporting_callbacks,
 )
-from hf_compat.data.types import Batch
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, warn_user
 from hf_compat.hf.callbacks import (
@@ -51,64 +50,37 @@ logger = logging.getLogger(__name__)
 IN_TRAINER, WITH_MODULE, IN_TRANSFORMERS = "in this Trainer", "with an HFModule", "in transformers.Trainer"
 
 
-_PASS_IT_ON = {IN_TRANSFORMERS: "pass it to hf_compat.Trainer"}
-# Lightning callbacks that cannot work, why, and the alternative at each place that refuses them.
-_REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, dict[str, str]], ...] = (
-    (
-        (lightning_callbacks.GradientAccumulationScheduler,),
-        "an update always takes one window of `gradient_accumulation_steps` micro-batches",
-        dict.fromkeys((IN_TRAINER, WITH_MODULE), "set `gradient_accumulation_steps` in the arguments"),
-    ),
-    (
-        (lightning_callbacks.BatchSizeFinder,),
-        "the arguments set the batch size",
-        dict.fromkeys(
-            (IN_TRAINER, WITH_MODULE),
-            "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
-            "`hf_compat.Trainer` find one that fits",
-        ),
-    ),
-    (
-        (lightning_callbacks.LearningRateFinder,),
-        "the arguments set the learning rate and its schedule",
-        dict.fromkeys(
-            (IN_TRAINER, WITH_MODULE),
-            "set `learning_rate` and compare several in short runs with `max_steps=100`, or use "
-            "`hyperparameter_search` of `hf_compat.Trainer`",
-        ),
-    ),
-    (
-        (lightning_callbacks.BasePredictionWriter,),
-        "`predict` returns its predictions",
-        {IN_TRAINER: "write the result of `trainer.predict(…)`"},
-    ),
-    (
-        (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
-        "it changes weights or schedule inside the loops, for which transformers.Trainer has no event",
-        _PASS_IT_ON,
-    ),
-    (
-        (lightning_callbacks.ProgressBar,),
-        "it follows batches, for which transformers.Trainer has no event",
-        {IN_TRANSFORMERS: "use HF's own progress bar, or pass it to hf_compat.Trainer"},
-    ),
-    (
-        (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
-        "it reads batches and step outputs, which transformers.Trainer does not pass to callbacks",
-        _PASS_IT_ON,
-    ),
-    (
-        (lightning_callbacks.OnExceptionCheckpoint,),
-        "it writes when an exception ends the training, for which transformers.Trainer has no event",
-        _PASS_IT_ON,
-    ),
-    (
-        (lightning_callbacks.BackboneFinetuning,),
-        "it trains the backbone at its own learning rate, but transformers.Trainer makes one optimizer for all "
-        "parameters before its first event",
-        _PASS_IT_ON,
-    ),
-)
+_IN_HF_COMPAT = "pass it to hf_compat.Trainer"
+# Places → Lightning callbacks that cannot work there → why, and the alternative.
+_REFUSED: dict[tuple[str, ...], dict[tuple[type[pl.Callback], ...], str]] = {
+    (IN_TRAINER, WITH_MODULE): {
+        (lightning_callbacks.GradientAccumulationScheduler,): "an update always takes one window of "
+        "`gradient_accumulation_steps` micro-batches.\n\nHint: set `gradient_accumulation_steps` in the arguments",
+        (lightning_callbacks.BatchSizeFinder,): "the arguments set the batch size.\n\nHint: set "
+        "`per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of `hf_compat.Trainer` "
+        "find one that fits",
+        (lightning_callbacks.LearningRateFinder,): "the arguments set the learning rate and its schedule.\n\nHint: set "
+        "`learning_rate` and compare several in short runs with `max_steps=100`, or use `hyperparameter_search` of "
+        "`hf_compat.Trainer`",
+    },
+    (IN_TRAINER,): {
+        (lightning_callbacks.BasePredictionWriter,): "`predict` returns its predictions.\n\n"
+        "Hint: write the result of `trainer.predict(…)`",
+    },
+    (IN_TRANSFORMERS,): {
+        (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging): "it changes weights or "
+        f"schedule inside the loops, for which transformers.Trainer has no event.\n\nHint: {_IN_HF_COMPAT}",
+        (lightning_callbacks.ProgressBar,): "it follows batches, for which transformers.Trainer has no event.\n\n"
+        f"Hint: use HF's own progress bar, or {_IN_HF_COMPAT}",
+        (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor): "it reads batches and step "
+        f"outputs, which transformers.Trainer does not pass to callbacks.\n\nHint: {_IN_HF_COMPAT}",
+        (lightning_callbacks.OnExceptionCheckpoint,): "it writes when an exception ends the training, for which "
+        f"transformers.Trainer has no event.\n\nHint: {_IN_HF_COMPAT}",
+        (lightning_callbacks.BackboneFinetuning,): "it trains the backbone at its own learning rate, but "
+        "transformers.Trainer makes one optimizer for all parameters before its first event.\n\n"
+        f"Hint: {_IN_HF_COMPAT}",
+    },
+}
 
 
 def refuse(callback: pl.Callback, place: str) -> None:
@@ -117,10 +89,10 @@ def refuse(callback: pl.Callback, place: str) -> None:
     Raises:
         CallbackError: It cannot work. The message names an alternative.
     """
-    for kinds, why, hints in _REFUSED:
-        if place in hints and isinstance(callback, kinds):
-            name = type(callback).__name__
-            raise CallbackError(f"Lightning's {name} cannot work {place}: {why}.\n\nHint: {hints[place]}.")
+    for places, reasons in _REFUSED.items():
+        for kinds, reason in reasons.items():
+            if place in places and isinstance(callback, kinds):
+                raise CallbackError(f"Lightning's {type(callback).__name__} cannot work {place}: {reason}.")
 
 
 def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule) -> None:
@@ -174,6 +146,7 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
 def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
     """Prepare module and callbacks for Lightning's own callbacks, before these are set up."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    seen: Any = types.SimpleNamespace(automatic_optimization=True)  # a ModelCheckpoint reads nothing else of a module
     for callback in callbacks:
         if trainer.state.fn == "fit":
             reset_weight_averaging(callback)
@@ -181,7 +154,11 @@ def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule,
             module.__dict__["backbone"] = backbone_of(model)  # not as a submodule, which would duplicate its weights
         own = type(callback).on_train_batch_end
         if own is ModelCheckpoint.on_train_batch_end and not module.automatic_optimization:
-            callback.on_train_batch_end = types.MethodType(_as_in_automatic_optimization, callback)  # type: ignore[method-assign]
+            # In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights
+            # after the update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
+            callback.on_train_batch_end = types.MethodType(  # type: ignore[method-assign]
+                lambda one, trainer, _, *given: ModelCheckpoint.on_train_batch_end(one, trainer, seen, *given), callback
+            )
 
 
 def unfreeze_optimized(trainer: pl.Trainer) -> None:
@@ -196,23 +173,6 @@ def unfreeze_optimized(trainer: pl.Trainer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.requires_grad_(True)
-
-
-def _as_in_automatic_optimization(
-    self: ModelCheckpoint,
-    trainer: pl.Trainer,
-    pl_module: pl.LightningModule,
-    outputs: STEP_OUTPUT,
-    batch: Batch,
-    batch_idx: int,
-) -> None:
-    """Let a ModelCheckpoint treat the end of a batch as in automatic optimization.
-
-    In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights after the
-    update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
-    """
-    module = types.SimpleNamespace(automatic_optimization=True)  # the callback reads nothing else of it
-    ModelCheckpoint.on_train_batch_end(self, trainer, module, outputs, batch, batch_idx)  # type: ignore[arg-type]
 
 
 # Hooks that are never called. HF has no sanity check, and `predict` runs Lightning's test loop.
