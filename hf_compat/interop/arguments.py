@@ -20,6 +20,7 @@ from hf_compat.hf.legacy import (
     remember,
     remembered,
 )
+from hf_compat.interop.mirrors import made_again
 from hf_compat.runtime.text import shown
 
 # The fields that upstream resolves into objects of Accelerate and DeepSpeed. Ours are made from the fields.
@@ -141,26 +142,15 @@ def _adopted_class(kind: type) -> type:
     # old names that an older release declares follow their successors, as ours do
     for name in {name for one in theirs.__mro__ for name in vars(one) if name in OLD_NAMES}:
         if not hasattr(TrainingArguments, name) and not any(name in vars(one) for one in own):
-            read, write = functools.partial(read_attribute, name=name), functools.partial(_write_old, name)
-            content[name] = property(read, write)
+            content[name] = property(
+                functools.partial(read_attribute, name=name),
+                lambda args, value, name=name: assign_old(args, name, value),  # type: ignore[misc]  # not inferred
+            )
     content.update(
         _checks=classmethod(lambda cls: checks),
-        # the class cannot be found by its name
-        __reduce_ex__=lambda args, protocol: (_adopted_again, (type(args).__mro__[1], args.__getstate__())),
+        __reduce_ex__=lambda args, _: (made_again, (_adopted_class, type(args).__mro__[1], args.__getstate__())),
         __module__=kind.__module__,
         __qualname__=kind.__qualname__,
         __doc__=kind.__doc__,
     )
     return _Adopted(kind.__name__, (kind, base), content)
-
-
-def _write_old(name: str, args: TrainingArguments, value: object) -> None:
-    assign_old(args, name, value)
-
-
-def _adopted_again(kind: type, values: dict[str, object]) -> object:
-    """Copy or unpickle adopted arguments."""
-    args: object = object.__new__(kind)
-    vars(args).update(values)
-    object.__setattr__(args, "__class__", _adopted_class(kind))
-    return args

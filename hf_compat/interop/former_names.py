@@ -61,11 +61,6 @@ MOVED = {
 }
 
 
-def _full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
-    api = importlib.import_module("huggingface_hub").HfApi(token=token)
-    return str(api.get_full_repo_name(model_id=model_id, organization=organization))
-
-
 def _is_tpu_available(check_device: bool = True) -> bool:
     utils = importlib.import_module("transformers.utils")
     return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
@@ -75,7 +70,9 @@ def _is_tpu_available(check_device: bool = True) -> bool:
 _HUB: Mapping[str, Callable[..., object]] = {
     "send_example_telemetry": lambda *_, **__: None,
     "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
-    "get_full_repo_name": _full_repo_name,
+    "get_full_repo_name": lambda model_id, organization=None, token=None: importlib.import_module(
+        "huggingface_hub"
+    ).get_full_repo_name(model_id, organization=organization, token=token),
 }
 # transformers 5 dropped TensorFlow and Flax, and requires safetensors.
 _AVAILABLE: Mapping[str, Callable[..., object]] = {

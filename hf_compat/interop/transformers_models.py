@@ -18,6 +18,7 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
+from hf_compat.interop.mirrors import made_again
 from hf_compat.interop.releases import check_quantization, trainer_of_transformers
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
@@ -292,10 +293,16 @@ def check_liger(model: nn.Module | None, config: object) -> None:
     """Refuse options that Liger cannot apply, before training."""
     _package()
     chosen = _as_config(config)
-    known = None if model is None else _kernels_of(unwrap_peft(model))
-    unknown = next((name for name in chosen if known is not None and name not in known), None)
+    functions = getattr(sys.modules.get("liger_kernel.transformers.monkey_patch"), "MODEL_TYPE_TO_APPLY_LIGER_FN", None)
+    kind = None if model is None else getattr(getattr(unwrap_peft(model), "config", None), "model_type", None)
+    if not isinstance(functions, Mapping) or kind is None:
+        return
+    if kind not in functions:
+        warn_once(f"`use_liger_kernel=True` has no effect: Liger has no kernels for models of the type {kind!r}.")
+        return
+    known = [name for name in inspect.signature(functions[kind]).parameters if name != "model"]
+    unknown = next((name for name in chosen if name not in known), None)
     if unknown is not None:
-        assert known is not None  # only then is a name unknown
         hint = did_you_mean(unknown, known, f"the kernels are {', '.join(known)}.")
         told = shown("liger_kernel_config", dict(chosen))
         raise ArgumentError(f"`{told}`: Liger has no kernel {unknown!r} for this model.\n\nHint: {hint}")
@@ -342,18 +349,6 @@ def _as_config(config: object) -> Config:
             "Hint: choose `cross_entropy` or `fused_linear_cross_entropy`."
         )
     return chosen
-
-
-def _kernels_of(model: nn.Module) -> list[str] | None:
-    """The names of Liger's kernels for a model, or None if they are unknown."""
-    functions = getattr(sys.modules.get("liger_kernel.transformers.monkey_patch"), "MODEL_TYPE_TO_APPLY_LIGER_FN", None)
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    if not isinstance(functions, Mapping) or kind is None:
-        return None
-    if kind not in functions:
-        warn_once(f"`use_liger_kernel=True` has no effect: Liger has no kernels for models of the type {kind!r}.")
-        return None
-    return [name for name in inspect.signature(functions[kind]).parameters if name != "model"]
 
 
 # Module → name → its value when `patch()` replaced names there.
@@ -413,14 +408,6 @@ def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
     events = {name: getattr(ours, name) for name in EVENTS}
 
     def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
-        """Copy or pickle by our class, because this class cannot be found by its name."""
-        return _made_again, (ours, vars(callback))
+        return made_again, (known_to_transformers, ours, vars(callback))
 
     return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})
-
-
-def _made_again(ours: type[TrainerCallback], attributes: dict[str, object]) -> TrainerCallback:
-    kind = known_to_transformers(ours)
-    callback = object.__new__(kind)
-    vars(callback).update(attributes)
-    return callback
