@@ -19,7 +19,7 @@ from types import ModuleType
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
-from hf_compat.interop.mirrors import acknowledge, heirs, kin_of
+from hf_compat.interop.mirrors import MIRRORS, acknowledge, heirs, kin_of
 from hf_compat.interop.releases import guest_of, modules_there, need_names
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
@@ -129,25 +129,14 @@ def with_class(function: Callable[..., object], name: str, *arguments: object) -
 
 # The modules that define replaced names. All are imported before anything is replaced, so that transformers' own
 # classes inherit from its own.
-HOMES = (
-    "transformers.trainer_utils",
-    "transformers.trainer_pt_utils",
-    "transformers.training_args",
-    "transformers.trainer_callback",
-    "transformers.optimization",
-    "transformers.data.data_collator",
-    "transformers.integrations.integration_utils",
-    "transformers.trainer_jit_checkpoint",
-    "transformers.trainer",
-    "transformers.training_args_seq2seq",
-    "transformers.trainer_seq2seq",
-    "transformers.hf_argparser",
+HOMES = tuple(
+    f"transformers.{name}"
+    for name in (*MIRRORS, "data.data_collator", "hf_argparser", "trainer", "trainer_jit_checkpoint")
 )
-# Modules whose names replace those of transformers, besides the public names
-_MIRRORS = ("trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data")
 # Helpers that stay transformers' own, as its code calls them
 _KEPT = (
-    "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify", "number_of_arguments",
+    "DebugOption", "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify",
+    "number_of_arguments",
 )  # fmt: skip
 # A module that has imported or subclassed one of these before trains, or parses arguments, with transformers' own
 _TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
@@ -233,14 +222,14 @@ def _begin() -> None:
     modules_there(("transformers.processing_utils",))
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
     homes = modules_there(HOMES)
-    package = importlib.import_module("hf_compat")
-    mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
+    names = dict.fromkeys(importlib.import_module("hf_compat").__all__, "hf_compat")
+    for mirrored in MIRRORS.values():
+        names.update({name: f"hf_compat.{home}" for name, home in mirrored.items()})
     pairs: dict[str, tuple[object, object]] = {}
-    for module, name in [(package, n) for n in package.__all__] + [(one, n) for one in mirrors for n in dir(one)]:
-        ours = getattr(module, name)
-        theirs = next(
-            (vars(home)[name] for home in homes if _is_defined_in(vars(home).get(name), "transformers")), None
-        )
+    for name, home in names.items():
+        ours = getattr(importlib.import_module(home), name)
+        held = (vars(module).get(name) for module in homes)
+        theirs = next((value for value in held if _is_defined_in(value, "transformers")), None)
         if theirs is not None and name not in _KEPT and _is_defined_in(ours, "hf_compat"):
             pairs[name] = theirs, ours
     need_names(pairs, _NEEDED, "`hf_compat.patch()`")
