@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import importlib.machinery
-import importlib.util
 import io
 import os
 import pkgutil
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -46,7 +46,12 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:  # a folder, or an archive
         _begin(os.path.abspath(path), [path, *arguments])
-        _run_found("__main__", importer.find_spec("__main__"), f"{path} has no `__main__.py`.")
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise SystemExit(
+                f"{path} has no `__main__.py`.\n\nHint: `hf-compat run SCRIPT`, or `hf-compat run -m MODULE`."
+            )
+        _run_found(spec)
         return
     _begin(os.path.dirname(os.path.realpath(path)), [path, *arguments])
     path = os.path.abspath(path)
@@ -61,34 +66,15 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module, or the `__main__` of a package, as this process's `__main__`."""
     _begin(os.getcwd(), ["-m", *arguments])
-    spec = _find(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = _find(f"{name}.__main__")
-    if spec is not None and spec.origin is not None:
-        sys.argv[0] = spec.origin
-    _run_found(name, spec, f"There is no module {name} to run.")
+    _, spec, _ = runpy._get_module_details(name, SystemExit)  # type: ignore[attr-defined]  # as `python -m` finds it
+    sys.argv[0] = spec.origin
+    _run_found(spec)
 
 
-def _find(name: str) -> ModuleSpec | None:
-    """Locate a module. Its packages are imported, and their errors propagate."""
-    try:
-        return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        return None
-
-
-def _run_found(name: str, spec: ModuleSpec | None, missing: str) -> None:
-    read = None if spec is None else getattr(spec.loader, "get_code", None)
-    if spec is None or read is None:
-        raise SystemExit(
-            f"{missing}\n\nHint: `hf-compat run SCRIPT`, or `hf-compat run -m MODULE` with a module that Python finds "
-            "from here."
-        )
-    main = _new_main(spec.origin or name, spec.loader)
+def _run_found(spec: ModuleSpec) -> None:
+    main = _new_main(spec.origin or spec.name, spec.loader)
     vars(main).update(__spec__=spec, __package__=spec.parent, __cached__=spec.cached)
-    _execute(main, lambda: read(spec.name))
+    _execute(main, lambda: spec.loader.get_code(spec.name))  # type: ignore[union-attr]  # it can run what it finds
 
 
 def _new_main(file: str, loader: object) -> ModuleType:

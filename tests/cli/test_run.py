@@ -235,8 +235,8 @@ def test_a_folder_and_what_holds_nothing_to_run(tmp_path):
     (tmp_path / "empty").mkdir()
     for kind, name, message in (
         ("script", "empty", "empty has no `__main__.py`."),
-        ("module", "nowhere.at_all", "There is no module nowhere.at_all to run."),
-        ("module", "json", "There is no module json to run."),
+        ("module", "nowhere.at_all", "No module named 'nowhere'"),
+        ("module", "json", "'json' is a package and cannot be directly executed"),
     ):
         done = python(tmp_path, "-c", ALONE.format(kind), name)
         assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
