@@ -10,8 +10,7 @@ import copy
 import logging
 import os
 import types
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import lightning.pytorch as pl
 import torch
@@ -146,18 +145,18 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
 def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
     """Prepare module and callbacks for Lightning's own callbacks, before these are set up."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-    seen: Any = types.SimpleNamespace(automatic_optimization=True)  # a ModelCheckpoint reads nothing else of a module
+    at_batch_end: Callable[..., None] = ModelCheckpoint.on_train_batch_end
+    seen = types.SimpleNamespace(automatic_optimization=True)  # a ModelCheckpoint reads nothing else of a module
     for callback in callbacks:
         if trainer.state.fn == "fit":
             reset_weight_averaging(callback)
         if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
             module.__dict__["backbone"] = backbone_of(model)  # not as a submodule, which would duplicate its weights
-        own = type(callback).on_train_batch_end
-        if own is ModelCheckpoint.on_train_batch_end and not module.automatic_optimization:
+        if type(callback).on_train_batch_end is at_batch_end and not module.automatic_optimization:
             # In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights
             # after the update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
             callback.on_train_batch_end = types.MethodType(  # type: ignore[method-assign]
-                lambda one, trainer, _, *given: ModelCheckpoint.on_train_batch_end(one, trainer, seen, *given), callback
+                lambda one, trainer, _, *given: at_batch_end(one, trainer, seen, *given), callback
             )
 
 

@@ -41,7 +41,7 @@ from hf_compat.hf.callbacks import (
     eval_metric_name,
     is_callback_of,
 )
-from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
@@ -275,7 +275,7 @@ class AdaptedRun(pl.Callback):
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = self._first_update = 0  # updates that callbacks have been notified of
-        self.in_update = self.is_best = False  # the last evaluation is the best of the run so far
+        self.in_update = False
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
@@ -473,9 +473,7 @@ class AdaptedRun(pl.Callback):
         if trainer.state.fn != "fit" or self.evaluation_cause == "start":
             return
         is_tracked = self.has_own_arguments or "eval_loss" in evaluated
-        self.is_best = is_tracked and note_best_metric(self.state, self.args, evaluated)
-        if self.args.save_strategy == SaveStrategy.BEST:
-            self.control.should_save = self.is_best
+        save_if_best(self, is_tracked and note_best_metric(self.state, self.args, evaluated))
         self.flag_agreement.agree(self.control)  # metrics may differ between ranks, and so may early stopping
         if self.evaluation_cause == "interval" and self.control.should_save:
             self._save(trainer)
@@ -510,13 +508,12 @@ class AdaptedRun(pl.Callback):
                 if update > self.losses.last_logged:  # an update was made since the last log
                     self._log(self.losses.take(update, self.grad_norm, self.learning_rate, gather))
             elif action == "evaluate":
-                save_if_best(self, self.evaluate(trainer, "flag"))
+                self.evaluate(trainer, "flag")
             else:
                 self._save(trainer)
 
-    def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> bool:
-        """Run Lightning's own validation loop. The result says whether the evaluation is the best of the run so far."""
-        self.is_best = False
+    def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> None:
+        """Run Lightning's own validation loop."""
         self.evaluation_cause = cause
         try:
             if not run_validation(trainer):
@@ -527,7 +524,6 @@ class AdaptedRun(pl.Callback):
         finally:
             self.evaluation_cause = "interval"
         self.control.should_evaluate = False
-        return self.is_best
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Write `checkpoint-<updates>.ckpt`, and delete old ones beyond `save_total_limit`."""
