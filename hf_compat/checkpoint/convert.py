@@ -1,35 +1,185 @@
-"""Convert checkpoints between HF folders, Lightning's `.ckpt` and shards."""
+"""Convert checkpoints between HF folders, Lightning's `.ckpt` and shards.
+
+    Lightning's key             HF's file
+    state_dict["model.*"]       model.safetensors
+    optimizer_states[0]         optimizer.pt
+    lr_schedulers[0]            scheduler.pt
+    global_step, epoch          trainer_state.json
+    callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no more)
+
+Fields of a Lightning checkpoint are checked for the types and ranges that Lightning expects. A conversion checks both
+paths before it reads anything, and overwrites nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import lightning
+import safetensors.torch
 import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from safetensors import SafetensorError
 
-from hf_compat.checkpoint import layout
+import hf_compat.upstream  # noqa: F401 - loads Lightning
+from hf_compat.checkpoint import layout, manifest
+from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
-from hf_compat.checkpoint.files import naming, open_regular, reading
-from hf_compat.checkpoint.forms import COUNT
-from hf_compat.checkpoint.lightning_io import (
-    checked_paths,
-    from_hf,
-    read_lightning,
-    to_hf,
-    warn_of_left_out,
-    write_weights,
-    writing,
+from hf_compat.checkpoint.edits import as_named, no_checkpoint
+from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
+from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
+from hf_compat.checkpoint.judging import holds_model_alone
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    Contents,
+    StoredTensor,
+    Weights,
+    fitting,
+    read_torch_file,
+    read_weights,
 )
-from hf_compat.checkpoint.reading import Contents, StoredTensor
+from hf_compat.checkpoint.run_state import (
+    RUN_STATE_NAME,
+    DataPosition,
+    RunState,
+    SavedAt,
+    read_random_states,
+    readable_checkpoint,
+    reading_arrays,
+)
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_tensors
-from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError, warn_user
+from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.console import progress_bar
+from hf_compat.runtime.nested import leaves
+from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.runtime.text import brief
 
+LightningCheckpoint = dict[str, Any]  # Lightning's own keys, and those of callbacks and modules
+
+OWN_KEY = "hf_compat"
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
 # Wrappers put these before a weight's name. One that every name has is removed.
 WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
+
+# Lightning's own fields, and those of the states of its loops, by the ends of their names
+_COUNTS = Kind("counts", dict, items=COUNT)
+_PROGRESS = Kind("counts in all, and since the last start", dict, needed={"total": _COUNTS, "current": _COUNTS})
+_FIELDS = {
+    "state_dict": Kind("weights by name", dict, items=Kind("a tensor", torch.Tensor)),
+    **dict.fromkeys(("optimizer_states", "lr_schedulers"), Kind("a list", list)),
+    **dict.fromkeys(("epoch", "global_step"), Kind("a whole number", int, (-1, 2**63))),
+    "pytorch-lightning_version": Kind("a version", str, fits=re.compile(r"\d[\w.+!-]{0,59}").fullmatch),
+    "callbacks": MAPPING,
+    "loops": Kind("states of loops", dict, items=MAPPING),
+}
+_OF_LOOPS = {
+    **dict.fromkeys(("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress"), _PROGRESS),
+    "optim_progress": Kind(
+        "the progress of an optimizer",
+        dict,
+        needed={"optimizer": Kind("its steps", dict, needed=dict.fromkeys(("step", "zero_grad"), _PROGRESS))},
+    ),
+    "state_dict": MAPPING,
+}
+
+
+def check_lightning(path: str, checkpoint: object) -> None:
+    """Refuse content that is not a checkpoint, which Lightning would take for one."""
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"{path} cannot be read: it holds {brief(checkpoint, 60)}, not a checkpoint.")
+    wrong = wrong_field({**dict.fromkeys(("state_dict", "epoch", "global_step")), **checkpoint}, _FIELDS)
+    for loop, state in checkpoint.get("loops", {}).items() if wrong is None else ():
+        kinds = {name: _OF_LOOPS[kind] for name in state if (kind := str(name).rpartition(".")[2]) in _OF_LOOPS}
+        wrong = wrong or wrong_field(state, kinds, f"loops.{loop}.")
+    if wrong is not None:
+        raise CheckpointError(f"{path} cannot be read: {wrong}.")
+    missing = [name for name in ("optimizer_states", "lr_schedulers") if name not in checkpoint]
+    if len(missing) == 1:
+        raise CheckpointError(f"{path} cannot be read: `{missing[0]}` is missing.")
+    own = checkpoint.get(OWN_KEY)
+    if own is None:
+        return
+    with naming(f"{path}: `{OWN_KEY}`"):
+        if not isinstance(own, dict) or not COUNT.holds(own.get("updates", 0)):
+            raise CheckpointError(f"It is {brief(own, 60)}, without a number of updates.")
+        DataPosition.read(own.get("windows"))
+
+
+def checked_paths(source: object, target: object) -> tuple[str, str]:
+    """Check the paths of a conversion.
+
+    Raises:
+        ArgumentError: A value is not a path, the source is missing, or the target cannot be made.
+    """
+    paths = []
+    for name, given in (("source", source), ("target", target)):
+        path = os.fspath(given) if isinstance(given, os.PathLike) else given
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise ArgumentError(f"`{name}` is {brief(given, 60)}, not a path.\n\nHint: name a file or a folder.")
+        paths.append(path.rstrip(os.sep) or os.sep)
+    from_path, to_path = paths
+    if not os.path.lexists(from_path):
+        raise ArgumentError(f"There is nothing to convert: {from_path!r} does not exist.\n\nHint: name a checkpoint.")
+    try:
+        os.lstat(to_path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise ArgumentError(
+            f"{ascii(to_path)[1:-1]} cannot be written: {cause}.\n\nHint: name another path."
+        ) from error
+    else:
+        raise ArgumentError(f"{to_path} exists and is not overwritten.\n\nHint: name a new path.")
+    parent = os.path.dirname(os.path.abspath(to_path))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{to_path} cannot be written: you may not write to the folder {parent}.")
+    inside = os.path.realpath(from_path)
+    if os.path.isdir(from_path) and os.path.commonpath([inside, os.path.realpath(to_path)]) == inside:
+        raise ArgumentError(
+            f"The target {to_path} is inside the source {from_path}, which stays as it is.\n\n"
+            "Hint: name a path beside it."
+        )
+    return from_path, to_path
+
+
+@contextlib.contextmanager
+def writing(target: str) -> Iterator[str]:
+    """Give a path in a hidden folder beside the target. The file or folder that is written there then gets its name.
+
+    Raises:
+        ArgumentError: Something has the target's name.
+        CheckpointWriteError: Something could not be written. The message names the target and the cause.
+    """
+    beside, name = os.path.split(os.path.abspath(target))
+    try:
+        os.makedirs(beside, exist_ok=True)
+        layout.remove_ended(beside, layout.CONVERTING)
+        with layout.hidden_folder(beside, layout.CONVERTING) as hidden:
+            place = os.path.join(hidden, name)
+            yield place
+            if os.path.lexists(target):
+                raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
+            os.replace(place, target)
+    except HfCompatError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise CheckpointWriteError(
+            f"{target} could not be written: {cause}.\n\nHint: make room, or name another path."
+        ) from error
 
 
 def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names: bool = False) -> str:
@@ -71,10 +221,11 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
                 raise CheckpointError("The shards hold no weights.")
             with writing(target) as place:
                 os.mkdir(place)
-                count = _write_files(stored, place, shard_bytes, keep_names)
+                count = _write_shards(stored, place, shard_bytes, keep_names)
             return f"{count} tensors of the shards in {source} are weights in {target}"
         if os.path.isdir(source) and to_lightning:
-            checkpoint = from_hf(source)
+            with as_named(source):
+                checkpoint = {**_state_of(source), "state_dict": _weights_of(source)}
             with writing(target) as place:
                 torch.save(checkpoint, place)
             return f"the HF folder {source} is the Lightning checkpoint {target}"
@@ -95,7 +246,7 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         )
 
 
-def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:
+def _write_shards(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:
     # The wrappers' prefixes that every name begins with, each once and in any order
     prefix, left = "", [] if keep_names else list(WRAPPER_PREFIXES)
     while found := next((p for p in left if all(tensor.name.startswith(prefix + p) for tensor in stored)), None):
@@ -124,3 +275,193 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
     with open(os.path.join(partial, layout.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
         json.dump(index, text, indent=2)
     return len(file_of)
+
+
+PREFIX = "model."
+ADAPTERS_KEY = "hf_compat_adapters"  # of a checkpoint in memory: the folder that PEFT reads
+_BEGINNING: LightningCheckpoint = {"pytorch-lightning_version": lightning.__version__, "global_step": 0, "epoch": 0}
+_NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": []}  # both start anew
+
+
+def read_folder(folder: str) -> LightningCheckpoint:
+    """Read a folder that the `ckpt_path` of a Lightning trainer names: a checkpoint, or a saved model.
+
+    PEFT reads adapters itself, from the folder under `ADAPTERS_KEY`.
+    """
+    is_alone = holds_model_alone(Path(folder))
+    with contextlib.nullcontext() if is_alone else as_named(folder):
+        state = {**_BEGINNING, "callbacks": {}} if is_alone else _state_of(folder)
+        if holds_adapters(folder):
+            return {**_NO_OPTIMIZER, **state, "state_dict": {}, ADAPTERS_KEY: folder}
+        return {**_NO_OPTIMIZER, **state, "state_dict": _weights_of(folder)}
+
+
+def _weights_of(folder: str) -> Weights:
+    return {PREFIX + name: tensor for name, tensor in read_weights(folder).items()}
+
+
+def _state_of(folder: str) -> LightningCheckpoint:
+    """Read the parts of a checkpoint other than its weights."""
+    contents = Contents(folder)
+    state = read_trainer_state(contents.need(layout.TRAINER_STATE_NAME))
+    checkpoint = {
+        **_BEGINNING,
+        "global_step": state.global_step,
+        "epoch": int(state.epoch),
+        "callbacks": {},
+        OWN_KEY: {"updates": state.global_step},
+    }
+    optimizer = contents.find(layout.OPTIMIZER_NAME)
+    schedule = contents.find(layout.SCHEDULER_NAME)
+    if optimizer is not None and schedule is not None:
+        checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
+        checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
+    own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
+    if own is not None:
+        run_state = RunState.read_file(own)
+        checkpoint["callbacks"] = run_state.callbacks
+        data = run_state.data
+    else:  # work out the position from the updates and random states that `transformers` writes
+        updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
+        epoch, updates = divmod(state.global_step, updates_per_epoch)
+        data = DataPosition(epoch=epoch, updates_done=updates, rng=read_random_states(folder))
+    checkpoint[OWN_KEY]["windows"] = data.to_plain()
+    return checkpoint
+
+
+def read_lightning(path: str) -> LightningCheckpoint:
+    """Read a Lightning checkpoint file: tensors and plain containers, in the form that Lightning gives them."""
+    checkpoint: LightningCheckpoint = read_torch_file(path)
+    check_lightning(path, checkpoint)
+    return checkpoint
+
+
+def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
+    """Write a Lightning checkpoint of an `HFModule` as an HF folder, which is new and sealed.
+
+    Raises:
+        ArgumentError: The folder exists.
+        CheckpointError: The checkpoint is of another module.
+    """
+    held = checkpoint.get("state_dict", {})
+    weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
+    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
+    with writing(folder) as partial:
+        os.mkdir(partial)
+        with fitting("The Lightning checkpoint"):
+            write_weights(weights, os.path.join(partial, layout.SAFE_WEIGHTS_NAME))
+            for key, name in (("optimizer_states", layout.OPTIMIZER_NAME), ("lr_schedulers", layout.SCHEDULER_NAME)):
+                if checkpoint.get(key):
+                    torch.save(checkpoint[key][0], os.path.join(partial, name))
+            # The position in the data, as we saved it, or from the loader's state that Lightning saved
+            own = checkpoint.get(OWN_KEY, {}).get("windows")
+            if own is None:
+                loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+                own = next((loader for loader in (loops.get("combined_loader") or [])[:1] if "epoch" in loader), None)
+            data = None if own is None else DataPosition.read(own)
+            epoch = float(checkpoint["epoch"] if data is None else data.epoch)
+            if data is not None and data.is_open and data.micro_batches_per_epoch:
+                epoch = data.epoch + data.micro_batches_done / data.micro_batches_per_epoch
+            state = TrainerState(
+                global_step=int(checkpoint["global_step"]),
+                epoch=epoch,
+                # transformers compares it with its own and takes no None
+                train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
+                stateful_callbacks=[TrainerControl()],
+            )
+            # The arguments of the resumed run count
+            stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
+            with open(os.path.join(partial, layout.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
+                file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
+            if data is not None:
+                step = int(checkpoint["global_step"])
+                resumed = RunState(
+                    data=data,
+                    moment=SavedAt.UPDATE if data.is_open else SavedAt.EPOCH_END,
+                    losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
+                    callbacks=checkpoint.get("callbacks", {}),
+                )
+                torch.save(resumed.to_plain(), os.path.join(partial, RUN_STATE_NAME))
+                if data.rng is not None:
+                    torch.save(unpack_rng(data.rng), os.path.join(partial, layout.RNG_STATE_NAME))
+        manifest.seal(partial)
+
+
+# Keys of a Lightning checkpoint that become files of the folder, or hold no further weights.
+_KNOWN = {"state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loops", "MixedPrecision", "hyper_parameters"}
+
+
+def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
+    """Name the tensors that an HF folder has no place for, of other parts, metrics, averages …"""
+    left_out = [name for name in checkpoint["state_dict"] if not name.startswith(PREFIX)]
+    for key, held in checkpoint.items():
+        if key not in (*_KNOWN, OWN_KEY) and any(isinstance(part, torch.Tensor) for part in leaves(held)):
+            left_out.append(key)
+    if left_out:
+        shown = ", ".join(left_out[:5]) + (" …" if left_out[5:] else "")
+        warn_user(
+            f"{source} holds {len(left_out)} entries with weights that are not the model's, and an HF folder has no "
+            f"place for: {shown}. They are left out.\n\nHint: keep, or save, a .ckpt."
+        )
+
+
+def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
+    """Write weights. A tensor with several names is written once, with its other names in the metadata."""
+    written: dict[str, torch.Tensor] = {}
+    places: dict[tuple[Any, ...], str] = {}
+    metadata = {"format": "pt"}
+    for name, tensor in weights.items():
+        plain_name = name.replace(COMPILED, "")
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in places:
+            metadata[plain_name] = places[place]
+        else:
+            places[place] = plain_name
+            written[plain_name] = tensor.detach().contiguous()
+    safetensors.torch.save_file(written, path, metadata=metadata)
+
+
+class HFCheckpointIO(CheckpointIO):
+    """Let Lightning read HF folders, and write them if a path does not end in `.ckpt`.
+
+    `HFModule` puts it before the plugin of its trainer, so `fit(module, ckpt_path="…/checkpoint-8")` works. That plugin
+    reads and writes everything else.
+    """
+
+    def __init__(self, behind: CheckpointIO | None = None) -> None:
+        self.behind = behind if behind is not None else TorchCheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        checkpoint = readable_checkpoint(checkpoint)
+        if str(path).endswith(".ckpt"):
+            self.behind.save_checkpoint(checkpoint, path, storage_options)
+        else:
+            warn_of_left_out(str(path), checkpoint)
+            to_hf(checkpoint, str(path))
+
+    def teardown(self) -> None:
+        """Let the other plugin finish. One that writes in the background waits for its threads."""
+        self.behind.teardown()
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        if os.path.isdir(path):
+            return read_folder(str(path))
+        is_here = os.path.lexists(path)
+        if not is_here and "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
+            raise no_checkpoint(str(path))
+        is_plain = weights_only is not False  # the caller asks for unpickling in so many words
+        with reading(path), reading_arrays():
+            if is_here:
+                with open_regular(path) as file:
+                    if is_plain:
+                        walked_torch_file(str(path), file)
+            checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
+        check_lightning(str(path), checkpoint)
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        if os.path.isdir(path):
+            manifest.remove(str(path))
+        else:
+            self.behind.remove_checkpoint(path)

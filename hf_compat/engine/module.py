@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.lightning_io import OWN_KEY
+from hf_compat.checkpoint.convert import OWN_KEY
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     HooksOfPlainBatches,

@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
-from hf_compat.checkpoint.lightning_io import HFCheckpointIO
+from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, check_metrics

@@ -20,9 +20,9 @@ from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
+from hf_compat.checkpoint.convert import write_weights
 from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.judging import has_weights
-from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     COMPILED,

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
-from hf_compat.checkpoint.lightning_io import HFCheckpointIO
+from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.data.collators import check_dataset, check_iterable
 from hf_compat.engine.internals import start_from

@@ -156,7 +156,6 @@ def test_a_source_of_another_kind(tmp_path, kind, target):
 @pytest.mark.parametrize("form", ["folder", "ckpt", "shards"])
 def test_a_disk_that_fills_up_is_told_and_leaves_nothing(folder, tmp_path, form, monkeypatch):
     from hf_compat.checkpoint import convert as converting
-    from hf_compat.checkpoint import lightning_io
 
     source = {"folder": folder, "ckpt": tmp_path / "it.ckpt", "shards": ZERO}[form]
     if form == "ckpt":
@@ -166,7 +165,6 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(folder, tmp_path, form,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    monkeypatch.setattr(lightning_io, "write_weights", full)
     monkeypatch.setattr(converting, "write_weights", full)
     before = listing(tmp_path)
     target = tmp_path / ("new.ckpt" if form == "folder" else "new")

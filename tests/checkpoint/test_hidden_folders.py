@@ -15,8 +15,8 @@ import pytest
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
+from hf_compat.checkpoint.convert import writing
 from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
-from hf_compat.checkpoint.lightning_io import writing
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
 from hf_compat.hub.client import STAGE_PREFIX

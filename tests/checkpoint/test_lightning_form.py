@@ -12,7 +12,7 @@ import torch
 import toy
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.checkpoint.lightning_io import check_lightning
+from hf_compat.checkpoint.convert import check_lightning
 from hf_compat.errors import CheckpointError
 
 

@@ -42,7 +42,7 @@ SOURCES = (
 )
 # (file, name) → why this is no access to an internal of Lightning.
 EXCEPTIONS = {
-    ("checkpoint/lightning_io.py", "fit_loop"): "a key of Lightning's checkpoint files",
+    ("checkpoint/convert.py", "fit_loop"): "a key of Lightning's checkpoint files",
     ("checkpoint/forms.py", "_load_from_state_dict"): "torch's method of a module, for parts that load by themselves",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("training_run/saver.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
