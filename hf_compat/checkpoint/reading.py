@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -194,16 +194,7 @@ STATE_TYPES = (
 Weights = dict[str, torch.Tensor]
 Allowed = Sequence[Any]  # torch's safe globals: types and functions, also under another name
 COMPILED = "_orig_mod."  # torch.compile puts it into the names of weights
-
-
-class LoadResult(Protocol):
-    """torch's result of loading weights."""
-
-    @property
-    def missing_keys(self) -> list[str]: ...
-
-    @property
-    def unexpected_keys(self) -> list[str]: ...
+LoadResult = torch.nn.modules.module._IncompatibleKeys  # its `missing_keys` and `unexpected_keys`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 
 from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 LATEST_NAME = "latest"
 OPTIMIZERS, MODELS = "_optim_states.pt", "_model_states.pt"  # ends of the names of the ranks' files
@@ -95,6 +95,15 @@ class ZeroStates:
     plain: dict[str, dict[str, object]]  # for each parameter the other values of the optimizer (`step`)
     param_groups: list[dict[str, object]]  # the options of each group, without its parameters
     counts: dict[str, int]  # of updates, samples and skipped updates
+
+    def check(self, folder: str, names: Iterable[str], has_groups: bool) -> None:
+        """Refuse a model with parameters of other names, or an optimizer with other groups of them."""
+        other = set(names) ^ self.by_name.keys()
+        if other or not has_groups:
+            which = ", ".join(sorted(other)[:5]) or "other groups of them"
+            raise CheckpointMismatch(
+                f"{folder} holds the optimizer's state of other parameters than the model's: {which}."
+            )
 
 
 def zero_states(source: str) -> ZeroStates:

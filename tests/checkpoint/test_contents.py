@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from hf_compat import get_last_checkpoint
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.model_state import PlainState
-from hf_compat.checkpoint.model_state.base import MODEL_INDEX, OPTIMIZER_INDEX
+from hf_compat.checkpoint.model_state import MODEL_INDEX, OPTIMIZER_INDEX, PlainState
 from hf_compat.checkpoint.reading import Contents, read_weights
 from hf_compat.checkpoint.run_state import RunState
 from hf_compat.errors import CheckpointError

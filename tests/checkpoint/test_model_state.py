@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
-from hf_compat.checkpoint.model_state import DeepSpeedState, FSDP2State, PlainState, make_model_state
+from hf_compat.checkpoint.deepspeed_state import DeepSpeedState
+from hf_compat.checkpoint.model_state import FSDP2State, PlainState, make_model_state
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 SHARDED = Path(__file__).with_name("sharded")

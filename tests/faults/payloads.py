@@ -34,10 +34,9 @@ import toy
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from hf_compat import Trainer, TrainingArguments, get_last_checkpoint
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import deepspeed_state, manifest
+from hf_compat.checkpoint import model_state as shards
 from hf_compat.checkpoint.convert import convert
-from hf_compat.checkpoint.model_state import base as shards
-from hf_compat.checkpoint.model_state import deepspeed as deepspeed_state
 from hf_compat.errors import HfCompatError
 
 ZERO = Path(__file__).parents[1] / "checkpoint" / "zero" / "stage2"

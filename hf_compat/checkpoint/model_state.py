@@ -1,6 +1,6 @@
 """`ModelState` gives weights and optimizer state of a model, however a strategy holds it.
 
-Whole models and FSDP 2 are here, and DeepSpeed has a file of its own. Shards are written by every process and read by
+Whole models and FSDP 2 are here, DeepSpeed's in `deepspeed_state.py`. Shards are written by every process and read by
 any number of them, under Accelerate's names. Temporary hooks let a user's override save or load whole weights of a
 sharded model.
 """
@@ -42,28 +42,12 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_states
-from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.errors import CheckpointError
+from hf_compat.interop.deepspeed import is_deepspeed_engine, is_partitioned
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import barrier
 from hf_compat.runtime.device_copies import small_ones_on_host
-
-
-@contextlib.contextmanager
-def in_own_class(model: nn.Module) -> Iterator[None]:
-    """Give the parts of a model, which `fully_shard` has put into classes of torch, their own classes for a while.
-
-    `type(model).from_pretrained(folder)` fails with torch's class, and a model card says `FSDPMyModel`.
-    """
-    changed = {module: type(module) for module in model.modules() if isinstance(module, FSDPModule)}
-    for module, kind in changed.items():
-        module.__class__ = kind.__mro__[kind.__mro__.index(FSDPModule) + 1]
-    try:
-        yield
-    finally:
-        for module, kind in changed.items():
-            module.__class__ = kind
-
 
 SAVING, LOADING = "register_state_dict_post_hook", "register_load_state_dict_pre_hook"
 
@@ -74,7 +58,8 @@ def replacing(
 ) -> Iterator[None]:
     """Let `state_dict` (`SAVING`) or `load_state_dict` (`LOADING`) of a model and of its parts take other tensors.
 
-    `value` makes the tensor of a parameter, and is given the one that would be saved or loaded.
+    `value` makes the tensor of a parameter, and is given the one that would be saved or loaded. Meanwhile each part has
+    its own class, not that of `fully_shard`: a model card would say `FSDPMyModel`, and `from_pretrained` of it fails.
     """
 
     def put(module: nn.Module, state: Weights, prefix: str, *_: object) -> None:
@@ -82,20 +67,14 @@ def replacing(
             if prefix + name in state:
                 state[prefix + name] = value(parameter, state[prefix + name])
 
-    with in_own_class(model), contextlib.ExitStack() as hooks:
+    with contextlib.ExitStack() as stack:
         for module in model.modules():
-            hooks.callback(getattr(module, moment)(put).remove)
+            kind = type(module)
+            if isinstance(module, FSDPModule):
+                stack.callback(setattr, module, "__class__", kind)
+                module.__class__ = kind.__mro__[kind.__mro__.index(FSDPModule) + 1]
+            stack.callback(getattr(module, moment)(put).remove)
         yield
-
-
-def gathered(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a parameter whole, in memory of the CPU, where it is a shard: all processes exchange their parts."""
-    tensor = parameter.detach()
-    if not isinstance(tensor, DTensor):
-        return tensor
-    on_mesh = tensor.to(tensor.device_mesh.device_type)  # shards may wait on the CPU
-    assert isinstance(on_mesh, DTensor)
-    return on_mesh.full_tensor().cpu()
 
 
 def shard_of(parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
@@ -120,20 +99,6 @@ def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim
     """Write this process's part of the optimizer's state."""
     state = get_optimizer_state_dict(model, optimizer)
     save({"optimizer": state}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
-
-
-def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the state of an optimizer, of a sharded or whole model."""
-    dcp = open_dcp(Contents(folder), OPTIMIZER_FOLDER)
-    named: States = dict(get_optimizer_state_dict(model, optimizer))
-    # The names of parameters of which a folder holds states, and whatever else stands before a full stop. A parameter
-    # that has had no gradient is not among them
-    before = "optimizer.state."
-    keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
-    known = {key[:end] for key in keys for end, letter in enumerate(key) if letter == "."}
-    state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
-    read_dcp(dcp, state)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
 
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
@@ -206,7 +171,18 @@ class TorchState(ModelState):
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
         contents = Contents(folder)
         if contents.find(OPTIMIZER_INDEX) is not None:
-            read_optimizer_shards(folder, self.model, optimizer)
+            dcp = open_dcp(contents, OPTIMIZER_FOLDER)
+            named: States = dict(get_optimizer_state_dict(self.model, optimizer))
+            # The names of parameters of which a folder holds states, and whatever else stands before a full stop. A
+            # parameter that has had no gradient is not among them
+            before = "optimizer.state."
+            keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
+            known = {key[:end] for key in keys for end, letter in enumerate(key) if letter == "."}
+            held = {name: values for name, values in named["state"].items() if name in known}
+            state = {"optimizer": {**named, "state": held}}
+            read_dcp(dcp, state)
+            options = StateDictOptions(strict=False)
+            set_optimizer_state_dict(self.model, optimizer, state["optimizer"], options=options)
             settle_states(folder, optimizer)
             return True
         path = contents.find(layout.OPTIMIZER_NAME)
@@ -230,16 +206,11 @@ class TorchState(ModelState):
         own = {parameter: name.removeprefix("_orig_mod.") for name, parameter in self.model.named_parameters()}
         groups = [[own[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         order = [name for group in groups for name in group]
-        other = set(order) ^ saved.by_name.keys()
         options = list(saved.param_groups)
         if len(options) == len([group for group in groups if group]) < len(groups):
             told = iter(options)  # DeepSpeed drops an empty group, for which the optimizer's own options serve
             options = [next(told) if own_group["params"] else own_group for own_group in optimizer.param_groups]
-        if other or len(groups) != len(options):
-            which = ", ".join(sorted(other)[:5]) or "other groups of them"
-            raise CheckpointMismatch(
-                f"{folder} holds the optimizer's state of other parameters than the model's: {which}."
-            )
+        saved.check(folder, order, has_groups=len(groups) == len(options))
         states = []
         for name in order:
             state = {key: stored.load() for key, stored in saved.by_name[name].items() if key}
@@ -297,7 +268,14 @@ class FSDP2State(TorchState):
 
     def giving_whole(self) -> AbstractContextManager[None]:
         self.model.state_dict()  # what the last forward pass has left whole becomes shards again
-        whole = {parameter: gathered(parameter) for parameter in self.model.parameters()}
+        whole: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter in self.model.parameters():
+            tensor = parameter.detach()
+            if isinstance(tensor, DTensor):  # all processes exchange their parts
+                on_mesh = tensor.to(tensor.device_mesh.device_type)  # shards may wait on the CPU
+                assert isinstance(on_mesh, DTensor)
+                tensor = on_mesh.full_tensor().cpu()
+            whole[parameter] = tensor
         return replacing(self.model, SAVING, whole.get)
 
     def taking_whole(self) -> AbstractContextManager[None]:
@@ -356,3 +334,18 @@ class FSDP2State(TorchState):
             if name not in named["state"]:
                 optimizer.state.pop(parameter, None)
         settle_states(path, optimizer)
+
+
+def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:
+    """Make the object that reads and writes a model's weights and its optimizer's state.
+
+    DeepSpeed's engine, which is the `wrapped` object of a fit, has the weights. FSDP 2 writes shards, or gathers whole
+    states.
+    """
+    if is_deepspeed_engine(wrapped) or is_partitioned(model):
+        from hf_compat.checkpoint.deepspeed_state import DeepSpeedState  # it builds on this file
+
+        return DeepSpeedState(model, wrapped if is_deepspeed_engine(wrapped) else None)
+    if isinstance(model, FSDPModule):
+        return FSDP2State(model, writes_shards)
+    return PlainState(model)

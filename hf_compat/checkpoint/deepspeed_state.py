@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -20,7 +20,7 @@ from torch import distributed, nn
 from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
-from hf_compat.checkpoint.model_state.base import (
+from hf_compat.checkpoint.model_state import (
     OPTIMIZER_INDEX,
     SAVING,
     ModelState,
@@ -78,12 +78,25 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
             "weights with `from_pretrained`."
         )
     saved = zero_states(folder) if state is None else _whole_states(folder, state, zero, names)
-    other = {names[piece.parameter] for _, pieces in groups for piece in pieces} ^ saved.by_name.keys()
-    if other or len(saved.param_groups) != len(zero.optimizer.param_groups):
-        which = ", ".join(sorted(other)[:5]) or "other groups of them"
-        raise CheckpointMismatch(f"{folder} holds the optimizer's state of other parameters than the model's: {which}.")
-    for group in groups:
-        _fill(group, saved, names, zero.optimizer)
+    has_groups = len(saved.param_groups) == len(zero.optimizer.param_groups)
+    saved.check(folder, (names[piece.parameter] for _, pieces in groups for piece in pieces), has_groups)
+    for flat, pieces in groups:
+        own = [names[piece.parameter] for piece in pieces]
+        # each group steps a count of its own; an optimizer of torch has no state of a parameter without a gradient
+        plain = next((saved.plain[name] for name in own if saved.plain[name]), {})
+        values = {key: value.clone() if torch.is_tensor(value) else value for key, value in plain.items()}
+        for key in dict.fromkeys(key for name in own for key in saved.by_name[name]):
+            into = torch.zeros_like(flat, requires_grad=False)
+            for piece, name in zip(pieces, own, strict=True):
+                if piece.length and key in saved.by_name[name]:
+                    whole = saved.by_name[name][key].load().flatten()
+                    part = whole[piece.begin : piece.begin + piece.length]
+                    into[piece.place : piece.place + part.numel()].copy_(part)
+            if key:
+                values[key] = into
+            else:
+                flat.data.copy_(into)
+        zero.optimizer.state[flat] = values
     for options, told in zip(zero.optimizer.param_groups, saved.param_groups, strict=True):
         options.update(told)
     for name, count in saved.counts.items():
@@ -133,29 +146,6 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
     return ZeroStates(by_name=by_name, plain=plain, param_groups=options, counts={})
 
 
-def _fill(
-    group: _FlatGroup, saved: ZeroStates, names: dict[nn.Parameter, str], optimizer: torch.optim.Optimizer
-) -> None:
-    """Fill a flat group, and the values that the optimizer keeps of it."""
-    flat, pieces = group
-    own = [names[piece.parameter] for piece in pieces]
-    # each group steps a count of its own; an optimizer of torch has no state of a parameter without a gradient
-    plain = next((saved.plain[name] for name in own if saved.plain[name]), {})
-    values = {key: value.clone() if torch.is_tensor(value) else value for key, value in plain.items()}
-    for key in dict.fromkeys(key for name in own for key in saved.by_name[name]):
-        into = torch.zeros_like(flat, requires_grad=False)
-        for piece in pieces:
-            if piece.length and key in saved.by_name[names[piece.parameter]]:
-                whole = saved.by_name[names[piece.parameter]][key].load().flatten()
-                part = whole[piece.begin : piece.begin + piece.length]
-                into[piece.place : piece.place + part.numel()].copy_(part)
-        if key:
-            values[key] = into
-        else:
-            flat.data.copy_(into)
-    optimizer.state[flat] = values
-
-
 def _flat_groups(zero: Any) -> list[_FlatGroup]:
     """Return the flat groups of a ZeRO optimizer; none of another, or of one that leaves them on a disk."""
     rank, groups = distributed.get_rank(), []
@@ -180,13 +170,6 @@ def _flat_groups(zero: Any) -> list[_FlatGroup]:
                 place += length
             groups.append((flat, pieces))
     return groups
-
-
-class _Compared(NamedTuple):
-    """The names that a model lacked, and those that it does not know."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 class DeepSpeedState(ModelState):
@@ -261,12 +244,21 @@ class DeepSpeedState(ModelState):
         if ranks and layout != (distributed.get_world_size(), self.engine.zero_optimization_partition_weights()):
             take_states(folder, self.engine)
             return True
-        own = self.engine.checkpoint_engine
-        self.engine.checkpoint_engine = _PlainReader(own, contents)
+
+        def load(path: str, map_location: object = None) -> Plain:
+            # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
+            file = os.path.relpath(path, contents.folder).replace(os.sep, "/")
+            found = [name.rpartition(".") for name in OWN_TYPES]
+            types = [getattr(importlib.import_module(module), name) for module, _, name in found]
+            return read_torch_file(contents.need(file), allowed=[*types, (member_of, "builtins.getattr")])
+
+        # DeepSpeed's own reader unpickles whatever it finds. The engine gets the objects that were checked: the file is
+        # read once, so it cannot be replaced in between
+        self.engine.checkpoint_engine.load = load
         try:
             self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
         finally:
-            self.engine.checkpoint_engine = own
+            del self.engine.checkpoint_engine.load
         return True
 
     def set_weights(self, weights: Weights) -> LoadResult:
@@ -282,30 +274,7 @@ class DeepSpeedState(ModelState):
                 with whole_for_a_while(module.parameters(recurse=False)):  # no more than one module is ever gathered
                     module.load_state_dict(owned[prefix], strict=False)
         known = self.model.state_dict().keys()
-        return _Compared([name for name in known if name not in named], [name for name in named if name not in known])
-
-
-class _PlainReader:
-    """Reads for DeepSpeed's engine, which would unpickle whatever it finds: tensors, plain values and its own types.
-
-    The engine gets the objects that were checked. The file is read once, so it cannot be replaced in between. All other
-    calls go to the reader and writer that the engine had.
-    """
-
-    def __init__(self, replaced: object, contents: Contents) -> None:
-        self._replaced = replaced
-        self._contents = contents
-
-    def load(self, path: str, map_location: object = None) -> Plain:
-        """Read a file of the checkpoint."""
-        # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
-        name = os.path.relpath(path, self._contents.folder).replace(os.sep, "/")
-        found = [name.rpartition(".") for name in OWN_TYPES]
-        types = [getattr(importlib.import_module(module), name) for module, _, name in found]
-        return read_torch_file(self._contents.need(name), allowed=[*types, (member_of, "builtins.getattr")])
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._replaced, name)
+        return LoadResult([name for name in known if name not in named], [name for name in named if name not in known])
 
 
 def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
