@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from typing import Protocol, cast
-
-from torch import nn
+from typing import Any
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import read_json
@@ -20,17 +17,11 @@ from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+PeftModel = Any  # `peft.PeftModel`, which may be absent
 _DEFAULT = "default"  # PEFT's name for an adapter without one
 
 
-class _PeftModel(Protocol):
-    peft_config: dict[str, object]
-    active_adapters: Iterable[str]
-
-    def load_adapter(self, model_id: str, adapter_name: str, is_trainable: bool = False) -> object: ...
-
-
-def load_adapters(model: nn.Module, folder: str) -> list[str]:
+def load_adapters(model: PeftModel, folder: str) -> list[str]:
     """Load each adapter of a model that a checkpoint holds. The active and trained ones stay the same.
 
     Returns:
@@ -44,13 +35,13 @@ def load_adapters(model: nn.Module, folder: str) -> list[str]:
     """
     missing = check_adapters(model, folder)
     for adapter, subfolder in _places(model, folder).items():
-        cast(_PeftModel, model).load_adapter(os.path.join(folder, subfolder) if subfolder else folder, adapter, True)
+        model.load_adapter(os.path.join(folder, subfolder) if subfolder else folder, adapter, True)
     if missing:
         logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
     return missing
 
 
-def check_adapters(model: nn.Module, folder: str) -> list[str]:
+def check_adapters(model: PeftModel, folder: str) -> list[str]:
     """List the weights of a model's adapters that a checkpoint lacks. PEFT leaves them as they are and says nothing.
 
     Raises:
@@ -81,21 +72,20 @@ def holds_adapters(folder: str) -> bool:
     return has_root or (not has_weights and bool(_subfolders_with_adapters(contents)))
 
 
-def holds_whole_model(folder: str, model: nn.Module) -> bool:
+def holds_whole_model(folder: str, model: PeftModel) -> bool:
     """Whether a folder holds a model's base and its adapters in one piece, as a Lightning checkpoint does."""
     if holds_adapters(folder):
         return False
-    adapters = [f".{name}." for name in cast(_PeftModel, model).peft_config]
+    adapters = [f".{name}." for name in model.peft_config]
     own = {name for name in model.state_dict() if any(adapter in name for adapter in adapters)}
     contents = Contents(folder)
     files = [name for name in weight_files(contents) if name.endswith(".safetensors")]
     return bool(own) and own <= {name for file in files for name in weight_names(contents.need(file))}
 
 
-def _places(model: nn.Module, folder: str) -> dict[str, str]:
+def _places(model: PeftModel, folder: str) -> dict[str, str]:
     """Find the subfolder of each of a model's adapters. A single one is in the folder itself, under any name."""
-    peft_model, contents = cast(_PeftModel, model), Contents(folder)
-    own = list(peft_model.peft_config)
+    contents, own = Contents(folder), list(model.peft_config)
     in_subfolders = {name: name for name in own if weight_files(contents, name)}
     in_root = {_DEFAULT: ""} if _DEFAULT in own and weight_files(contents, "") else {}
     if in_subfolders:
@@ -106,7 +96,7 @@ def _places(model: nn.Module, folder: str) -> dict[str, str]:
             f"{folder} holds the adapters {', '.join(others)}; the model has {', '.join(own)}.\n\n"
             "Hint: give the model's adapters the names that they had."
         )
-    return {next(iter(peft_model.active_adapters)): ""}
+    return {next(iter(model.active_adapters)): ""}
 
 
 def _subfolders_with_adapters(contents: Contents) -> list[str]:
