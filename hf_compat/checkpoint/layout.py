@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 
 from hf_compat.checkpoint.files import write_new
-from hf_compat.checkpoint.run_lock import Owner
+from hf_compat.checkpoint.run_lock import ACTIVE, Owner
 from hf_compat.errors import CheckpointError
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -143,12 +143,11 @@ def remove_ended(folder: str, prefix: str) -> None:
 def hidden_folder(folder: str, prefix: str) -> Iterator[str]:
     """Give a hidden folder for a short piece of work, and remove it afterwards."""
     owner = Owner()
-    with owner.shown_alive():
-        path = make_hidden(folder, prefix, owner)
-        try:
-            yield path
-        finally:
-            remove_hidden(path)
+    with contextlib.ExitStack() as stack:
+        ACTIVE.add(owner.id)
+        stack.callback(ACTIVE.discard, owner.id)
+        stack.callback(remove_hidden, os.path.join(folder, prefix + owner.id))
+        yield make_hidden(folder, prefix, owner)
 
 
 def remove_hidden(path: str) -> None:

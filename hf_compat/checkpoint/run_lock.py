@@ -18,7 +18,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,7 +32,7 @@ HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 _LARGEST_LOCK = 4096  # bytes
 # Ids of the owners in this process. An id in a lock that is not here belongs to an earlier process of the same number.
-_ACTIVE: set[str] = set()
+ACTIVE: set[str] = set()
 _ID = re.compile(r"(?P<host>[A-Za-z0-9._]{1,64})\.(?P<machine>[0-9a-f]{6})-(?P<pid>[0-9]{1,18})-(?P<token>[0-9a-f]{8})")
 
 
@@ -78,15 +77,6 @@ class Owner:
             return None
         return cls(host=match["host"], machine=match["machine"], pid=int(match["pid"]), token=match["token"])
 
-    @contextlib.contextmanager
-    def shown_alive(self) -> Iterator[None]:
-        """Count this owner as alive for other runs of this process, within the context."""
-        _ACTIVE.add(self.id)
-        try:
-            yield
-        finally:
-            _ACTIVE.discard(self.id)
-
     @property
     def is_of_this_process(self) -> bool:
         """Whether it is a run of this process."""
@@ -98,7 +88,7 @@ class Owner:
         if cannot_ask or (self.host, self.machine) != (_host(), _machine()):
             return None
         if self.pid == os.getpid():
-            return self.id in _ACTIVE
+            return self.id in ACTIVE
         if self.pid <= 0:
             return False
         try:
@@ -135,7 +125,7 @@ class RunLock:
         Raises:
             OutputFolderError: A live run has it, or it cannot be written.
         """
-        _ACTIVE.add(self.owner.id)
+        ACTIVE.add(self.owner.id)
         try:
             os.makedirs(self.folder, exist_ok=True)
             while True:
@@ -150,7 +140,7 @@ class RunLock:
                 if self._take_over(owner):
                     break
         except OSError as error:
-            _ACTIVE.discard(self.owner.id)
+            ACTIVE.discard(self.owner.id)
             if isinstance(error, OutputFolderError):
                 raise
             raise OutputFolderError(
@@ -215,7 +205,7 @@ class RunLock:
         """Remove the lock if it is still this run's. A forked process removes nothing."""
         if self.owner.pid != os.getpid():
             return
-        _ACTIVE.discard(self.owner.id)
+        ACTIVE.discard(self.owner.id)
         self._is_over.set()
         with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
             if self._heartbeat is not None:
