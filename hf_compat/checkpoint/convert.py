@@ -33,10 +33,9 @@ import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
-from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
-from hf_compat.checkpoint.judging import holds_model_alone
+from hf_compat.checkpoint.judging import as_named, holds_model_alone, no_checkpoint
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,

@@ -1,21 +1,36 @@
-"""Check files for which no manifest's hash vouches: those of `transformers`, and those that were changed.
+"""Judge folders by their files where no manifest's hash vouches for them, and read them if the user names them.
 
-They have to be whole by headers and checksums. Whether a run can use their contents shows when it loads them.
+These are folders of `transformers`, and those that were edited. Their files have to be whole by headers and checksums.
+Whether a run can use their contents shows when it loads them. An edited folder that the user names is read as it is
+now, with one warning that names the differences. Files that no manifest lists count in these folders only, and only
+while they are read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.checkpoint import layout
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, is_whole_zip, open_regular, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, is_whole_zip, open_regular, read_json
 from hf_compat.checkpoint.forms import read_trainer_state, weight_names
-from hf_compat.checkpoint.reading import Contents, read_manifest, weight_files
+from hf_compat.checkpoint.reading import (
+    MANIFEST_NAME,
+    Contents,
+    Listed,
+    read_manifest,
+    reading_as_it_is,
+    weight_files,
+)
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import ArgumentError, CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
 def check_unlisted(root: Path, may_lack_optimizer: bool = False) -> None:
@@ -84,3 +99,139 @@ def holds_model_alone(root: Path) -> bool:
     if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
         return False
     return any((root / name).is_file() for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS))
+
+
+_ITS_LOSS = {
+    layout.OPTIMIZER_NAME: "optimizer and schedule start anew",
+    layout.SCHEDULER_NAME: "optimizer and schedule start anew",
+    layout.RNG_STATE_NAME: "random numbers are not those of the run",
+    "run_state.pt": "the position in the data is worked out from the updates",
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class Edits:
+    """What differs between a folder and its manifest."""
+
+    kept: list[str] = field(default_factory=list)  # files that are as the manifest says
+    changed: list[str] = field(default_factory=list)  # files of another content
+    missing: list[str] = field(default_factory=list)  # files that are not there
+    added: list[str] = field(default_factory=list)  # files that the manifest does not list
+    not_read: list[str] = field(default_factory=list)  # links that lead out of the folder, and pipes
+
+    def __bool__(self) -> bool:
+        """Whether a file that may be read differs."""
+        return bool(self.changed or self.missing or self.added)
+
+    def described(self) -> list[str]:
+        """Describe the difference of each file, and the effect of its loss."""
+        return [
+            *(f"{name} is changed" for name in self.changed),
+            *(f"{name} is missing" + (f" ({_ITS_LOSS[name]})" if name in _ITS_LOSS else "") for name in self.missing),
+            *(f"{name} is added" for name in self.added),
+            *(f"{name} is no file of this folder and is not read" for name in self.not_read),
+        ]
+
+
+def find_edits(root: Path, listed: Listed) -> Edits:
+    """Compare a folder with the files that its manifest lists."""
+    edits = Edits()
+    for name, facts in sorted(listed.items()):
+        if manifest.compare(root, name, facts) is None:
+            edits.kept.append(name)
+        else:
+            (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
+    for name, is_own in manifest.entries(root).items():
+        if name not in listed:
+            (edits.added if is_own else edits.not_read).append(name)
+    return edits
+
+
+def no_checkpoint(path: str) -> CheckpointError:
+    """Make the error for a path where nothing is. It names the checkpoints beside it."""
+    beside = layout.list_checkpoints(os.path.dirname(os.path.abspath(path)))
+    known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
+    what = "file" if path.endswith(".ckpt") else "folder"
+    return CheckpointError(
+        f"Can't find a valid checkpoint at {path}: there is no such {what}.{known}\n\n"
+        "Hint: name a checkpoint-<updates> folder or a .ckpt."
+    )
+
+
+@contextlib.contextmanager
+def as_named(folder: str, warns: bool = True) -> Iterator[None]:
+    """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
+
+    A change is not a fault if each file is whole by itself, and the folder has what every run needs.
+    """
+    if not os.path.isdir(folder):
+        raise no_checkpoint(folder)
+    root, found, edits = Path(folder), read_manifest(folder), Edits()
+    try:
+        if not found.exists:
+            check_unlisted(root, may_lack_optimizer=True)
+        elif found.files is None:
+            raise CheckpointError(f"{found.why_unreadable}.")
+        else:
+            edits = find_edits(root, found.files)
+        if edits:
+            with reading_edited(folder, edits):
+                check_files(root, edits.changed + edits.added)
+    except (CheckpointError, OSError) as error:
+        cause = first_line(error)
+        if isinstance(error, OSError):
+            cause = f"{error.filename or folder} cannot be read: {error.strerror}."
+        raise CheckpointError(
+            f"Can't find a valid checkpoint at {folder}: {cause}\n\n"
+            f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, "
+            "and writes the manifest anew. `resume_from_checkpoint=True` takes the newest one that is whole."
+        ) from error
+    if edits and warns:
+        text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
+        logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
+    with reading_edited(folder, edits):
+        yield
+
+
+def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:
+    """Let readers read the files that an edited folder has now. One without edits is read by its manifest."""
+    files = edits.kept + edits.changed + edits.added
+    return reading_as_it_is(folder, files) if files else contextlib.nullcontext()
+
+
+def seal_edited(folder: str) -> str:
+    """Check each file of a checkpoint by itself, write its manifest anew, and say what was found.
+
+    Args:
+        folder: A `checkpoint-<updates>` folder, of this package or of `transformers`.
+
+    Raises:
+        ArgumentError: There is no such folder.
+        CheckpointError: It is damaged. Its manifest stays as it is.
+    """
+    root = Path(folder)
+    if not os.path.isdir(root):
+        raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
+    before = read_manifest(root)
+    edits = find_edits(root, before.files or {})
+    is_as_listed = before.files is not None and not edits
+    if is_as_listed:
+        return f"{folder}: each of its {len(edits.kept)} files is as {MANIFEST_NAME} says; nothing is written."
+    try:
+        with reading_edited(folder, edits):
+            check_files(root, edits.changed + edits.added)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder} is not sealed: {first_line(error)}\n\n"
+            "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
+        ) from error
+    manifest.seal(folder, before.writer)
+    lines = [f"{folder}: each file is whole by itself."]
+    if before.files is not None:
+        lines += [f"  {line}" for line in edits.described()]
+    else:
+        lines[0] += (
+            f" It had no readable {MANIFEST_NAME}; with one it counts as a checkpoint of this package, which "
+            "`save_total_limit` may remove."
+        )
+    return "\n".join([*lines, f"{MANIFEST_NAME} lists {len(read_manifest(root).files or ())} files now."])

@@ -25,7 +25,6 @@ from types import MappingProxyType
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
-from hf_compat.checkpoint.judging import check_unlisted
 from hf_compat.checkpoint.reading import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
@@ -442,6 +441,8 @@ def problems(folder: str) -> list[str]:
     try:
         manifest = read_manifest(root)
         if not manifest.exists:
+            from hf_compat.checkpoint.judging import check_unlisted  # it builds on this file
+
             check_unlisted(root)
             return []
         if manifest.files is None:

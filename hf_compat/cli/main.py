@@ -70,7 +70,7 @@ def _run(words: list[str]) -> int:
 
         answers: Iterable[str] = [convert(chosen.source, chosen.target, keep_names=chosen.keep_names)]
     else:
-        from hf_compat.checkpoint.edits import seal_edited
+        from hf_compat.checkpoint.judging import seal_edited
 
         answers = map(seal_edited, chosen.folders)
     for answer in answers:

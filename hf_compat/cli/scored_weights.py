@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from jsonargparse import Namespace
 
 from hf_compat.checkpoint import layout, manifest
-from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.forms import read_trainer_state
+from hf_compat.checkpoint.judging import as_named
 from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifest
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain

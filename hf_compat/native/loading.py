@@ -22,7 +22,6 @@ from torch import nn
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.convert import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
-from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
 from hf_compat.checkpoint.forms import (
     check_optimizer,
@@ -30,6 +29,7 @@ from hf_compat.checkpoint.forms import (
     check_weights,
     settle_states,
 )
+from hf_compat.checkpoint.judging import as_named
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,

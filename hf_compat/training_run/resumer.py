@@ -23,10 +23,9 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import read_lightning, to_hf
-from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.judging import holds_model_alone
+from hf_compat.checkpoint.judging import as_named, holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
