@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,8 +81,8 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
     The source is the folder with the ranks' files, or the one whose `latest` names it.
     """
-    with _reading(source) as (models, optimizers, folder):
-        return _list_tensors(models, optimizers, folder)
+    with _reading(source) as (_, _, tensors):
+        return tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +107,8 @@ class ZeroStates:
 
 def zero_states(source: str) -> ZeroStates:
     """Read the optimizer's state of a ZeRO checkpoint."""
-    with _reading(source) as (models, optimizers, folder):
-        model = models[0]
-        weights = {stored.name: stored for stored in _list_tensors(models, optimizers, folder)}
+    with _reading(source) as (model, optimizers, tensors):
+        weights = {stored.name: stored for stored in tensors}
         inner = "optimizer_state_dict" if _is_stage3(optimizers[0]) else "base_optimizer_state"
         states = [optimizer[inner]["state"] for optimizer in optimizers]
         groups = optimizers[0][inner]["param_groups"]
@@ -133,17 +131,41 @@ def zero_states(source: str) -> ZeroStates:
 
 
 @contextlib.contextmanager
-def _reading(source: str) -> Iterator[tuple[list[RankFile], list[RankFile], Path]]:
-    """Read the ranks' model and optimizer states, and find their folder. Any other content is an error of ours."""
+def _reading(source: str) -> Iterator[tuple[RankFile, list[RankFile], list[StoredTensor]]]:
+    """Read the first rank's model states and all optimizer states, and list the weights.
+
+    Any other content than DeepSpeed's, which shows here or within the context, is an error of ours.
+    """
     contents = Contents(source)
     subfolder = named_zero_folder(contents) or ""
     folder = contents.folder / subfolder
-    optimizers = [_read(path) for path in rank_files(contents, subfolder, OPTIMIZERS)]
+    found = [_read(path) for path in rank_files(contents, subfolder, OPTIMIZERS)]
     models = [_read(path) for path in rank_files(contents, subfolder, MODELS)]
-    if not models or not optimizers:
+    if not models or not found:
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
     try:
-        yield models, [states["optimizer_state_dict"] for states in optimizers], folder
+        optimizers = [states["optimizer_state_dict"] for states in found]
+        count = optimizers[0]["partition_count"]
+        world_size = int(max(count) if isinstance(count, list) else count)
+        if len(optimizers) != world_size:
+            raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
+        by_stage3 = _is_stage3(optimizers[0])
+        key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"  # each rank's parts, by groups
+        tensors = _trained(models[0], optimizers[0], [optimizer[key] for optimizer in optimizers])
+        for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
+            of_ranks = models if by_stage3 else models[:1]
+            fragments = [model["frozen_param_fragments"][name].flatten() for model in of_ranks]
+            tensors.append(stored_slices(name, shape, [(fragments, 0, math.prod(shape))]))
+        tensors += [
+            StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
+            for name in models[0]["buffer_names"]
+            if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
+        ]
+        # Tied weights: a second name for a tensor
+        by_name = {stored.name: stored for stored in tensors}
+        pairs = (models[0].get("shared_params") or {}).items()
+        shared = [(name, of) for name, of in pairs if of in by_name and name not in by_name]
+        yield models[0], optimizers, [*tensors, *(dataclasses.replace(by_name[of], name=name) for name, of in shared)]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{folder} does not hold what DeepSpeed writes ({cause}).") from error
@@ -151,33 +173,6 @@ def _reading(source: str) -> Iterator[tuple[list[RankFile], list[RankFile], Path
 
 def _is_stage3(optimizer: RankFile) -> bool:
     return "fp32_flat_groups" in optimizer
-
-
-def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
-    count = optimizers[0]["partition_count"]
-    world_size = int(max(count) if isinstance(count, list) else count)
-    if len(optimizers) != world_size:
-        raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
-    by_stage3 = _is_stage3(optimizers[0])
-    key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"  # each rank's parts, by groups
-    trained = _trained(models[0], optimizers[0], [optimizer[key] for optimizer in optimizers])
-    buffers = [
-        StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
-        for name in models[0]["buffer_names"]
-        if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
-    ]
-    frozen = []
-    for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
-        fragments = [model["frozen_param_fragments"][name].flatten() for model in (models if by_stage3 else models[:1])]
-        frozen.append(stored_slices(name, shape, [(fragments, 0, math.prod(shape))]))
-    found = [*trained, *frozen, *buffers]
-    # Tied weights: a second name for a tensor
-    by_name = {stored.name: stored for stored in found}
-    pairs = (models[0].get("shared_params") or {}).items()
-    return [
-        *found,
-        *[dataclasses.replace(by_name[of], name=name) for name, of in pairs if of in by_name and name not in by_name],
-    ]
 
 
 def _read(path: str) -> RankFile:
