@@ -263,7 +263,7 @@ class FSDP2State(TorchState):
         self.writes_shards = writes_shards
 
     def whole_weights(self) -> Weights:
-        weights: dict[str, Any] = get_model_state_dict(self.model, options=_GATHERED)
+        weights: States = get_model_state_dict(self.model, options=_GATHERED)
         return weights
 
     def giving_whole(self) -> AbstractContextManager[None]:
@@ -301,7 +301,7 @@ class FSDP2State(TorchState):
         if self.writes_shards:
             write_optimizer_shards(folder, self.model, optimizer)
             return
-        named: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
+        named: States = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
         state: OptimizerState = {}
         if named.get("param_groups"):  # only the first process gets them
             order = [name for group in named["param_groups"] for name in group["params"]]
