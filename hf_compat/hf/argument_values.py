@@ -28,10 +28,6 @@ from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, Optimize
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
-    OPTIONS,
-    PATH,
-    TEXT,
-    TRUTH_VALUE,
     Range,
     Unreadable,
     ValueType,
@@ -40,14 +36,19 @@ from hf_compat.hf.value_types import (
     list_of,
     member,
     number,
+    options_value,
     or_none,
     parts_of,
     passing,
+    path_value,
     plain,
     read_choice,
     read_options,
     read_options_file,
+    text_value,
+    truth_value,
     type_of,
+    typed,
     whole_number,
 )
 from hf_compat.runtime.text import brief, shown
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 # Of `gradient_accumulation_kwargs`: the fields of Accelerate's `GradientAccumulationPlugin`.
 _ACCUMULATION: dict[str, ValueType] = {
     "num_steps": or_none(whole_number(Range(low=1, high=LARGEST_COUNT))),
-    **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"), TRUTH_VALUE),
+    **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"), truth_value),
 }
 
 
@@ -93,12 +94,7 @@ class AcceleratorConfig:
             )
         to_dict = getattr(value, "to_dict", None)
         given = to_dict() if callable(to_dict) else value
-        try:
-            held = OPTIONS.read(given) if holds_options(given) else read_options_file(str(PATH.read(given)))
-        except Unreadable as error:
-            hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
-            raise ArgumentError(f"`{shown('accelerator_config', given)}` cannot be read.\n\nHint: {hint}") from error
-        options = read_options("accelerator_config", _OPTION_TYPES, typing.cast("dict[str, object]", held))
+        options = read_options("accelerator_config", _OPTION_TYPES, options_of("accelerator_config", given))
         accumulation = options.get("gradient_accumulation_kwargs")
         if isinstance(accumulation, dict):
             options["gradient_accumulation_kwargs"] = read_options(
@@ -120,7 +116,9 @@ class AcceleratorConfig:
         return self.__dict__.pop(key, default)
 
 
-_OPTION_TYPES = {name: type_of(hint) or OPTIONS for name, hint in typing.get_type_hints(AcceleratorConfig).items()}
+_OPTION_TYPES = {
+    name: type_of(hint) or options_value for name, hint in typing.get_type_hints(AcceleratorConfig).items()
+}
 
 
 # The value of any argument, whose type varies.
@@ -132,11 +130,6 @@ NOT_NEGATIVE = Range(low=0)
 _BELOW_1 = Range(low=0, high=1, excludes_high=True)
 # Scripts write -1 for "off". A strategy that needs the number refuses -1.
 STEPS = Range(low=-1, high=LARGEST_COUNT)
-
-
-def _typed(expected: str, takes_text: bool = True) -> Callable[[Callable[[object], object]], ValueType]:
-    """Make a type of the function that reads its values."""
-    return lambda read: ValueType(expected, read, takes_text=takes_text)
 
 
 def _or_empty(kind: ValueType) -> ValueType:
@@ -154,18 +147,29 @@ def holds_options(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
 
 
+def options_of(name: str, given: object) -> dict[str, Any]:
+    """Copy an argument's options, or read them from their JSON or from the JSON file that it names."""
+    try:
+        if holds_options(given):
+            return copy.deepcopy(options_value.read(given))
+        return read_options_file(path_value.read(given))
+    except Unreadable as error:
+        hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
+        raise ArgumentError(f"`{shown(name, given)}` cannot be read.\n\nHint: {hint}") from error
+
+
 def _is_truth_word(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
 
 
-@_typed("a dict of options, its JSON, or the path of a JSON file", takes_text=False)
+@typed("a dict of options, its JSON, or the path of a JSON file", takes_text=False)
 def options_or_file(value: object) -> object:
     """Options as a dict. The path of a JSON file stays a path, as upstream."""
     if not holds_options(value):
-        path = PATH.read(value)
-        read_options_file(str(path))
+        path = path_value.read(value)
+        read_options_file(path)
         return path
-    options = OPTIONS.read(value)
+    options = options_value.read(value)
     try:
         json.dumps(options)  # as their file would hold them
     except (RecursionError, TypeError, ValueError) as error:
@@ -186,11 +190,11 @@ def _strategy(kind: type[IntervalStrategy] | type[SaveStrategy]) -> ValueType:
 INTERVALS, SAVES = _strategy(IntervalStrategy), _strategy(SaveStrategy)
 
 
-@_typed("known")
+@typed("known")
 def tokens_seen(value: object) -> object:
     """A way to count tokens. 4.x had a truth value."""
     if _is_truth_word(value):
-        return "all" if TRUTH_VALUE.read(value) else "no"
+        return "all" if truth_value.read(value) else "no"
     return read_choice(value, ("no", "all", "non_padding"))
 
 
@@ -199,7 +203,7 @@ _FSDP_WORDS = (
 )  # fmt: skip
 
 
-@_typed("true, false, or words of 4.x")
+@typed("true, false, or words of 4.x")
 def fsdp(value: object) -> object:
     """A truth value, or the options of 4.x as a list or a text."""
     if isinstance(value, (list, tuple)):
@@ -208,10 +212,10 @@ def fsdp(value: object) -> object:
         for word in value.split():
             read_choice(word.lower(), _FSDP_WORDS, within=True)
         return value
-    return TRUTH_VALUE.read(value)
+    return truth_value.read(value)
 
 
-@_typed("known")
+@typed("known")
 def trackers(value: object) -> object:
     """Names of trackers, and Lightning loggers."""
     names = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -223,11 +227,11 @@ def trackers(value: object) -> object:
     return value if isinstance(value, (str, list)) else names
 
 
-@_typed("known")
+@typed("known")
 def debug(value: object) -> object:
     """Debug modes, as a list or separated by spaces. 3.x had a truth value."""
     if _is_truth_word(value):
-        return "tpu_metrics_debug" if TRUTH_VALUE.read(value) else ""
+        return "tpu_metrics_debug" if truth_value.read(value) else ""
     for option in value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]:
         read_choice(option, [str(one.value) for one in DebugOption], within=True)
     return list(value) if isinstance(value, tuple) else value
@@ -257,7 +261,7 @@ LOG_LEVEL, LOG_LEVEL_REPLICA = _log_level("passive"), _log_level("warning")
 OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
-@_typed("known")
+@typed("known")
 def optimizer(value: object) -> object:
     """A name of an optimizer, which may be one of 4.x."""
     name = plain(value)
@@ -272,7 +276,7 @@ _TARGETS = either((list_of(NAME), NAME))
 
 
 @or_none
-@_typed("a list of names, or a regular expression")
+@typed("a list of names, or a regular expression")
 def target_modules(value: object) -> object:
     """A list of names, or an expression, of modules."""
     targets = _TARGETS.read(value)
@@ -289,40 +293,40 @@ def target_modules(value: object) -> object:
 MESH = or_none(passing("a ParallelismConfig of Accelerate", lambda value: hasattr(type(value), "to_json")))
 
 
-@_typed("a path, true or false")
+@typed("a path, true or false")
 def checkpoint(value: object) -> object:
     """A path, or a value that scripts test with `if args.resume_from_checkpoint`."""
     is_tested = isinstance(value, bool) or (isinstance(value, str) and not value)
-    return value if is_tested else PATH.read(value)
+    return value if is_tested else path_value.read(value)
 
 
 @_or_empty
-@_typed("a GenerationConfig, its options, or the name or path of one")
+@typed("a GenerationConfig, its options, or the name or path of one")
 def generation_config(value: object) -> object:
     """An object, a dict of options, its JSON, a name or a path."""
     if holds_options(value):
-        return OPTIONS.read(value)
+        return options_value.read(value)
     if isinstance(value, os.PathLike) or callable(getattr(value, "to_diff_dict", None)):
         return value
-    return PATH.read(value)
+    return path_value.read(value)
 
 
 _METRIC_INPUTS = list_of(ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)))
 
 
-@_typed("a list of 'inputs' and 'loss'", takes_text=False)
+@typed("a list of 'inputs' and 'loss'", takes_text=False)
 def metric_inputs(value: object) -> object:
     """A list, or one name, as upstream tests `"inputs" in include_for_metrics`."""
     is_one = isinstance(value, str) and not value.lstrip().startswith("[")
     return _METRIC_INPUTS.read([value] if is_one else value)
 
 
-TEXT_OR_FALSE = or_none(TEXT, passing("false", lambda value: value is False))
+TEXT_OR_FALSE = or_none(text_value, passing("false", lambda value: value is False))
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
-TOKEN = either((TEXT, TRUTH_VALUE))
-TRUTH_OR_NONE = or_none(TRUTH_VALUE)
+TOKEN = either((text_value, truth_value))
+TRUTH_OR_NONE = or_none(truth_value)
 ACCELERATOR_CONFIG = ValueType(options_or_file.expected, AcceleratorConfig.from_any)
-OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(options_or_file), or_none(NAME)
+OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(options_value), _or_empty(options_or_file), or_none(NAME)
 
 
 _SHARE, _AMOUNT = number(_BELOW_1), number(NOT_NEGATIVE)
@@ -416,7 +420,7 @@ OWN_ARGUMENTS = {
     "async_save": OwnArgument(
         False,
         "Write checkpoints in the background. Training waits for the copy, not for the disk.",
-        TRUTH_VALUE,
+        truth_value,
         subject="checkpoints",
     ),
     "compat": OwnArgument(
@@ -448,7 +452,7 @@ class ArgumentCheck:
         if value is None:
             if row is not None and (row.takes_none or row.none_means is not None):
                 return copy.copy(row.none_means)
-            if self.kind is TRUTH_VALUE:  # upstream tests `if args.bf16`
+            if self.kind is truth_value:  # upstream tests `if args.bf16`
                 return False
         try:
             return self.kind.read(value)

@@ -35,7 +35,7 @@ from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
-from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
+from hf_compat.hf.value_types import NAME, Range, options_value, path_value
 from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import shown
 
@@ -182,7 +182,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     # fmt: off
     output_dir: str | None = _arg(
         None, "Folder for checkpoints and results, by default `trainer_output`.", Row(
-        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=PATH, takes_none=True,
+        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=path_value, takes_none=True,
         form=values.folder, native=""))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
@@ -477,7 +477,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     @classmethod
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        return checks_of(cls, TrainingArguments)
+        return checks_of(cls, next(base for base in cls.__mro__ if base.__module__ == __name__))
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an argument, or any other attribute.
@@ -520,7 +520,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
             value = getattr(self, name)
             if isinstance(value, str) and value.startswith("{"):
-                setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
+                setattr(self, name, ArgumentCheck(name, options_value, None).read(value))
         self._validate_args()
         rules.choose_tf32(self)
         config: ArgumentValue = self.accelerator_config  # an object by now
@@ -611,10 +611,6 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         None, "Generation options: a model's name, a folder, a JSON file, or an object.", Row(
         "model.generation_config", "taken", kind=values.generation_config))
     # fmt: on
-
-    @classmethod
-    def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        return checks_of(cls, Seq2SeqTrainingArguments)
 
     def to_dict(self) -> dict[str, ArgumentValue]:
         """Return the fields as plain values. A generation config becomes a dict, and a path its text.

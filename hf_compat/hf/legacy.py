@@ -31,10 +31,6 @@ from hf_compat.hf.argument_values import (
 from hf_compat.hf.enums import default_logdir
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
-    OPTIONS,
-    PATH,
-    TEXT,
-    TRUTH_VALUE,
     Range,
     Unreadable,
     ValueType,
@@ -42,9 +38,14 @@ from hf_compat.hf.value_types import (
     either,
     list_of,
     number,
+    options_value,
     or_none,
+    path_value,
     plain,
     read_choice,
+    text_value,
+    truth_value,
+    typed,
     whole_number,
 )
 from hf_compat.runtime.launch import environment
@@ -109,7 +110,7 @@ def _flag(
     return OldName(
         lifetime=lifetime,
         means=f"{new}={json.dumps(when_true)}",
-        kind=TRUTH_VALUE,
+        kind=truth_value,
         translate=lambda value: {new: when_true} if value else {},
         read=read or (lambda args: bool(getattr(args, new) == when_true)),
         off=lambda args: {new: next(field.default for field in fields(args) if field.name == new)},
@@ -181,8 +182,9 @@ def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldNa
 _SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
 
 
-def _read_sharded(value: object) -> list[str]:
-    """Read FairScale's sharding options, which 4.x converted to a list."""
+@typed("true, false, or words of a closed set")
+def _sharding(value: object) -> list[str]:
+    """FairScale's sharding options, which 4.x converted to a list."""
     if isinstance(value, bool):
         return ["simple"] if value else []
     words = value.split() if isinstance(value, str) else value
@@ -196,7 +198,6 @@ _SHARE = replace(
 )
 _COUNT = whole_number(Range(low=0, high=LARGEST_COUNT))
 _COUNT_OR_OFF = whole_number(Range(low=-1, high=LARGEST_COUNT))
-_SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, takes_text=True)
 # the name of torch's mixed precision
 _AMP = ("amp", "cuda_amp", "cpu_amp")
 _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
@@ -216,7 +217,7 @@ OLD_NAMES: dict[str, OldName] = {
     "logging_dir": OldName(
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
-        kind=PATH,
+        kind=path_value,
         read=_logging_dir,
     ),
     "warmup_ratio": OldName(
@@ -241,20 +242,20 @@ OLD_NAMES: dict[str, OldName] = {
     "push_to_hub_organization": OldName(
         lifetime="4.8-4.57",
         means="the part of hub_model_id before the slash",
-        kind=TEXT,
+        kind=text_value,
     ),
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
         means="nothing: a flag for scripts; an output folder is never wiped",
-        kind=TRUTH_VALUE,
+        kind=truth_value,
         default=False,
     ),
-    "save_safetensors": _inert("4.28-4.57", TRUTH_VALUE, True, "weights are always written as safetensors"),
+    "save_safetensors": _inert("4.28-4.57", truth_value, True, "weights are always written as safetensors"),
     "torchdynamo": _renamed("4.20-4.57", "torch_compile_backend"),
     "xpu_backend": _renamed("4.11-4.31", "ddp_backend"),
     "tpu_metrics_debug": _item("3.0-4.57", "debug", "tpu_metrics_debug", "tpu_metrics_debug"),
-    "dispatch_batches": _in_config("4.32-4.50", "accelerator_config", "dispatch_batches", TRUTH_VALUE),
-    "split_batches": _in_config("4.35-4.50", "accelerator_config", "split_batches", TRUTH_VALUE),
+    "dispatch_batches": _in_config("4.32-4.50", "accelerator_config", "dispatch_batches", truth_value),
+    "split_batches": _in_config("4.35-4.50", "accelerator_config", "split_batches", truth_value),
     "fsdp_min_num_params": OldName(
         lifetime="4.19-4.57",
         means='fsdp_config={"min_num_params": …}',
@@ -264,12 +265,12 @@ OLD_NAMES: dict[str, OldName] = {
         off=lambda args: {"fsdp_config": {**held_options(args, "fsdp_config"), "min_num_params": 0}},
     ),
     "fsdp_transformer_layer_cls_to_wrap": _in_config(
-        "4.21-4.57", "fsdp_config", "transformer_layer_cls_to_wrap", list_of(TEXT), TEXT
+        "4.21-4.57", "fsdp_config", "transformer_layer_cls_to_wrap", list_of(text_value), text_value
     ),
     "place_model_on_device": OldName(
         lifetime="5.2.0.dev0",
         means="kept as the attribute `place_model_on_device`, a property otherwise",
-        kind=or_none(TRUTH_VALUE),
+        kind=or_none(truth_value),
     ),
     "_n_gpu": replace(
         _inert("4.2-4.57", _COUNT_OR_OFF, -1, "the number of devices is found out", 0, 1),
@@ -281,21 +282,21 @@ OLD_NAMES: dict[str, OldName] = {
         "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
     ),
     "half_precision_backend": replace(_inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP), read=_backend),
-    "jit_mode_eval": _inert("4.20-4.57", TRUTH_VALUE, False, "gone upstream; `torch_compile` took its place"),
-    "model_parallel": _inert("4.1", TRUTH_VALUE, False, "gone upstream; load the model with a `device_map`"),
+    "jit_mode_eval": _inert("4.20-4.57", truth_value, False, "gone upstream; `torch_compile` took its place"),
+    "model_parallel": _inert("4.1", truth_value, False, "gone upstream; load the model with a `device_map`"),
     "mp_parameters": _inert(
-        *("4.5-4.57", either((TEXT, OPTIONS)), "", "SageMaker model parallelism is gone upstream"), {}, "{}"
+        *("4.5-4.57", either((text_value, options_value)), "", "SageMaker model parallelism is gone upstream"), {}, "{}"
     ),
     "past_index": _inert("3.1-4.57", _COUNT_OR_OFF, -1, "gone upstream"),
-    "ray_scope": _inert("4.20-4.57", TEXT, "last", "set the environment variable RAY_SCOPE"),
+    "ray_scope": _inert("4.20-4.57", text_value, "last", "set the environment variable RAY_SCOPE"),
     "sharded_ddp": _inert(
-        *("4.1-4.34", _SHARDING, []), "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"
+        *("4.1-4.34", _sharding, []), "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"
     ),
     "tp_size": _inert("4.50-4.51", _COUNT, 0, "tensor parallelism is set up when the model is loaded", 1),
     "tpu_num_cores": _inert(*("3.0-4.57", or_none(_COUNT), None), "set the environment variable TPU_NUM_CORES"),
-    "use_ipex": _inert("4.20-4.56", TRUTH_VALUE, False, "Intel's extension is gone upstream"),
-    "use_legacy_prediction_loop": _inert("4.6-4.57", TRUTH_VALUE, False, "the old loop is gone upstream"),
-    "use_mps_device": _inert("4.22-4.57", TRUTH_VALUE, False, "Apple's devices are found by themselves"),
+    "use_ipex": _inert("4.20-4.56", truth_value, False, "Intel's extension is gone upstream"),
+    "use_legacy_prediction_loop": _inert("4.6-4.57", truth_value, False, "the old loop is gone upstream"),
+    "use_mps_device": _inert("4.22-4.57", truth_value, False, "Apple's devices are found by themselves"),
 }
 
 # Kept as attributes, because no current argument corresponds to them.
@@ -417,7 +418,7 @@ def _options_of(given: ArgumentValue) -> Translation | None:
         default = AcceleratorConfig().to_dict()
         return {key: value for key, value in given.to_dict().items() if value != default[key]}
     if isinstance(given, str) and given.lstrip().startswith("{"):
-        given = OPTIONS.read(given)
+        given = options_value.read(given)
     return given if isinstance(given, dict) else None
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_compat.hf.value_types import OPTIONS, TEXT, ValueType, read_options, read_options_file
+from hf_compat.hf.argument_values import options_of
+from hf_compat.hf.value_types import ValueType, options_value, read_options, text_value
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 from hf_compat.runtime.console import saying_what_is_awaited
 from hf_compat.runtime.inspection import delegated
@@ -102,12 +103,12 @@ def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = No
     )
 
 
-_SECTION = ValueType("a dict of options", lambda value: OPTIONS.read(None if isinstance(value, str) else value))
+_SECTION = ValueType("a dict of options", lambda value: options_value.read(None if isinstance(value, str) else value))
 # What transformers and our plan read of a DeepSpeed configuration, at any depth. Only sections may be None.
 _OF_SECTIONS: dict[str, ValueType] = {
     **dict.fromkeys(("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "checkpoint"), _SECTION),
     **dict.fromkeys(("offload_optimizer", "offload_param"), _SECTION),
-    **{"type": TEXT, "device": TEXT, "params": OPTIONS},
+    **{"type": text_value, "device": text_value, "params": options_value},
 }
 
 
@@ -139,7 +140,7 @@ def share_deepspeed(args: TrainingArguments) -> object | None:
     if not is_asked or not all(map(importlib.util.find_spec, packages)):
         return None
     if args.deepspeed:
-        given = read_options_file(args.deepspeed) if isinstance(args.deepspeed, str) else args.deepspeed
+        given = options_of("deepspeed", args.deepspeed)
         check_sections(given)
         shared = importlib.import_module("transformers.integrations").HfTrainerDeepSpeedConfig(given)
         shared.trainer_config_process(args)

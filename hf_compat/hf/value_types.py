@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
-from typing import Union
+from typing import Any, Union
 
 import torch
 
@@ -49,9 +49,14 @@ class ValueType:
     """The type of a value."""
 
     expected: str  # its description in messages, such as `a whole number >= 1`
-    read: Callable[[object], object]  # converts a value, or raises `Unreadable`
+    read: Callable[[object], Any]  # converts a value, or raises `Unreadable`
     takes_text: bool = False  # whether text is kept unchanged, and not read as a number or a flag
     way_out: str = ""  # the hint for a wrong value, if neither the error nor the argument's row has one
+
+
+def typed(expected: str, takes_text: bool = True) -> Callable[[Callable[[object], object]], ValueType]:
+    """Make a type of the function that reads its values."""
+    return lambda read: ValueType(expected, read, takes_text)
 
 
 def plain(value: object) -> object:
@@ -123,7 +128,9 @@ def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
     return number(allowed, is_whole=True)
 
 
-def _read_truth(value: object) -> bool:
+@typed("true or false", takes_text=False)
+def truth_value(value: object) -> bool:
+    """A truth value, a number for one, or a word."""
     if type(value) is bool:
         return value
     value = plain(value)
@@ -135,7 +142,9 @@ def _read_truth(value: object) -> bool:
     return truth
 
 
-def _read_text(value: object) -> str:
+@typed("text")
+def text_value(value: object) -> str:
+    """A text that a file can hold."""
     if type(value) is int and abs(value) <= LARGEST_COUNT:  # YAML's `run_name: 2024`
         return str(value)
     if not isinstance(value, str) or _UNWRITABLE.search(value):
@@ -146,16 +155,15 @@ def _read_text(value: object) -> str:
 def passing(expected: str, test: Callable[[object], bool], takes_text: bool = False) -> ValueType:
     """The type of values that pass a test. They are kept unchanged."""
 
+    @typed(expected, takes_text)
     def read(value: object) -> object:
         if not test(value):
             raise Unreadable
         return value
 
-    return ValueType(expected, read, takes_text)
+    return read
 
 
-TRUTH_VALUE = ValueType("true or false", _read_truth)
-TEXT = ValueType("text", _read_text, takes_text=True)
 NAME = passing(
     "a non-empty text",
     lambda value: isinstance(value, str) and bool(value.strip()) and not _UNWRITABLE.search(value),
@@ -165,16 +173,15 @@ NONE = passing("None", lambda value: value is None)
 ANYTHING = ValueType("anything", lambda value: value, takes_text=True)
 
 
-def _read_path(value: object) -> str:
+@typed("a path")
+def path_value(value: object) -> str:
+    """A path, as text."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or _UNWRITABLE.search(path):
         raise Unreadable
     if not path.strip():
         raise Unreadable("it names nothing.")
     return path
-
-
-PATH = ValueType("a path", _read_path, takes_text=True)
 
 
 def read_choice(value: object, choices: Iterable[str], within: bool = False) -> str:
@@ -216,7 +223,7 @@ def list_of(element: ValueType, hint: str = "") -> ValueType:
             raise Unreadable(hint)
         return list(map(element.read, value))
 
-    return ValueType("a list of texts" if element in (TEXT, NAME) else f"a list, each {element.expected}", read)
+    return ValueType("a list of texts" if element in (text_value, NAME) else f"a list, each {element.expected}", read)
 
 
 def _check_keys(options: Mapping[object, object], depth: int = 0) -> None:
@@ -232,10 +239,10 @@ def _check_keys(options: Mapping[object, object], depth: int = 0) -> None:
                 _check_keys(part, depth + 1)
 
 
-def _typed(value: object) -> object:
+def _unquoted(value: object) -> object:
     """Convert strings of command-line JSON to booleans and numbers."""
     if isinstance(value, dict):
-        return {key: _typed(item) for key, item in value.items()}
+        return {key: _unquoted(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     # narrow, as in transformers, because `"on"` and `"1"` may be meant as texts
@@ -247,16 +254,15 @@ def _typed(value: object) -> object:
         return value
 
 
-def _read_options(value: object) -> dict[str, object]:
+@typed("a dict of options, or its JSON", takes_text=False)
+def options_value(value: object) -> dict[str, object]:
+    """A dict of options, or its JSON."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = _typed(_in_json(value))
+        value = _unquoted(_in_json(value))
     if not isinstance(value, Mapping):
         raise Unreadable
     _check_keys(value)
     return value if isinstance(value, dict) else dict(value)
-
-
-OPTIONS = ValueType("a dict of options, or its JSON", _read_options)
 
 
 def either(kinds: Iterable[ValueType]) -> ValueType:
@@ -301,11 +307,11 @@ def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
     others = named - {*enums, str} if enums else named  # in `SomeEnum | str`, a text stands for a member
     kinds: dict[object, ValueType] = {  # text accepts everything, so it comes last
         type(None): NONE,
-        dict: OPTIONS,
-        bool: TRUTH_VALUE,
+        dict: options_value,
+        bool: truth_value,
         int: whole_number(allowed or _ANY_COUNT),
         float: number(allowed),
-        str: TEXT,
+        str: text_value,
     }
     if not others <= kinds.keys():
         return None

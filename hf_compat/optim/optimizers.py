@@ -27,7 +27,7 @@ from hf_compat.errors import (
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.hf.value_types import TRUTH_VALUE, Range, ValueType, choice, number, or_none, whole_number
+from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
 from hf_compat.runtime.text import did_you_mean, need, shown
 
@@ -186,7 +186,7 @@ def _torchao(name: str) -> OptimizerEntry:
     return OptimizerEntry(
         f"torchao.optim.{name}",
         "'torchao>=0.11.0'",
-        options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(TRUTH_VALUE, False)},
+        options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(truth_value, False)},
         keywords=with_adam,
     )
 
@@ -262,7 +262,7 @@ _DTYPES = {
 }
 _DTYPE_NAME = choice(_DTYPES)
 _DTYPE = ValueType(_DTYPE_NAME.expected, lambda value: _DTYPES[str(_DTYPE_NAME.read(value))], takes_text=True)
-_POSITIVE, _SHARE, _SWITCH = Option(NOT_NEGATIVE), Option(BELOW_1), Option(TRUTH_VALUE)
+_POSITIVE, _SHARE, _SWITCH = Option(NOT_NEGATIVE), Option(BELOW_1), Option(truth_value)
 _OF_RMSPROP = {
     **dict.fromkeys(("momentum", "eps", "weight_decay"), _POSITIVE), "alpha": _SHARE, "centered": _SWITCH,
 }  # fmt: skip
@@ -305,7 +305,7 @@ _ENTRIES = {
         "torchdistx.optimizers.AnyPrecisionAdamW",
         "git+https://github.com/pytorch/torchdistx",
         options={
-            "use_kahan_summation": Option(TRUTH_VALUE, False),
+            "use_kahan_summation": Option(truth_value, False),
             **dict.fromkeys(("momentum_dtype", "variance_dtype"), Option(_DTYPE, torch.float32)),
             "compensation_buffer_dtype": Option(_DTYPE, torch.bfloat16),
         },
@@ -327,9 +327,9 @@ _ENTRIES = {
         "optimi.StableAdamW",
         "torch-optimi",
         options={
-            "decouple_lr": Option(TRUTH_VALUE, False),
+            "decouple_lr": Option(truth_value, False),
             "max_lr": Option(or_none(NOT_NEGATIVE), None),
-            "kahan_sum": Option(or_none(TRUTH_VALUE), None),
+            "kahan_sum": Option(or_none(truth_value), None),
         },
         keywords=with_adam_and_decay,
     ),

@@ -7,22 +7,19 @@ and its treatment. DeepSpeed silently ignores other keys, so a warning names the
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
-from hf_compat.hf.argument_values import read_as
+from hf_compat.hf.argument_values import options_of, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import check_sections
 from hf_compat.hf.value_types import (
     Range,
-    Unreadable,
     ValueType,
     number,
     read_options,
-    read_options_file,
     whole_number,
 )
 from hf_compat.runtime.text import did_you_mean, parse_switch
@@ -243,16 +240,6 @@ def _settings_of(section: Config, path: str = "") -> Iterator[tuple[str, Config,
         yield f"{path}{key}", section, key
         if isinstance(value, dict):
             yield from _settings_of(value, f"{path}{key}.")
-
-
-def options_of(name: str, given: Mapping[str, Any] | str | None) -> Config:
-    """Copy options that an argument has as a mapping, or read them from the JSON file that it names."""
-    if given is None or isinstance(given, Mapping):
-        return copy.deepcopy(dict(given or {}))
-    try:
-        return read_options_file(given)
-    except Unreadable as error:
-        raise ArgumentError(f"`{name}={given!r}`: {error}") from error
 
 
 def _config_of(args: TrainingArguments, variables: Mapping[str, str]) -> Config:

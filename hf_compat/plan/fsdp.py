@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_inert
+from hf_compat.hf.argument_values import options_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
     ANYTHING,
     LARGEST_COUNT,
-    TEXT,
-    TRUTH_VALUE,
     Range,
     Unreadable,
     ValueType,
@@ -20,9 +19,11 @@ from hf_compat.hf.value_types import (
     or_none,
     read_choice,
     read_options,
+    text_value,
+    truth_value,
+    typed,
     whole_number,
 )
-from hf_compat.plan.deepspeed import options_of
 from hf_compat.runtime.text import parse_switch
 
 Options = dict[str, Any]  # JSON values of `fsdp_config`
@@ -69,13 +70,14 @@ _NUMBERED_STRATEGIES = {
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
 
 
-def _read_sharding(value: object) -> object:
-    """Read a strategy's name or number, or a truth value."""
+@typed("known", takes_text=False)
+def _sharding(value: object) -> object:
+    """A strategy's name or number, or a truth value."""
     name = _NUMBERED_STRATEGIES.get(str(value), str(value).lower())
     if name in _STRATEGIES:
         return name
     try:
-        return TRUTH_VALUE.read(value)
+        return truth_value.read(value)
     except Unreadable as error:
         raise Unreadable(f"choose true, false, or one of {', '.join(_STRATEGIES)}.") from error
 
@@ -86,16 +88,16 @@ def _word_of(choices: Iterable[str]) -> ValueType:
     return ValueType("known", lambda value: read_choice(value.upper() if isinstance(value, str) else value, known))
 
 
-_SWITCH = or_none(TRUTH_VALUE)
+_SWITCH = or_none(truth_value)
 _KNOWN: dict[str, ValueType] = {
     **dict.fromkeys(sorted({*_VARIABLES, *_INERT}), ANYTHING),
     "version": whole_number(),
-    **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), ValueType("known", _read_sharding)),
+    **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), _sharding),
     **dict.fromkeys(("cpu_offload", "activation_checkpointing", "xla"), _SWITCH),
     "min_num_params": or_none(whole_number(Range(low=0, high=LARGEST_COUNT))),
     "auto_wrap_policy": _word_of(_POLICIES),
     "state_dict_type": _word_of(("FULL_STATE_DICT", "SHARDED_STATE_DICT")),
-    "transformer_layer_cls_to_wrap": or_none(list_of(TEXT), TEXT),
+    "transformer_layer_cls_to_wrap": or_none(list_of(text_value), text_value),
 }
 
 
@@ -159,7 +161,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
 
 def _options_of(given: Mapping[str, Any] | str | None) -> Options:
     """Read the options of `fsdp_config` under their names of 5.x, and warn about those without effect."""
-    options = {key.removeprefix("fsdp_"): value for key, value in options_of("fsdp_config", given).items()}
+    options = {key.removeprefix("fsdp_"): value for key, value in options_of("fsdp_config", given or {}).items()}
     options = read_options("fsdp_config", _KNOWN, options)
     if options.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")

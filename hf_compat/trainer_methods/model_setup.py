@@ -18,7 +18,7 @@ from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32, generation_beside
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.search import Trial
-from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either, read_options
+from hf_compat.hf.value_types import ANYTHING, NONE, ValueType, either, read_options, truth_value
 from hf_compat.interop.transformers_models import (
     align_special_tokens,
     apply_liger,
@@ -61,7 +61,7 @@ _LIGHTNING_STEPS = (
 )
 # The keywords of `torch.utils.checkpoint.checkpoint`.
 _RECOMPUTATION: dict[str, ValueType] = {
-    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, TRUTH_VALUE))),
+    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, truth_value))),
     **dict.fromkeys(("context_fn", "determinism_check"), ANYTHING),
 }
 

@@ -15,7 +15,7 @@ import libcst as cst
 
 from hf_compat.hf.argument_values import OLD_OPTIMIZERS
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, is_harmless
-from hf_compat.hf.value_types import TRUTH_VALUE
+from hf_compat.hf.value_types import truth_value
 from hf_compat.tools.migration.elements import Edit, constant
 from hf_compat.tools.migration.report import Target
 
@@ -83,7 +83,7 @@ def is_renamed(name: str) -> bool:
 def is_flag(name: str) -> bool:
     """Whether an old name is a switch for a value of another argument."""
     row = OLD_NAMES[name]
-    return row.kind is TRUTH_VALUE and not row.inert and name not in ATTRIBUTES_ONLY
+    return row.kind is truth_value and not row.inert and name not in ATTRIBUTES_ONLY
 
 
 def switched_on(name: str) -> tuple[str, object]:
