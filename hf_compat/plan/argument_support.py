@@ -90,53 +90,23 @@ def _same(name: str) -> Callable[[Setting], Values]:
     return lambda value: {name: value}
 
 
-def _precision(value: Setting) -> Values:
-    try:
-        mixed_precision = PRECISIONS[str(value)]
-        return {"bf16": mixed_precision == "bf16", "fp16": mixed_precision == "fp16"}
-    except KeyError:
-        raise ArgumentError(
-            f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"
-            f"Hint: choose one of {', '.join(PRECISIONS)}."
-        ) from None
+def _checked(name: str, translate: Callable[[Setting], Values | None], hint: str) -> Callable[[Setting], Values]:
+    """Refuse the values of a setting for which `translate` returns None."""
+
+    def refusing(value: Setting) -> Values:
+        found = translate(value)
+        if found is None:
+            raise ArgumentError(f"`trainer.{name}={value!r}` has no counterpart among the arguments.\n\nHint: {hint}")
+        return found
+
+    return refusing
 
 
-def _interval(value: Setting) -> Values:
-    if isinstance(value, float) and value <= 1.0:
-        raise ArgumentError(
-            f"`trainer.val_check_interval={value!r}` is a share of an epoch, HF's `eval_steps` below 1 of the run.\n\n"
-            "Hint: set `args.eval_strategy` and `args.eval_steps`."
-        )
-    return {"eval_strategy": "steps", "eval_steps": int(value)}
-
-
-def _every_epoch(value: Setting) -> Values:
-    if value == 1:
-        return {"eval_strategy": "epoch"}
-    raise ArgumentError(
-        f"`trainer.check_val_every_n_epoch={value!r}` has no counterpart in HF.\n\n"
-        "Hint: set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`."
-    )
-
-
-def _accelerator(value: Setting) -> Values:
-    if value == "cpu":
-        return {"use_cpu": True}
+def _accelerator(value: Setting) -> Values | None:
     here = torch.accelerator.current_accelerator(check_available=True)
-    if here is not None and value in ("gpu", here.type):
-        return {"use_cpu": False}
-    if value == "auto":
-        return {}
-    raise ArgumentError(
-        f"`trainer.accelerator={value!r}` is not available here.\n\n"
-        "Hint: leave it out. A GPU is used where there is one."
-    )
-
-
-def _determinism(value: Setting) -> Values:
-    if isinstance(value, bool):
-        return {"full_determinism": value}
-    raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
+    if value == "cpu" or (here is not None and value in ("gpu", here.type)):
+        return {"use_cpu": value == "cpu"}
+    return {} if value == "auto" else None
 
 
 # Setting of `trainer:` → function that translates its value into equivalent arguments.
@@ -147,11 +117,31 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "gradient_clip_val": _same("max_grad_norm"),
     "log_every_n_steps": _same("logging_steps"),
     "default_root_dir": _same("output_dir"),
-    "deterministic": _determinism,
-    "precision": _precision,
-    "val_check_interval": _interval,
-    "check_val_every_n_epoch": _every_epoch,
-    "accelerator": _accelerator,
+    "deterministic": _checked(
+        "deterministic",
+        lambda value: {"full_determinism": value} if isinstance(value, bool) else None,
+        "true, or leave it out.",
+    ),
+    "precision": _checked(
+        "precision",
+        lambda value: (
+            {name: PRECISIONS[str(value)] == name for name in ("bf16", "fp16")} if str(value) in PRECISIONS else None
+        ),
+        f"choose one of {', '.join(PRECISIONS)}.",
+    ),
+    "val_check_interval": _checked(
+        "val_check_interval",
+        lambda value: (
+            None if isinstance(value, float) and value <= 1.0 else {"eval_strategy": "steps", "eval_steps": int(value)}
+        ),
+        "set `args.eval_strategy` and `args.eval_steps`. A share there is one of the run, not of an epoch.",
+    ),
+    "check_val_every_n_epoch": _checked(
+        "check_val_every_n_epoch",
+        lambda value: {"eval_strategy": "epoch"} if value == 1 else None,
+        "set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`.",
+    ),
+    "accelerator": _checked("accelerator", _accelerator, "leave it out. A GPU is used where there is one."),
     "enable_progress_bar": lambda value: {"disable_tqdm": not value},
 }
 
