@@ -71,17 +71,13 @@ def remember(args: object, values: Translation) -> None:
         vars(args)[PLACE] = {**remembered(args), **values}
 
 
-def _nothing(value: ArgumentValue) -> Translation:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldName:
     """One retired name."""
 
     lifetime: str  # releases that had it
     means: str  # its current name or replacement, for the documentation and for warnings
-    translate: Callable[[ArgumentValue], Translation] = _nothing  # converts the old value to current keywords
+    translate: Callable[[ArgumentValue], Translation] = lambda value: {}  # converts the old value to current keywords
     inert: bool = False  # a value other than `harmless` has no effect here and is warned about
     harmless: tuple[ArgumentValue, ...] = (None,)  # values that had no effect
     kind: ValueType | None = None  # The type of its value. None takes the type of the current argument.
@@ -205,10 +201,6 @@ _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 _TORCHS = "only torch's own mixed precision is left"
 
 
-def _backend(args: ArgumentValue) -> str:
-    return str(remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto")
-
-
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy", if_set=False),
     "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
@@ -281,7 +273,12 @@ OLD_NAMES: dict[str, OldName] = {
         *("3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1"),
         "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
     ),
-    "half_precision_backend": replace(_inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP), read=_backend),
+    "half_precision_backend": replace(
+        _inert("4.13-4.57", _BACKEND, "auto", _TORCHS, *_AMP),
+        read=lambda args: (
+            remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend", "auto")
+        ),
+    ),
     "jit_mode_eval": _inert("4.20-4.57", truth_value, False, "gone upstream; `torch_compile` took its place"),
     "model_parallel": _inert("4.1", truth_value, False, "gone upstream; load the model with a `device_map`"),
     "mp_parameters": _inert(
@@ -336,10 +333,9 @@ def translate_legacy(
                 f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {_meant(name, sorted(known))}"
             )
     for name in of_earlier:
-        old[name] = value = read_old(name, given[name], checks)
-        warn_of_inert(name, value)
+        old[name] = value = take_old(name, given[name], checks)
         for new, said in OLD_NAMES[name].translate(value).items():
-            arguments[new] = merge(Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
+            arguments[new] = merge(name, value, new, said, arguments.get(new), said_by.get(new, ""))
             said_by[new] = shown(name, value)
     name_repository(arguments, old)
     return arguments, {name: value for name, value in old.items() if value is not None}
@@ -373,43 +369,50 @@ def is_harmless(name: str, value: ArgumentValue) -> bool:
     return value is None or any(type(value) is type(one) and value == one for one in OLD_NAMES[name].harmless)
 
 
-def warn_of_inert(name: str, value: ArgumentValue) -> None:
-    """Warn about an old name that no longer has an effect, unless its value never had one."""
-    row = OLD_NAMES[name]
-    if row.inert and not is_harmless(name, value):
-        warn_inert(shown(name, value), row.means.removeprefix("nothing: "))
+def take_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
+    """Read the value of an old name, and warn if the name no longer has its effect."""
+    read, row = read_old(name, value, checks), OLD_NAMES[name]
+    if row.inert and not is_harmless(name, read):
+        warn_inert(shown(name, read), row.means.removeprefix("nothing: "))
+    return read
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """The value that an old name gives a current argument."""
-
-    old: str
-    value: ArgumentValue
-    new: str
-    said: ArgumentValue
+def _union(*parts: ArgumentValue) -> list[ArgumentValue]:
+    """Join lists, or texts with spaces between the items."""
+    return list(dict.fromkeys(item for part in parts for item in (part.split() if isinstance(part, str) else part)))
 
 
-def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
-    """Merge an old name's value of an argument with the value given already, by the old name `giver` or by its own."""
-    said = by_old.said
+def merge(
+    name: str, value: ArgumentValue, new: str, said: ArgumentValue, given: ArgumentValue, giver: str = ""
+) -> ArgumentValue:
+    """Merge `said`, an old name's value of a current argument, with the value given already.
+
+    Args:
+        name: The old name.
+        value: Its value.
+        new: The current argument.
+        said: The argument's value by the old name.
+        given: The argument's value given already, or None.
+        giver: Another old name that has given it, with its value.
+    """
     if given is None or given == said:
         return said
     if isinstance(said, dict) and (options := _options_of(given)) is not None:
-        for key, value in said.items():
-            held = options.get(key)
-            if held not in (None, value, [value]) and not (by_old.old == "fsdp_min_num_params" and held == 0):
-                raise _contradiction(by_old, "", options)
-        return {**options, **said}
-    if isinstance(given, list) and isinstance(said, list):
-        return given + [item for item in said if item not in given]
-    if by_old.old == "warmup_ratio":  # 4.x: an explicit count of updates wins over the ratio
+        free = (None, 0) if name == "fsdp_min_num_params" else (None,)
+        if all(options.get(key) in (*free, item, [item]) for key, item in said.items()):
+            return {**options, **said}
+        given = options
+    elif isinstance(said, list) or new == "debug":
+        return _union(given, said)
+    elif name == "warmup_ratio":  # 4.x: an explicit count of updates wins over the ratio
         return given or said
-    if by_old.old == "push_to_hub_model_id" and given.endswith(f"/{said}"):  # a dump of 4.x has the owner's name
+    elif name == "push_to_hub_model_id" and given.endswith(f"/{said}"):  # a dump of 4.x has the owner's name
         return given
-    if by_old.old == "tpu_metrics_debug":  # one mode of several
-        return " ".join([given, said]) if isinstance(given, str) else given or said
-    raise _contradiction(by_old, giver, given)
+    other = f"`{shown(new, plain(given))}` was given too" + (f", by the old name `{giver}`" if giver else "")
+    raise ArgumentError(
+        f"`{shown(name, value)}` is an old name for `{shown(new, plain(said))}`, but {other}.\n\n"
+        f"Hint: keep `{new}` only."
+    )
 
 
 def _options_of(given: ArgumentValue) -> Translation | None:
@@ -420,14 +423,6 @@ def _options_of(given: ArgumentValue) -> Translation | None:
     if isinstance(given, str) and given.lstrip().startswith("{"):
         given = options_value.read(given)
     return given if isinstance(given, dict) else None
-
-
-def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentError:
-    """Make the error that shows both names with their values."""
-    old, new = shown(by_old.old, by_old.value), shown(by_old.new, plain(given))
-    asks = f"`{old}` is an old name for `{shown(by_old.new, plain(by_old.said))}`"
-    other = f"`{new}` was given too" + (f", by the old name `{giver}`" if giver else "")
-    return ArgumentError(f"{asks}, but {other}.\n\nHint: keep `{by_old.new}` only.")
 
 
 # Names of other libraries → argument.
@@ -527,8 +522,7 @@ def assign_old(args: TrainingArguments, name: str, value: object) -> None:
 
 def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:
     """Check and set the current arguments that replace an old name, and return the converted value."""
-    read, row = read_old(name, value, args._checks()), OLD_NAMES[name]
-    warn_of_inert(name, read)
+    read, row = take_old(name, value, args._checks()), OLD_NAMES[name]
     asked = row.translate(read)
     if name == "push_to_hub_organization" and read:
         repository = args.hub_model_id or os.path.basename(os.path.normpath(str(args.output_dir)))
@@ -541,10 +535,8 @@ def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentVal
     for new, said in asked.items():
         if isinstance(said, dict):
             said = {**held_options(args, new), **said}
-        elif isinstance(said, list):
-            said = [*getattr(args, new), *(item for item in said if item not in getattr(args, new))]
-        elif new == "debug":
-            said = [*args.debug, said]
+        elif isinstance(said, list) or new == "debug":
+            said = _union(getattr(args, new), said)
         setattr(args, new, said)
     return read
 
@@ -592,15 +584,14 @@ def asked_by_declared(
                 InertArgumentWarning,
             )
             continue
-        read[name] = read_old(name, value, checks)
-        warn_of_inert(name, read[name])
+        read[name] = take_old(name, value, checks)
         for new, said in OLD_NAMES[name].translate(read[name]).items():
             held = changed.get(new, getattr(args, new, None))  # an older release lacks some
             if held is None or held == defaults.get(new):
                 held = None
             elif value == default and not isinstance(said, (dict, list)):
                 continue
-            changed[new] = merge(Said(name, value, new, said), "", held)
+            changed[new] = merge(name, value, new, said, held)
     if "push_to_hub_organization" in read:
         place: Translation = {one: changed.get(one, getattr(args, one)) for one in ("hub_model_id", "output_dir")}
         name_repository(place, {**remembered(args), **read})

@@ -113,10 +113,8 @@ def _plain_metric(value: object, name: str, source: str) -> Metric:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.item() if value.numel() == 1 else value.to_dense().tolist()
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, (np.ndarray, np.generic)):
         value = value.item() if value.size == 1 else value.tolist()
-    elif isinstance(value, np.generic):
-        value = value.item()
     elif isinstance(value, (Decimal, Fraction)):
         value = float(value)
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
