@@ -126,7 +126,6 @@ Config = dict[str, Any]  # a DeepSpeed configuration as nested JSON
 Setting = Any  # one of its values
 
 _SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")  # of DeepSpeed 0.19
-_ADAMS = ("adam", "adamw")
 
 
 def uses_deepspeed(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
@@ -159,8 +158,7 @@ def deepspeed_config(
             f"`max_grad_norm={args.max_grad_norm}` has no effect: DeepSpeed clips, and its configuration has no "
             '`gradient_clipping`.\n\nHint: add "gradient_clipping": "auto" to it.'
         )
-    _check_optimizer(config.get("optimizer"))
-    _check_scheduler(config.get("scheduler"), args)
+    _check_replaced(config, args)
     per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rows: Rows = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", args.per_device_train_batch_size),
@@ -281,37 +279,31 @@ def _number_of(variables: Mapping[str, str], name: str, kind: ValueType) -> Sett
     return text if text == "auto" else read_as(name, kind, text)
 
 
-def _check_optimizer(section: Config | None) -> None:
-    """Refuse an optimizer that torch's AdamW does not replace, and warn about its further options."""
-    if section is None:
-        return
-    if str(section.get("type", "")).lower() not in _ADAMS:
+def _check_replaced(config: Config, args: TrainingArguments) -> None:
+    """Refuse optimizers and schedules that are not supported, and warn about what has no effect beside them."""
+    optimizer, schedule = config.get("optimizer"), config.get("scheduler")
+    if optimizer is not None and str(optimizer.get("type", "")).lower() not in ("adam", "adamw"):
         raise ArgumentError(
-            f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
+            f"The DeepSpeed configuration has the optimizer {optimizer.get('type')!r}, which is not supported.\n\n"
             "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
         )
-    rest = set(section.get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
+    if schedule is not None and schedule.get("type") not in _SCHEDULES:
+        raise ArgumentError(
+            f"The DeepSpeed configuration has the schedule {schedule.get('type')!r}, which is not supported.\n\n"
+            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`, or use {', '.join(_SCHEDULES)}."
+        )
+    rest = set((optimizer or {}).get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
     if rest:
         _warn(
             f"The DeepSpeed configuration's optimizer sets {', '.join(sorted(rest))}, which has no effect: torch's "
             "optimizer is used."
         )
 
-
-def _check_scheduler(section: Config | None, args: TrainingArguments) -> None:
-    """Refuse an unknown schedule, and warn about the arguments that the section replaces."""
-    if section is None:
-        return
-    if section.get("type") not in _SCHEDULES:
-        raise ArgumentError(
-            f"The DeepSpeed configuration has the schedule {section.get('type')!r}, which is not supported.\n\n"
-            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`, or use {', '.join(_SCHEDULES)}."
-        )
     unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
-    if unused:
+    if unused and schedule is not None:
         _warn(
             f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
-            f"DeepSpeed configuration's section `scheduler` selects {section['type']}."
+            f"DeepSpeed configuration's section `scheduler` selects {schedule['type']}."
         )
 
 

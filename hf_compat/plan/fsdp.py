@@ -28,23 +28,8 @@ from hf_compat.runtime.text import parse_switch
 
 Options = dict[str, Any]  # JSON values of `fsdp_config`
 
-# `fsdp_config` key → variable that `accelerate launch` sets.
-_VARIABLES = {
-    "version": "FSDP_VERSION",
-    "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
-    "sharding_strategy": "FSDP_SHARDING_STRATEGY",
-    "cpu_offload": "FSDP_OFFLOAD_PARAMS",
-    "min_num_params": "FSDP_MIN_NUM_PARAMS",
-    "auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
-    "transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
-    "backward_prefetch": "FSDP_BACKWARD_PREFETCH",
-    "forward_prefetch": "FSDP_FORWARD_PREFETCH",
-    "state_dict_type": "FSDP_STATE_DICT_TYPE",
-    "use_orig_params": "FSDP_USE_ORIG_PARAMS",
-    "sync_module_states": "FSDP_SYNC_MODULE_STATES",
-    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
-    "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
-}
+# Keys of `fsdp_config` of which `accelerate launch` sets a variable with another name than `FSDP_<KEY>`.
+_VARIABLES = {"cpu_offload": "FSDP_OFFLOAD_PARAMS", "transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 # Options of FSDP 1 that FSDP 2 either always applies or does not have.
 _FIRST_ONLY = ("backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 _INERT = {
@@ -90,7 +75,7 @@ def _word_of(choices: Iterable[str]) -> ValueType:
 
 _SWITCH = or_none(truth_value)
 _KNOWN: dict[str, ValueType] = {
-    **dict.fromkeys(sorted({*_VARIABLES, *_INERT}), ANYTHING),
+    **dict.fromkeys(_INERT, ANYTHING),
     "version": whole_number(),
     **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), _sharding),
     **dict.fromkeys(("cpu_offload", "activation_checkpointing", "xla"), _SWITCH),
@@ -128,7 +113,8 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
     if not bool(args.fsdp):
         options.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
-    for key, name in _VARIABLES.items():
+    for key in _KNOWN:
+        name = _VARIABLES.get(key, f"FSDP_{key.upper()}")
         if name in variables:
             options.setdefault(key, variables[name])
     options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
