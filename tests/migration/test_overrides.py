@@ -169,6 +169,9 @@ def test_events_of_callbacks():
     def on_save(self, args, state, control, **kw):
         kw.get("tokenizer", None), kw["model"]
 
+    def on_step_end(self, args, state, control, **rest):
+        if "tokenizer" in rest: print(rest["tokenizer"])
+
     def helper(self, tokenizer):
         return tokenizer
 """
@@ -176,3 +179,4 @@ def test_events_of_callbacks():
     assert "control, processing_class=None, **kwargs):" in result
     assert 'return [processing_class for _ in kwargs["processing_class"]] + [args.use_cpu]' in result
     assert 'kw.get("processing_class", None), kw["model"]' in result and "def helper(self, tokenizer)" in result
+    assert 'if "processing_class" in rest: print(rest["processing_class"])' in result

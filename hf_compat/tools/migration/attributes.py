@@ -68,7 +68,6 @@ GONE_IN_5_OF_TRAINERS = {
     "num_tokens": "count the tokens of `get_train_dataloader()`",
     "propagate_args_to_deepspeed": "`transformers.integrations.deepspeed.propagate_args_to_deepspeed`",
 }
-_OF_TRAINERS = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *ABSENT, *FORMER_METHODS}
 # Other libraries use these words, too, so they count only for an object that is called a model.
 _OF_MODELS = ("parallelize", "deparallelize", "prune_heads")
 # Python tokenizers still have these.
@@ -82,27 +81,51 @@ _NEEDS_NO_PARENTHESES = (
 )  # fmt: skip
 
 
-def rewrite_attributes(source: Source, things: Things) -> None:
-    """Rewrite attributes of arguments and trainers, and fields of subclasses, of one source."""
+def rewrite_trainer_attributes(source: Source, things: Things) -> None:
+    """Rewrite attributes of trainers that have another name or place today."""
+    absent = {**ABSENT, **FORMER_METHODS}
+    known = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *absent}
+    own_methods = {one.name.value for one in source.of(cst.FunctionDef)}
+    targets = {dotted(one.target) for one in source.of(cst.AssignTarget)}
+    keeps_its_own = "tokenizer" in own_methods or "self.tokenizer" in targets
+    named = [one for one in source.of(cst.Attribute) if one.attr.value in known]
+    for node in (one for one in named if things.of(one.value) is Thing.TRAINER):
+        name = node.attr.value
+        if name not in _TRAINER_NAMES and name in own_methods:
+            continue
+        # This package's trainers still have `prediction_loop`
+        if name in absent and name != "prediction_loop" and source.target is Target.HF_COMPAT:
+            source.list(node, source.code(node), f"hf_compat has no such name: {absent[name]}", Effect.FAILS)
+        elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
+            source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)
+        elif name in _GONE_OF_TRAINERS:
+            source.list(node, source.code(node), _GONE_OF_TRAINERS[name], source.fails_in_5)
+        elif name in _TRAINER_NAMES and not (name == "tokenizer" and keeps_its_own):
+            _rename_attribute(node, _TRAINER_NAMES[name], source)
+
+
+def rewrite_argument_attributes(source: Source, things: Things) -> None:
+    """Rewrite old names as attributes of training arguments, and list those of what may be some."""
     of_arguments = [node for node, thing in things.local_classes.items() if thing is Thing.ARGUMENTS_CLASS]
     # Old names that a class of arguments in this source has as methods, or as fields with another meaning
     own = {method.name.value for node in of_arguments for method in methods_of(node)}
     own |= {target.value for node in of_arguments for _, target in fields_of(node)}
     own = {name for name in own if name in OLD_NAMES and not is_renamed(name)}
-    known = OLD_NAMES.keys() | _OF_TRAINERS
-    for node in (one for one in source.of(cst.Attribute) if one.attr.value in known):
+    for node in (one for one in source.of(cst.Attribute) if one.attr.value in OLD_NAMES):
         name, owner = node.attr.value, things.of(node.value)
-        if owner is Thing.TRAINER:
-            _rewrite_of_trainer(node, source)
-        elif name in OLD_NAMES and owner is Thing.ARGUMENTS and name not in own:
+        if owner is Thing.ARGUMENTS and name not in own:
             _rewrite_of_arguments(node, source, things)
-        elif name in OLD_NAMES and owner is None and not things.is_something_else(node.value):
+        elif owner is None and not things.is_something_else(node.value):
             # It may be training arguments, unless it is the namespace of a parser
             subject = dotted(node.value)
             is_kept = name in ATTRIBUTES_ONLY and source.target is Target.HF_COMPAT
             if "arg" in subject.rpartition(".")[2].lower() and not is_kept:
                 source.list(node, source.code(node), f"if {subject} is training arguments, {today(name)}")
-    # A field of a subclass is renamed, or left to a person if its value has another meaning today
+
+
+def rewrite_fields(source: Source, things: Things) -> None:
+    """Rename a field of a class of arguments, or leave it to a person if its value has another meaning today."""
+    of_arguments = (node for node, thing in things.local_classes.items() if thing is Thing.ARGUMENTS_CLASS)
     for owner_class, (field, target) in ((one, pair) for one in of_arguments for pair in fields_of(one)):
         name, place = target.value, f"{owner_class.name.value}.{target.value}"
         if name in OLD_NAMES and is_renamed(name):
@@ -119,26 +142,6 @@ def rewrite_attributes(source: Source, things: Things) -> None:
 def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:
     source.rename(node.attr, name)
     source.mend_for_5(node, source.code(node), f"transformers 5 has no such attribute: it is {name} today")
-
-
-def _rewrite_of_trainer(node: cst.Attribute, source: Source) -> None:
-    name = node.attr.value
-    own_methods = {one.name.value for one in source.of(cst.FunctionDef)}
-    if name not in _TRAINER_NAMES and name in own_methods:
-        return
-    absent = {**ABSENT, **FORMER_METHODS}
-    # This package's trainers still have `prediction_loop`
-    if name in absent and name != "prediction_loop" and source.target is Target.HF_COMPAT:
-        source.list(node, source.code(node), f"hf_compat has no such name: {absent[name]}", Effect.FAILS)
-    elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
-        source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)
-    elif name in _GONE_OF_TRAINERS:
-        source.list(node, source.code(node), _GONE_OF_TRAINERS[name], source.fails_in_5)
-    elif name in _TRAINER_NAMES:
-        targets = {dotted(one.target) for one in source.of(cst.AssignTarget)}
-        keeps_its_own = "tokenizer" in own_methods or "self.tokenizer" in targets
-        if not (name == "tokenizer" and keeps_its_own):
-            _rename_attribute(node, _TRAINER_NAMES[name], source)
 
 
 def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -> None:

@@ -56,7 +56,7 @@ def edit_call(
         dropped = [index for index in range(len(args)) if index in edits and edits[index].drop]
         before, args = _without(node.whitespace_before_args, args, dropped)
         for name, value in added:
-            args = appended(args, cst.Arg(keyword=cst.Name(name), value=value, equal=EQUAL))
+            args = inserted(args, len(args), cst.Arg(keyword=cst.Name(name), value=value, equal=EQUAL))
         return node.with_changes(args=args, whitespace_before_args=before)
 
     source.change(call, change)
@@ -112,10 +112,13 @@ def _without(before: Whitespace, args: list[cst.Arg], dropped: Sequence[int]) ->
     return before, args
 
 
-def appended(elements: Sequence[Listed], new: Listed) -> list[Listed]:
-    """Add an argument or parameter at the end, in the layout of the others."""
+def inserted(elements: Sequence[Listed], place: int, new: Listed) -> list[Listed]:
+    """Add an argument or parameter before a place or at the end, in the layout of the others."""
     if not elements:
         return [new]
+    if place < len(elements):
+        comma = elements[place - 1].comma if place else COMMA
+        return cast("list[Listed]", [*elements[:place], new.with_changes(comma=comma), *elements[place:]])
     *others, last = elements
     between: cst.Comma | cst.MaybeSentinel = others[-1].comma if others else COMMA
     if isinstance(last.comma, cst.Comma):  # one a line, or others of another kind follow

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -50,73 +51,64 @@ _WAYS_OUT = {
 }
 
 
-def rewrite_imports(source: Source) -> None:
-    """Rewrite the imports of one source, and the dotted names that use them."""
-    blocks = ImportBlocks(source)
-    for node in source.of(cst.ImportFrom):
-        module = dotted(node.module)
-        if module.split(".")[0] != "transformers" or node.relative:
-            continue
+def rewrite_from_imports(source: Source, blocks: ImportBlocks) -> None:
+    """Import each name from the module that has it today."""
+    for node, module in _from_transformers(source):
         if isinstance(node.names, cst.ImportStar):
             source.list(node, f"from {module} import *", "star import: import the names that are used")
-            _import_below_star(node, module, source, blocks)
-        else:
-            _rewrite_from(node, FromImport.of(node, module, source.parent(node)), source, blocks)
-    for statement in source.of(cst.Import):
-        if source.moves_here:
-            _rewrite_import(statement, source, blocks)
-        for alias in () if source.moves_here else statement.names:
-            _look_up_module(alias, source)
-    for call in source.of(cst.Call):
-        _rewrite_tpu_call(call, source)
-    for attribute in source.of(cst.Attribute):
-        if not isinstance(source.parent(attribute), (cst.Attribute, cst.ImportAlias, cst.ImportFrom)):
-            _rewrite_use(attribute, source)
-    blocks.apply()
-
-
-def _rewrite_from(node: cst.ImportFrom, before: FromImport, source: Source, blocks: ImportBlocks) -> None:
-    module = before.module
-    homes: dict[str, list[Imported]] = {}
-    for name in before.names:
-        if name.name in _WITHOUT_EFFECT and _drop_calls(node, name, source, blocks):
-            _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", "", source)
             continue
-        place, today = _place_of(node, module, name, source)
-        homes.setdefault(place, []).append(today)
-    if list(homes) == [module] and homes[module] == list(before.names):
-        return
-    rest = homes.pop(module, None)
-    new = [replace(before, module=place, names=sorted_as(names, before.names)) for place, names in homes.items()]
-    blocks.replace(node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names)))
+        before = FromImport.of(node, module, source.parent(node))
+        homes: dict[str, list[Imported]] = {}
+        for name in before.names:
+            if name.name in _WITHOUT_EFFECT and _drop_calls(node, name, source, blocks):
+                _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", "", source)
+                continue
+            place, today = _place_of(node, module, name, source)
+            homes.setdefault(place, []).append(today)
+        if list(homes) == [module] and homes[module] == list(before.names):
+            continue
+        rest = homes.pop(module, None)
+        new = [replace(before, module=place, names=sorted_as(names, before.names)) for place, names in homes.items()]
+        blocks.replace(node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names)))
+
+
+def import_below_stars(source: Source, blocks: ImportBlocks) -> None:
+    """Import the used names of ours below a star import, which binds transformers' own."""
+    for node, module in _from_transformers(source):
+        if not (isinstance(node.names, cst.ImportStar) and source.moves_here):
+            continue
+        # Names that the source reads, binds, or has as a text: an annotation in quotes, `__all__`
+        others: set[cst.CSTNode | None] = {one.attr for one in source.of(cst.Attribute)}
+        others |= {one.keyword for one in source.of(cst.Arg)}
+        others |= {one.name for one in source.of(cst.ImportAlias) if one.asname is not None}
+        named = {one.value for one in source.of(cst.Name) if one not in others}
+        named |= {str(one.evaluated_value) for one in source.of(cst.SimpleString)}
+        tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
+        homes: dict[str, list[Imported]] = {}
+        for name in sorted(bound_by_star(module) & named):
+            # The same `try` statement, or an import further below, may take the name from this package already
+            ours = [one for one in map(import_statement, source.assignments(node, name)) if one and _is_ours(one)]
+            if any(
+                source.line(one) >= source.line(node) or not set(tries).isdisjoint(source.above(one)) for one in ours
+            ):
+                continue
+            imported = Imported(renamed(name), None if renamed(name) == name else name)
+            homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
+        if homes:
+            new = [FromImport(module=place, names=sorted_as(names, ())) for place, names in sorted(homes.items())]
+            blocks.replace(node, new, "")
+
+
+def _from_transformers(source: Source) -> Iterator[tuple[cst.ImportFrom, str]]:
+    """Yield the imports of names from transformers, with their modules."""
+    for node in source.of(cst.ImportFrom):
+        module = dotted(node.module)
+        if module.partition(".")[0] == "transformers" and not node.relative:
+            yield node, module
 
 
 def _is_ours(node: cst.CSTNode | None) -> bool:
     return isinstance(node, cst.ImportFrom) and dotted(node.module).split(".")[0] == "hf_compat"
-
-
-def _import_below_star(node: cst.ImportFrom, module: str, source: Source, blocks: ImportBlocks) -> None:
-    """Import the used names of ours below a star import, which binds transformers' own."""
-    if not source.moves_here:
-        return
-    # Names that the source reads, binds, or has as a text: an annotation in quotes, `__all__`
-    others: set[cst.CSTNode | None] = {one.attr for one in source.of(cst.Attribute)}
-    others |= {one.keyword for one in source.of(cst.Arg)}
-    others |= {one.name for one in source.of(cst.ImportAlias) if one.asname is not None}
-    named = {one.value for one in source.of(cst.Name) if one not in others}
-    named |= {str(one.evaluated_value) for one in source.of(cst.SimpleString)}
-    tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
-    homes: dict[str, list[Imported]] = {}
-    for name in sorted(bound_by_star(module) & named):
-        # The same `try` statement, or an import further below, may take the name from this package already
-        ours = [one for one in map(import_statement, source.assignments(node, name)) if one and _is_ours(one)]
-        if any(source.line(one) >= source.line(node) or not set(tries).isdisjoint(source.above(one)) for one in ours):
-            continue
-        imported = Imported(renamed(name), None if renamed(name) == name else name)
-        homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
-    if homes:
-        new = [FromImport(module=place, names=sorted_as(names, ())) for place, names in sorted(homes.items())]
-        blocks.replace(node, new, "")
 
 
 def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:
@@ -160,26 +152,28 @@ def _renamed_import(node: cst.ImportFrom, name: Imported, today: str, source: So
     return replace(name, name=today)
 
 
-def _rewrite_use(node: cst.Attribute, source: Source) -> None:
+def rewrite_dotted_names(source: Source) -> None:
     """Rewrite `transformers.….name` if the name or a module before it has moved. List a name that is absent."""
-    chain = [node]
-    while isinstance(chain[-1].value, cst.Attribute):
-        chain.append(chain[-1].value)
-    # `from … import x`: x may be a class or a function, so it is not looked for among the modules
-    first = source.assignments(chain[-1].value)
-    is_from = any(isinstance(import_statement(one), cst.ImportFrom) for one in first)
-    for inner in reversed(chain):
-        path = source.imported(inner)
-        module, _, last = path.rpartition(".")
-        if path.partition(".")[0] != "transformers" or not module:
-            continue
-        if path in MOVED_MODULES and not is_from:
-            rest = MOVED_MODULES[path].removeprefix(f"{module}.")
-            source.change(inner, partial(_with_path, path=f"{{}}.{rest}"))
-        elif last in RENAMED and not is_from:
-            source.rename(inner.attr, RENAMED[last])
-        elif not source.is_changed(inner) and _look_up_use(inner, path, is_from, source):
-            return
+    inside = (cst.Attribute, cst.ImportAlias, cst.ImportFrom)
+    for node in (one for one in source.of(cst.Attribute) if not isinstance(source.parent(one), inside)):
+        chain = [node]
+        while isinstance(chain[-1].value, cst.Attribute):
+            chain.append(chain[-1].value)
+        # `from … import x`: x may be a class or a function, so it is not looked for among the modules
+        first = source.assignments(chain[-1].value)
+        is_from = any(isinstance(import_statement(one), cst.ImportFrom) for one in first)
+        for inner in reversed(chain):
+            path = source.imported(inner)
+            module, _, last = path.rpartition(".")
+            if path.partition(".")[0] != "transformers" or not module:
+                continue
+            if path in MOVED_MODULES and not is_from:
+                rest = MOVED_MODULES[path].removeprefix(f"{module}.")
+                source.change(inner, partial(_with_path, path=f"{{}}.{rest}"))
+            elif last in RENAMED and not is_from:
+                source.rename(inner.attr, RENAMED[last])
+            elif not source.is_changed(inner) and _look_up_use(inner, path, is_from, source):
+                break
 
 
 def _look_up_use(node: cst.Attribute, path: str, is_from: bool, source: Source) -> bool:
@@ -210,15 +204,16 @@ def _with_path(node: cst.Attribute, path: str) -> cst.BaseExpression:
     return name_or_dotted(path.format(before)).with_changes(lpar=node.lpar, rpar=node.rpar)
 
 
-def _rewrite_tpu_call(call: cst.Call, source: Source) -> None:
+def rewrite_tpu_calls(source: Source) -> None:
     """Keep the meaning of `is_torch_tpu_available`'s argument in the call of `is_torch_xla_available`."""
-    is_old = source.imported(call.func).rpartition(".")[2] == "is_torch_tpu_available"
-    for argument in call.args[:1] if is_old else ():
-        value = read_constant(argument.value)
-        edit = Edit(drop=True) if value is not None and not value.value else Edit(name="check_is_tpu")
-        if argument.keyword is None and not edit.drop:
-            source.change(argument, lambda node: node.with_changes(equal=EQUAL))
-        edit_call(source, call, {0: edit})
+    for call in source.of(cst.Call):
+        is_old = source.imported(call.func).rpartition(".")[2] == "is_torch_tpu_available"
+        for argument in call.args[:1] if is_old else ():
+            value = read_constant(argument.value)
+            edit = Edit(drop=True) if value is not None and not value.value else Edit(name="check_is_tpu")
+            if argument.keyword is None and not edit.drop:
+                source.change(argument, lambda node: node.with_changes(equal=EQUAL))
+            edit_call(source, call, {0: edit})
 
 
 def _is_restored(path: str, source: Source) -> bool:
@@ -260,29 +255,37 @@ def _drop_calls(node: cst.ImportFrom, name: Imported, source: Source, blocks: Im
     return True
 
 
-def _rewrite_import(node: cst.Import, source: Source, blocks: ImportBlocks) -> None:
-    kept: list[cst.ImportAlias] = []
-    ours = False
-    for alias in node.names:
-        module = dotted(alias.name)
-        path = f"hf_compat.{module.removeprefix('transformers.')}"
-        if module in _MIRRORED and alias.asname is not None:
-            if len(node.names) == 1:
-                blocks.replace(node, [f"import {path} as {bound_name(alias.asname)}"], None)
-                return
-            source.put(alias.name, name_or_dotted(path))
-            kept.append(alias)
-        elif module.split(".")[0] == "transformers":
-            _look_up_module(alias, source)
-            moved, stays = _move_uses(node, alias, source)
-            ours = ours or moved
-            kept += [alias] if stays or not moved else []
-        else:
-            kept.append(alias)
-    if ours:
-        paths = [(moved_path(dotted(one.name)), one.asname) for one in kept]
-        rest = ", ".join(path if name is None else f"{path} as {bound_name(name)}" for path, name in paths)
-        blocks.replace(node, ["hf_compat"], "" if len(kept) == len(node.names) else f"import {rest}" if kept else None)
+def rewrite_module_imports(source: Source, blocks: ImportBlocks) -> None:
+    """Import each module of transformers by its current name, or this package instead if its names are used."""
+    for node in source.of(cst.Import):
+        if not source.moves_here:
+            for alias in node.names:
+                _look_up_module(alias, source)
+            continue
+        kept: list[cst.ImportAlias] = []
+        ours = False
+        for alias in node.names:
+            module = dotted(alias.name)
+            path = f"hf_compat.{module.removeprefix('transformers.')}"
+            if module in _MIRRORED and alias.asname is not None:
+                if len(node.names) == 1:
+                    blocks.replace(node, [f"import {path} as {bound_name(alias.asname)}"], None)
+                    break
+                source.put(alias.name, name_or_dotted(path))
+                kept.append(alias)
+            elif module.split(".")[0] == "transformers":
+                _look_up_module(alias, source)
+                moved, stays = _move_uses(node, alias, source)
+                ours = ours or moved
+                kept += [alias] if stays or not moved else []
+            else:
+                kept.append(alias)
+        if ours:
+            paths = [(moved_path(dotted(one.name)), one.asname) for one in kept]
+            rest = ", ".join(path if name is None else f"{path} as {bound_name(name)}" for path, name in paths)
+            blocks.replace(
+                node, ["hf_compat"], "" if len(kept) == len(node.names) else f"import {rest}" if kept else None
+            )
 
 
 def _look_up_module(alias: cst.ImportAlias, source: Source) -> None:

@@ -9,11 +9,9 @@ import libcst as cst
 
 from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
-from hf_compat.tools.migration.calls import is_super_call
-from hf_compat.tools.migration.elements import COMMA, EQUAL, Edit, appended, edit_call
-from hf_compat.tools.migration.old_arguments import read_constant
+from hf_compat.tools.migration.elements import EQUAL, Edit, edit_call, inserted
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Source, binding_node, dotted, keyword, methods_of, walk
+from hf_compat.tools.migration.source import Source, dotted, is_super_call, keyword, methods_of, walk
 from hf_compat.tools.migration.things import Thing, Things, is_static, own_returns
 
 # The current parameters after `self`, with their defaults.
@@ -57,21 +55,15 @@ _OLD, _TODAY = "tokenizer", "processing_class"
 
 
 def rewrite_overrides(source: Source, things: Things) -> None:
-    """Rewrite the overrides in one source's trainers, and the events of its callbacks."""
-    for node, thing in things.local_classes.items():
-        if thing is Thing.TRAINER_CLASS:
-            gains = [
-                _rewrite_method(method, f"{node.name.value}.{method.name.value}", source) for method in methods_of(node)
-            ]
-            lines = (line for line in node.body.body if isinstance(line, cst.SimpleStatementLine))
-            targets = (
-                t.target for line in lines for one in line.body if isinstance(one, cst.Assign) for t in one.targets
-            )
-            if any(gains) and _SCALED not in map(dotted, targets):
-                source.change(node, _with_scaling)
-        for method in methods_of(node) if thing is Thing.CALLBACK_CLASS else ():
-            if method.name.value.startswith("on_"):
-                _rewrite_event(method, f"{node.name.value}.{method.name.value}", source)
+    """Rewrite the overrides in one source's trainers."""
+    for node in (one for one, thing in things.local_classes.items() if thing is Thing.TRAINER_CLASS):
+        gains = [
+            _rewrite_method(method, f"{node.name.value}.{method.name.value}", source) for method in methods_of(node)
+        ]
+        lines = (line for line in node.body.body if isinstance(line, cst.SimpleStatementLine))
+        targets = (t.target for line in lines for one in line.body if isinstance(one, cst.Assign) for t in one.targets)
+        if any(gains) and _SCALED not in map(dotted, targets):
+            source.change(node, _with_scaling)
 
 
 def _rewrite_method(method: cst.FunctionDef, what: str, source: Source) -> bool:
@@ -202,10 +194,7 @@ def _with_parameters(node: cst.FunctionDef, missing: Sequence[tuple[int, str]]) 
         new = cst.Param(cst.Name(name))
         if default:
             new = new.with_changes(default=cst.parse_expression(default), equal=EQUAL)
-        if at >= len(params):
-            params = appended(params, new)
-        else:
-            params.insert(at, new.with_changes(comma=params[at - 1].comma if at else COMMA))
+        params = inserted(params, at, new)
     return node.with_changes(params=node.params.with_changes(params=params))
 
 
@@ -217,11 +206,7 @@ def _pass_on(call: cst.Call, missing: Sequence[tuple[int, str]], source: Source)
     def change(node: cst.Call) -> cst.Call:
         args = list(node.args)
         for place, written in missing:
-            new = cst.Arg(cst.Name(written.partition("=")[0]))
-            if place >= len(args):
-                args = appended(args, new)
-            else:
-                args.insert(place, new.with_changes(comma=COMMA))
+            args = inserted(args, place, cst.Arg(cst.Name(written.partition("=")[0])))
         return node.with_changes(args=args)
 
     source.change(call, change)
@@ -257,35 +242,26 @@ def _with_scaling(node: cst.ClassDef) -> cst.ClassDef:
     return node.with_changes(body=node.body.with_changes(body=body))
 
 
-def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
-    """Rename what an event of a callback gets: `tokenizer` is `processing_class` today."""
-    params = (*method.params.params, *method.params.kwonly_params)
-    old = next((one for one in params if one.name.value == _OLD), None)
+def rewrite_events(source: Source, things: Things) -> None:
+    """Rename what the events of callbacks get: `tokenizer` is `processing_class` today."""
     reason = f"transformers 5 gives {_TODAY}, and no {_OLD}"
-    if old is not None and any(one.name.value == _TODAY for one in params):
-        source.list(old, what, f"takes {_OLD} and {_TODAY}: only the second is given since 4.46")
-    elif old is not None:
-        for name in (old.name, *_reads_of(old, source)):
-            source.rename(name, _TODAY)
-        if old.default is None:
-            source.mend_for_5(old, what, reason, Effect.FAILS)
-        else:
-            source.mend_for_5(old, what, f"{reason}: the default is used", Effect.DIFFERS)
-    for read in _reads_of(method.params.star_kwarg, source):
-        # The key of `kwargs["key"]`, `kwargs.get("key")`, `kwargs.pop("key")`
-        outer = source.parent(read)
-        call = source.parent(outer)
-        key: cst.BaseExpression | None = None
-        if isinstance(outer, cst.Subscript) and isinstance(outer.slice[0].slice, cst.Index):
-            key = outer.slice[0].slice.value
-        elif isinstance(outer, cst.Attribute) and isinstance(call, cst.Call) and call.func is outer and call.args:
-            key = call.args[0].value if outer.attr.value in ("get", "pop") else None
-        constant = read_constant(key)
-        if isinstance(key, cst.SimpleString) and constant is not None and constant.value == _OLD:
-            source.put(key, key.with_changes(value=f"{key.prefix}{key.quote}{_TODAY}{key.quote}"))
-            source.mend_for_5(read, what, reason, Effect.DIFFERS if isinstance(outer, cst.Attribute) else Effect.FAILS)
-
-
-def _reads_of(param: cst.Param | None, source: Source) -> list[cst.Name]:
-    bindings = [] if param is None else [b for b in source.assignments(param.name) if binding_node(b) is param]
-    return [node for binding in bindings for node in source.reads(binding) if isinstance(node, cst.Name)]
+    callbacks = [node for node, thing in things.local_classes.items() if thing is Thing.CALLBACK_CLASS]
+    events = [(node, one) for node in callbacks for one in methods_of(node) if one.name.value.startswith("on_")]
+    for what, method in ((f"{node.name.value}.{one.name.value}", one) for node, one in events):
+        params = (*method.params.params, *method.params.kwonly_params)
+        old = next((one for one in params if one.name.value == _OLD), None)
+        if old is not None and any(one.name.value == _TODAY for one in params):
+            source.list(old, what, f"takes {_OLD} and {_TODAY}: only the second is given since 4.46")
+        elif old is not None:
+            reads = (read for one in source.bindings_of(old) for read in source.reads(one))
+            for name in (old.name, *(one for one in reads if isinstance(one, cst.Name))):
+                source.rename(name, _TODAY)
+            if old.default is None:
+                source.mend_for_5(old, what, reason, Effect.FAILS)
+            else:
+                source.mend_for_5(old, what, f"{reason}: the default is used", Effect.DIFFERS)
+        for outer, key in source.keys(source.bindings_of(method.params.star_kwarg)):
+            if isinstance(key, cst.SimpleString) and key.evaluated_value == _OLD:
+                source.put(key, key.with_changes(value=f"{key.prefix}{key.quote}{_TODAY}{key.quote}"))
+                effect = Effect.FAILS if isinstance(outer, cst.Subscript) else Effect.DIFFERS
+                source.mend_for_5(key, what, reason, effect)

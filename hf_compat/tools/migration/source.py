@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias, TypeVar, cast
 
 import libcst as cst
@@ -86,6 +86,26 @@ class Source:
 
     def reads(self, binding: BaseAssignment) -> list[cst.CSTNode]:
         return [access.node for access in binding.references]
+
+    def bindings_of(self, parameter: cst.Param | None) -> tuple[BaseAssignment, ...]:
+        found = () if parameter is None else self.assignments(parameter.name)
+        return tuple(one for one in found if binding_node(one) is parameter)
+
+    def keys(
+        self, bindings: Iterable[BaseAssignment]
+    ) -> Iterator[tuple[cst.CSTNode | None, cst.BaseExpression | None]]:
+        """Yield the node around each use of a mapping, with the key that it asks for. None if it asks for none."""
+        for read in (one for binding in bindings for one in self.reads(binding)):
+            outer = self.parent(read)
+            around = self.parent(outer)
+            key: cst.BaseExpression | None = None
+            if isinstance(outer, cst.Subscript) and isinstance(outer.slice[0].slice, cst.Index):
+                key = outer.slice[0].slice.value
+            elif isinstance(outer, cst.Attribute) and outer.attr.value in ("get", "pop", "setdefault"):
+                key = around.args[0].value if isinstance(around, cst.Call) and around.args else None
+            elif isinstance(outer, cst.ComparisonTarget) and isinstance(around, cst.Comparison):
+                key = around.left  # of `"key" in mapping`
+            yield outer, key
 
     def imported(self, node: cst.CSTNode) -> str:
         """The full name of an import that a name or dotted name stands for. Empty for anything else."""
@@ -175,6 +195,14 @@ def dotted(node: cst.CSTNode | None) -> str:
         outer = dotted(node.value)
         return f"{outer}.{node.attr.value}" if outer else ""
     return ""
+
+
+def is_super_call(call: cst.Call, method: str) -> bool:
+    """Whether a call is `super().METHOD(…)`."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != method or not isinstance(func.value, cst.Call):
+        return False
+    return dotted(func.value.func) == "super"
 
 
 def keyword(argument: cst.Arg) -> str:

@@ -10,7 +10,7 @@ import libcst as cst
 from libcst.metadata import BaseAssignment
 
 from hf_compat.tools.migration.names import bound_by_star
-from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement
+from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, is_super_call
 
 
 class Thing(StrEnum):
@@ -154,6 +154,27 @@ class Things:
         place = list(function.params.params).index(node)
         is_event = thing is Thing.CALLBACK_CLASS and function.name.value.startswith("on_")
         return instance_of(thing) if place == 0 else Thing.ARGUMENTS if is_event and place == 1 else None
+
+    def made_by(self, call: cst.Call) -> Thing | None:
+        """The kind of a call's result. For `super().__init__(…)` in a class it is the kind of its instances."""
+        if self._source.imported(call.func) == "functools.partial" and call.args:
+            return instance_of(self.of(call.args[0].value))
+        function = self._source.bound(call.func, cst.FunctionDef)
+        if function is not None:
+            # A function that gives its `**keywords` to a class of training arguments makes some
+            bindings = self._source.bindings_of(function.params.star_kwarg)
+            for argument in (self._source.parent(read) for one in bindings for read in self._source.reads(one)):
+                outer = (
+                    self._source.parent(argument) if isinstance(argument, cst.Arg) and argument.star == "**" else None
+                )
+                if isinstance(outer, cst.Call) and self.of(outer.func) is Thing.ARGUMENTS_CLASS:
+                    return Thing.ARGUMENTS
+            return None
+        made = self.of(call)
+        if made is None and is_super_call(call, "__init__"):
+            owner = next((one for one in self._source.above(call) if isinstance(one, cst.ClassDef)), None)
+            return None if owner is None else instance_of(self.local_classes.get(owner))
+        return made
 
     def is_something_else(self, node: cst.BaseExpression) -> bool:
         """Whether an expression is certainly of no known kind: argparse's namespace, or a class of the script."""
