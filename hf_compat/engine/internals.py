@@ -325,11 +325,6 @@ def compile_model_only(module: LightningModule, model: nn.Module) -> None:
     model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # the attribute that `nn.Module.compile` sets
 
 
-def ranks_of(trainer: Trainer) -> tuple[int, int, int, int]:
-    """Return global rank, local rank, number of processes, and processes on this machine."""
-    return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
-
-
 class HooksOfPlainBatches(LightningModule):
     """Passes plain batches to the transfer hooks: each micro-batch of a window, or the inputs of an evaluation batch.
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import ranks_of, restricted_classmethod, sample_indices_wrapper
+from hf_compat.engine.internals import restricted_classmethod, sample_indices_wrapper
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, DataError
 from hf_compat.hf.arguments import TrainingArguments
@@ -164,7 +164,7 @@ class HFDataModule(pl.LightningDataModule):
         if isinstance(module, HFModule) and isinstance(module.steps, NativeSteps):
             share_arguments(module.steps, steps)
         if trainer is not None:
-            steps.take_place(*ranks_of(trainer))
+            steps.take_place(trainer)
         model = getattr(module, "model", None)
         if model is not None and model is not getattr(steps, "model", None):
             steps.compute_loss_func = getattr(getattr(module, "steps", None), "compute_loss_func", None)

@@ -24,7 +24,7 @@ from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, check_metrics
-from hf_compat.engine.internals import BOOKKEEPING_FIELDS, compile_model_only, ranks_of, skip_step_metrics
+from hf_compat.engine.internals import BOOKKEEPING_FIELDS, compile_model_only, skip_step_metrics
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
@@ -312,7 +312,7 @@ class HFModule(OverridePoints, LoadableModule):
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
-        steps.take_place(*ranks_of(self.trainer))
+        steps.take_place(self.trainer)
         steps.take_device(self.trainer.strategy.root_device)
         if not self.automatic_optimization:
             compile_model_only(self, self.model)

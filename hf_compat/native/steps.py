@@ -112,15 +112,15 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         stepping_of(self.optimizer).detach()
         self.optimizer = self.lr_scheduler = None
 
-    def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
+    def take_place(self, trainer: pl.Trainer) -> None:
         """Take the rank of this process in a Lightning trainer, which may launch it after the arguments are made."""
-        if (rank, world_size) == (self.args.process_index, self.args.world_size):
+        if (trainer.global_rank, trainer.world_size) == (self.args.process_index, self.args.world_size):
             return
         launch = Launch(
-            process_index=rank,
-            local_process_index=local_rank,
-            world_size=world_size,
-            local_world_size=local_world_size,
+            process_index=trainer.global_rank,
+            local_process_index=trainer.local_rank,
+            world_size=trainer.world_size,
+            local_world_size=trainer.num_devices,
         )
         self.args = copy.copy(self.args)
         self.args.__dict__.pop("device", None)

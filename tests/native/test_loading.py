@@ -18,6 +18,7 @@ import torch
 import transformers
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
 from torch import nn
 from toy import Classifier, blocks, rows, tiny_gpt2
 
@@ -482,3 +483,11 @@ def test_a_data_module_that_a_checkpoint_does_not_describe_is_refused(tmp_path):
     given = HFDataModule.load_from_checkpoint(tmp_path / "HFDataModule.ckpt", train_dataset=rows(4))
     assert len(given.train_dataset) == 4
     assert len(OfCount.load_from_checkpoint(tmp_path / "OfCount.ckpt").train_dataset) == 8
+
+
+def test_secrets_in_lists_of_hyperparameters_are_not_kept():
+    given = {"sources": [{"name": "rows", "api_key": "aSecret"}], "width": 7}
+    with _given_hyperparameters_context(given, "lightning.pytorch.cli.instantiate_module"):
+        module = HFModule(Classifier(), TrainingArguments(use_cpu=True))
+    assert module.hparams["sources"] == [{"name": "rows", "api_key": None}] and module.hparams["width"] == 7
+    assert given["sources"][0]["api_key"] == "aSecret"
