@@ -140,31 +140,24 @@ def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = Non
 
 
 def _check_keys(name: str, loaded: Mapping[object, object], parser: ArgumentParser) -> None:
-    """Refuse keys that no section has."""
+    """Refuse keys that no section has, and long lists."""
     known = {action.dest for action in parser._actions}
+    known |= {key.partition(".")[0] for key in known}
     for section, values in loaded.items():
-        if section not in {key.partition(".")[0] for key in known}:
-            raise _unknown(name, str(section), parser)
-        lists = {section: values} if section == "callbacks" else {}
-        if section == "args" and isinstance(values, dict):
-            lists = {f"args.{key}": value for key, value in values.items()}
-        for key, value in lists.items():
-            if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
+        given = {str(section): values}
+        if section in _SECTIONS and values is not None:
+            if not isinstance(values, dict):
+                kind = type(values).__name__
+                raise ArgumentError(f"{name}: `{section}` is a {kind}, not a mapping of names to values.")
+            given |= {f"{section}.{key}": value for key, value in values.items()}
+        for key, value in given.items():
+            if key not in known:
+                near = near_name(parser, key)
+                hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists the keys."
+                raise ArgumentError(f"{name} has `{key[:60]}`, which is not known.\n\nHint: {hint}")
+            is_bounded = key == "callbacks" or key.startswith("args.")
+            if is_bounded and isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
                 raise ArgumentError(f"{name}: `{key}` has {len(value)} items, more than {MOST_ITEMS}.")
-        inside = {key.partition(".")[2] for key in known if key.startswith(f"{section}.")}
-        if section not in _SECTIONS or values is None:
-            continue
-        if not isinstance(values, dict):
-            raise ArgumentError(f"{name}: `{section}` is a {type(values).__name__}, not a mapping of names to values.")
-        for key in values:
-            if key not in inside:
-                raise _unknown(name, f"{section}.{key}", parser)
-
-
-def _unknown(name: str, key: str, parser: ArgumentParser) -> ArgumentError:
-    near = near_name(parser, key)
-    hint = f"did you mean `{near}`?" if near else "`hf-compat fit --help` lists the keys."
-    return ArgumentError(f"{name} has `{key[:60]}`, which is not known.\n\nHint: {hint}")
 
 
 Rows = Sequence[tuple[str, str]]  # an option and its meaning
@@ -217,7 +210,7 @@ _TRAINER = (
 
 def help_of_arguments() -> str:
     """List every argument with its values, default and meaning."""
-    rows = [_row(name, len(_choices(name))) for name in _FIELDS] + [_row(name, 0) for name in OWN_ARGUMENTS]
+    rows = [_row(name) for name in (*_FIELDS, *OWN_ARGUMENTS)]
     return "\n".join(["arguments:", *_lines(rows, indent=2)]) + "\n"
 
 
@@ -245,19 +238,16 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
         )
 
 
-def _row(name: str, most_choices: int) -> tuple[str, str]:
+def _row(name: str, most_choices: int | None = None) -> tuple[str, str]:
     """An argument's option with its values, and its meaning with its default."""
-    if name in OWN_ARGUMENTS:
-        own = OWN_ARGUMENTS[name]
-        return f"--{name}", own.help.rstrip(".") + ("" if own.default is None else f" [{own.default}]")
-    default, choices = default_of(_FIELDS[name]), _choices(name)
-    meaning = str(_FIELDS[name].metadata["help"]).rstrip(".") + (
-        f" [{default}]" if default not in (None, "", []) else ""
-    )
+    own = OWN_ARGUMENTS.get(name)
+    default, choices = (default_of(_FIELDS[name]), _choices(name)) if own is None else (own.default, [])
+    meaning = str(_FIELDS[name].metadata["help"] if own is None else own.help).rstrip(".")
+    meaning += "" if default in (None, "", []) else f" [{default}]"
     taken = "{" + ",".join(choices) + "}"
     if not choices or len(f"--{name} {taken}") <= _MOST_CHARACTERS:
         return f"--{name} {taken}" if choices else f"--{name}", meaning
-    more = ", …" if choices[most_choices:] else ""
+    more = ", …" if len(choices) > (most_choices or len(choices)) else ""
     return f"--{name}", f"{meaning}: {', '.join(choices[:most_choices])}{more}"
 
 

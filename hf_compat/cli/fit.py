@@ -47,7 +47,6 @@ from hf_compat.interop.object_parser import (
     build,
     build_data,
     build_or_import,
-    import_path,
     near_unknown,
     without_secret_values,
 )
@@ -295,9 +294,9 @@ class Run:
         for name in (*PASSED_ON, "plugins"):
             spec = self.config.trainer[name]
             is_path = isinstance(spec, str) and "." in spec and name == "profiler"
-            made = import_path(spec, f"trainer.{name}") if is_path else build(spec, f"trainer.{name}")
+            made = build({"class_path": spec} if is_path else spec, f"trainer.{name}")
             if made is not None:
-                options[name] = made() if isinstance(made, type) else made
+                options[name] = made
         return options
 
     def execute(self) -> None:

@@ -385,6 +385,11 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
 restricted_classmethod = _restricted_classmethod
 
 
+def attached_trainer(module: LightningModule) -> Trainer | None:
+    """Return a module's Lightning trainer. Without one, or in Fabric, None."""
+    return module._trainer if module._fabric is None else None
+
+
 def given_hyperparameters() -> object:
     """Return LightningCLI's arguments for a module, or None. Lightning shows them to `save_hyperparameters` only."""
     return _given_hyperparameters.get()

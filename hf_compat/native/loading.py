@@ -42,6 +42,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
+    attached_trainer,
     given_hyperparameters,
     keep_loaded_data,
     load_state,
@@ -130,10 +131,7 @@ class LoadableModule(WindowModule):
         if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
             held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
             weights = {PREFIX + name: tensor for name, tensor in held.items()}
-        try:
-            trainer = self.trainer
-        except RuntimeError:  # a module is loaded without a trainer
-            trainer = None
+        trainer = attached_trainer(self)
         where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
         if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}

@@ -24,7 +24,7 @@ from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, check_metrics
-from hf_compat.engine.internals import BOOKKEEPING_FIELDS, compile_model_only, skip_step_metrics
+from hf_compat.engine.internals import BOOKKEEPING_FIELDS, attached_trainer, compile_model_only, skip_step_metrics
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
@@ -385,11 +385,7 @@ class HFModule(OverridePoints, LoadableModule):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
-        try:
-            is_attached = isinstance(self.trainer, pl.Trainer)  # Fabric sets a stand-in for one
-        except RuntimeError:
-            is_attached = False
-        if is_attached:
+        if attached_trainer(self) is not None:
             updates = updates_of_fit(self.trainer, steps)
         elif updates <= 0:
             raise ArgumentError(
@@ -574,18 +570,10 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_validation_model_eval(self) -> None:
         """Evaluate the weights that a schedule-free optimizer has averaged."""
-        super().on_validation_model_eval()
+        super().on_validation_model_eval()  # Lightning's three hooks do the same
         self.stepping.to_evaluation()
 
-    def on_test_model_eval(self) -> None:
-        """Test the weights that a schedule-free optimizer has averaged."""
-        super().on_test_model_eval()
-        self.stepping.to_evaluation()
-
-    def on_predict_model_eval(self) -> None:
-        """Predict with the weights that a schedule-free optimizer has averaged."""
-        super().on_predict_model_eval()
-        self.stepping.to_evaluation()
+    on_test_model_eval = on_predict_model_eval = on_validation_model_eval
 
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
