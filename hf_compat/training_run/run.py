@@ -74,22 +74,19 @@ def flag_sources(
             is_empty = function is getattr(TrainerCallback, event)
             if callable(method) and not is_empty and function.__module__ != "transformers.trainer_callback":
                 events.add(event)
-    return FlagSources(
-        in_updates=bool(events) or has_lightning_callbacks or _has_methods_of_user(host),
-        in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
-        in_epochs="on_epoch_end" in events or has_lightning_callbacks,
-    )
-
-
-def _has_methods_of_user(host: object) -> bool:
-    """Whether the user has defined a method: in a subclass, on the object, or in place of one of our class."""
+    # whether the user has defined a method: in a subclass, on the object, or in place of one of our class
     kind = host if isinstance(host, type) else type(host)
     ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
-    return not _is_known(kind) or any(
+    has_methods = not _is_known(kind) or any(
         callable(value) and callable(getattr(kind, name, None)) and not f"{home_of(value)}.".startswith(_KNOWN)
         for owner in (host, *ours)
         for name, value in vars(owner).items()
         if not name.startswith("__")
+    )
+    return FlagSources(
+        in_updates=bool(events) or has_lightning_callbacks or has_methods,
+        in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
+        in_epochs="on_epoch_end" in events or has_lightning_callbacks,
     )
 
 
