@@ -50,10 +50,9 @@ from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
 from hf_compat.training_run.loss_log import LossLog
-from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun, compare_arguments
-from hf_compat.training_run.saver import Saver
+from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport

@@ -5,7 +5,8 @@
     push      pass it to the Hub's uploads (within `_put`)
     finish    flush and hash what `put` has only listed, then delete checkpoints beyond `save_total_limit`
 
-`Timing` says which of them run in a thread while training continues.
+`Timing` says which of them run in a thread while training continues. `OutputFolder` holds the locks of the folders
+that a run saves into, and finds the run's own checkpoints there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import functools
 import logging
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,22 +32,24 @@ from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.manifest import SavingPlace
-from hf_compat.checkpoint.reading import Weights, read_manifest
+from hf_compat.checkpoint.reading import Weights, Writer, read_manifest
+from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
-from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
+from hf_compat.errors import CheckpointWriteError, HfCompatError, OutputFolderError, warn_once
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.stepping import stepping_of, unprepared
-from hf_compat.runtime.collectives import failing_together
+from hf_compat.runtime.collectives import broadcast_object, failing_together
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
-from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints
-from hf_compat.training_run.run import RunHost, note_best_checkpoint
+from hf_compat.training_run.run import RunHost, TrainingRun, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +106,100 @@ def in_order_of_rotation(
         return is_own, is_own and update <= updates_done, update
 
     return sorted(checkpoints, key=rank)
+
+
+class OutputFolder:
+    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
+
+    def __init__(self) -> None:
+        self.owner = broadcast_object(Owner())  # of the locks, with a token that is equal on every rank
+        self._locks: dict[str, RunLock] = {}  # by folder
+        self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
+
+    def hold(self, folder: str) -> None:
+        """Lock a folder and remove remains of killed runs. If it is locked, check that this run still owns it.
+
+        With node-local disks, each node has a rank that saves. No other rank calls it.
+
+        Raises:
+            OutputFolderError: Another run saves there, or the folder cannot be written to.
+        """
+        is_first, is_new = folder not in self._found, not os.path.isdir(folder)
+        # noted before it is acquired, so that `release` works if that fails
+        self._locks.setdefault(folder, RunLock(folder, Owner(token=self.owner.token))).acquire()
+        if is_first or is_new:
+            place = Path(folder).resolve()  # the entries of the folder, and of those above it on the same disk
+            with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
+                while not os.path.ismount(place):
+                    place = place.parent
+                    manifest.flush(place)
+        if is_first:
+            self._found[folder] = manifest.recover(folder, has_lock=True)
+
+    def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
+        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
+        if run.turn is None:
+            writers = self._found[folder]
+            run.turn = 1
+            others = []
+            for path, writer in writers.items():
+                run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
+                if not is_from_run(run, path, writer):
+                    others.append(os.path.basename(path))
+            if others:
+                fate = "each stays until this run saves a checkpoint of the same name"
+                if save_total_limit:
+                    fate = f"`save_total_limit={save_total_limit}` removes them first"
+                logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
+        return Writer(run.run_id, run.turn)
+
+    def release(self) -> None:
+        """Unlock every folder."""
+        for lock in self._locks.values():
+            lock.release()
+
+
+def is_from_run(run: TrainingRun, path: str, writer: Writer | None) -> bool:
+    """Whether a run, or the one that it resumes, wrote a checkpoint, whose manifest names the writer."""
+    if writer is not None:
+        return writer.run == run.run_id
+    # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
+    origin, update = run.checkpoint, layout.checkpoint_step(path)
+    if origin is None or update is None:
+        return False
+    is_beside = os.path.realpath(os.path.dirname(origin)) == os.path.realpath(os.path.dirname(path))
+    return is_beside and update <= run.updates_before
+
+
+def saves_checkpoints(args: TrainingArguments) -> bool:
+    """Whether a training writes checkpoints, at intervals or when stopped."""
+    return args.save_strategy != SaveStrategy.NO or args.push_to_hub or args.enable_jit_checkpoint
+
+
+def make_output_folder(args: TrainingArguments, saves: bool) -> None:
+    """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try to write.
+
+    Raises:
+        OutputFolderError: It is a file, or a run saves there and it cannot be created or written to. An evaluation
+            works in a read-only folder.
+    """
+    folder = str(args.output_dir)
+    try:
+        if not folder.strip():
+            raise ValueError("the name is empty")
+        os.makedirs(folder, exist_ok=True)
+        if saves:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".hf_compat_"):
+                pass
+    except (OSError, ValueError) as error:
+        if not saves and not isinstance(error, FileExistsError):
+            logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
+            return
+        raise OutputFolderError(
+            f"`output_dir={folder!r}` cannot be saved to: {error}.\n\n"
+            "Hint: name a folder that can be written to"
+            + ("." if isinstance(error, FileExistsError) else ", or set `save_strategy='no'`.")
+        ) from error
 
 
 class Timing(StrEnum):

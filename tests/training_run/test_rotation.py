@@ -11,8 +11,7 @@ from transformers import trainer_utils
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.errors import CheckpointError
-from hf_compat.training_run.output_folder import OutputFolder
-from hf_compat.training_run.saver import checkpoints_to_delete, in_order_of_rotation
+from hf_compat.training_run.saver import OutputFolder, checkpoints_to_delete, in_order_of_rotation
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 
