@@ -110,15 +110,12 @@ def _pieces(value: object, longest: int, depth: int = 0) -> Iterator[str]:
             yield from _pieces(item, longest, depth + 1)
             if isinstance(value, Mapping):
                 held = value[item] if depth < _DEEPEST_SHOWN else "…"
+                is_hidden = isinstance(item, str) and is_secret(item) and held is not None
                 yield ": "
-                yield from _pieces(f"<{item.upper()}>" if _is_set(item, held) else held, longest, depth + 1)
+                yield from _pieces(f"<{item.upper()}>" if is_hidden else held, longest, depth + 1)
         yield ("," if type(value) is tuple and len(value) == 1 else "") + brackets[1] + ("" if is_plain else ")")
     else:
         yield repr(value[: longest + 1] if isinstance(value, (str, bytes, bytearray)) else value)
-
-
-def _is_set(key: object, value: object) -> bool:
-    return isinstance(key, str) and is_secret(key) and value is not None
 
 
 def without_secrets(text: str, words: Sequence[str]) -> str:

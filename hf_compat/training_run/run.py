@@ -12,8 +12,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -104,8 +104,7 @@ class Controlled(Protocol):
     control: TrainerControl
 
 
-@dataclass(frozen=True, slots=True)
-class FlagSources:
+class FlagSources(NamedTuple):
     """The points at which user code may set a flag, and so at which ranks must synchronize."""
 
     in_updates: bool = False  # at any event of an update
@@ -125,7 +124,7 @@ class FlagAgreement:
         self.sources = FlagSources() if sources is None else sources
         self._timeout = timeout_seconds if is_distributed() else 0.0
         if self._timeout:
-            highest = highest_each([int(source) for source in astuple(self.sources)], self._timeout)
+            highest = highest_each([int(source) for source in self.sources], self._timeout)
             self.sources = FlagSources(*map(bool, highest))
 
     def agree(self, control: TrainerControl) -> None:
