@@ -125,16 +125,12 @@ class ArgumentViews:
     @property
     def train_batch_size(self) -> int:
         """Samples of a training micro-batch of this process."""
-        return self.per_device_train_batch_size * self._devices_of_override()
+        return self.per_device_train_batch_size * max(1, self.n_gpu)  # above 1 if a subclass says so
 
     @property
     def eval_batch_size(self) -> int:
         """Samples of an evaluation batch of this process."""
-        return self.per_device_eval_batch_size * self._devices_of_override()
-
-    def _devices_of_override(self) -> int:
-        """The factor of a subclass's `n_gpu` on the batch size, as upstream."""
-        return 1 if type(self).n_gpu is ArgumentViews.n_gpu else max(1, self.n_gpu)
+        return self.per_device_eval_batch_size * max(1, self.n_gpu)
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

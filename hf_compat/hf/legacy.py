@@ -385,16 +385,7 @@ def _union(*parts: ArgumentValue) -> list[ArgumentValue]:
 def merge(
     name: str, value: ArgumentValue, new: str, said: ArgumentValue, given: ArgumentValue, giver: str = ""
 ) -> ArgumentValue:
-    """Merge `said`, an old name's value of a current argument, with the value given already.
-
-    Args:
-        name: The old name.
-        value: Its value.
-        new: The current argument.
-        said: The argument's value by the old name.
-        given: The argument's value given already, or None.
-        giver: Another old name that has given it, with its value.
-    """
+    """Merge `said`, the value of the argument `new` by an old name, with one given already, by `giver` or its name."""
     if given is None or given == said:
         return said
     if isinstance(said, dict) and (options := _options_of(given)) is not None:

@@ -130,12 +130,19 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
                 f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
                 f"Hint: the words are {', '.join(_STRATEGIES)}, offload and auto_wrap. `fsdp=True` works, too."
             )
-    reshard, hybrid = _sharding_of(options)
+    if (version := options.get("version", 2)) != 2:
+        raise UnsupportedArgument(
+            f"`fsdp_config` has version={version!r}, which is not supported.\n\n"
+            "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
+        )
+    sharding = options.get("reshard_after_forward", options.get("sharding_strategy") or True)
+    if sharding == "no_shard":
+        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
     wrap = _POLICIES[options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")]
     classes = options.get("transformer_layer_cls_to_wrap") or ()
     return FsdpPlan(
-        reshard_after_forward=reshard,
-        hybrid=hybrid,
+        reshard_after_forward=bool(_STRATEGIES.get(str(sharding), sharding)),
+        hybrid=str(sharding).startswith("hybrid"),
         cpu_offload=bool(options.get("cpu_offload")),
         wrap=wrap,
         wrap_classes=tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes),
@@ -155,21 +162,3 @@ def _options_of(given: Mapping[str, Any] | str | None) -> Options:
         if options.get(key) not in (None, False, "false", "False"):
             warn_inert(f"fsdp_config={{{key!r}: {options[key]!r}}}", why)
     return options
-
-
-def _sharding_of(options: Options) -> tuple[bool, bool]:
-    """Whether parameters are freed after the forward pass, and whether machines hold replicas."""
-    version = int(options.get("version", 2))
-    if version == 1:
-        raise UnsupportedArgument(
-            "`fsdp_config={'version': 1}` is not supported.\n\n"
-            "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
-        )
-    if version != 2:
-        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out. The default is 2.")
-    sharding = options.get("reshard_after_forward", options.get("sharding_strategy") or True)
-    if sharding == "no_shard":
-        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
-    if not isinstance(sharding, str):
-        return bool(sharding), False
-    return _STRATEGIES[sharding], sharding.startswith("hybrid")
