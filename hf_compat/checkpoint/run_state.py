@@ -339,9 +339,31 @@ def resume_point(
 ) -> ResumePoint:
     """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`).
 
-    `samples` are those of a micro-batch of all processes together.
+    `samples` are those of a micro-batch of all processes together. A warning tells of data that was cut in another way.
     """
-    same_cut = state is not None and _has_same_cut(state, counts, args, samples)
+    same_cut = False
+    if state is not None:
+        ranks_now = args.world_size, samples
+        ranks_before = state.world_size, state.samples_per_micro_batch or samples
+        epochs_now = counts.micro_batches_per_epoch, args.gradient_accumulation_steps
+        # the only epoch of endless data is as long as the run
+        length_before = epochs_now[0] if counts.is_endless else state.data.micro_batches_per_epoch
+        epochs_before = length_before, state.data.window_size
+        same_cut = (ranks_before, epochs_before) == (ranks_now, epochs_now)
+        if ranks_before != ranks_now:
+            logger.warning(
+                "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with "
+                "%d: the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
+                *ranks_before,
+                *ranks_now,
+            )
+        elif epochs_before != epochs_now:
+            logger.warning(
+                "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
+                "the data goes on after as many updates, but the run is not the one that was interrupted.",
+                *epochs_before,
+                *epochs_now,
+            )
     if state is not None and same_cut and not args.ignore_data_skip:
         # Take the very position that the state holds
         data = state.data
@@ -369,28 +391,3 @@ def resume_point(
         has_same_cut=same_cut,
         shuffle_seed=None if state is None else state.data.shuffle_seed,
     )
-
-
-def _has_same_cut(state: RunState, counts: RunCounts, args: TrainingArguments, samples: int) -> bool:
-    """Whether the checkpoint's run cut its data into updates as this one does. A warning names what differs."""
-    ranks_now = args.world_size, samples
-    ranks_before = state.world_size, state.samples_per_micro_batch or samples
-    epochs_now = counts.micro_batches_per_epoch, args.gradient_accumulation_steps
-    # the only epoch of endless data is as long as the run
-    length_before = epochs_now[0] if counts.is_endless else state.data.micro_batches_per_epoch
-    epochs_before = length_before, state.data.window_size
-    if ranks_before != ranks_now:
-        logger.warning(
-            "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with %d: "
-            "the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
-            *ranks_before,
-            *ranks_now,
-        )
-    elif epochs_before != epochs_now:
-        logger.warning(
-            "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
-            "the data goes on after as many updates, but the run is not the one that was interrupted.",
-            *epochs_before,
-            *epochs_now,
-        )
-    return (ranks_before, epochs_before) == (ranks_now, epochs_now)
