@@ -86,15 +86,6 @@ def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: 
     return None
 
 
-def _are_states(value: Mapping[str, object]) -> bool:
-    """Whether a value has exported states by class name: one for each class, or a list of several."""
-    for one in value.values():
-        for state in one if isinstance(one, list) else [one]:
-            if not isinstance(state, dict) or wrong_field(state, {"args": MAPPING, "attributes": MAPPING}) is not None:
-                return False
-    return True
-
-
 _REALS = (int, float)
 COUNT = Kind("a whole number from 0 on", int, (0, 2**63))
 AMOUNT = Kind("a number from 0 on", _REALS, (0, math.inf))
@@ -166,7 +157,16 @@ _STATE = {
     "best_model_checkpoint": Kind("a path", str).or_none(),
     "trial_name": TEXT.or_none(),
     "trial_params": MAPPING.or_none(),
-    "stateful_callbacks": Kind("states by class name", dict, fits=_are_states).or_none(),
+    # exported states: one for each class, or a list of several
+    "stateful_callbacks": Kind(
+        "states by class name",
+        dict,
+        fits=lambda held: all(
+            isinstance(state, dict) and wrong_field(state, {"args": MAPPING, "attributes": MAPPING}) is None
+            for one in held.values()
+            for state in (one if isinstance(one, list) else [one])
+        ),
+    ).or_none(),
 }
 
 
