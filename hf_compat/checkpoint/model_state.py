@@ -158,7 +158,11 @@ class ModelState(abc.ABC):
 
     @abc.abstractmethod
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
-        """Load the optimizer's state. False if the folder has none that this way of holding a model can read."""
+        """Load the optimizer's state. False if the folder has none that this way of holding a model can read.
+
+        Raises:
+            CheckpointError: It is damaged, or of other parameters (`CheckpointMismatch`).
+        """
 
     @abc.abstractmethod
     def set_weights(self, weights: Weights) -> LoadResult:
@@ -192,37 +196,30 @@ class TorchState(ModelState):
         zero = named_zero_folder(contents)
         if zero is None or not rank_files(contents, zero, OPTIMIZERS):
             return False
-        self.set_optimizer_state(os.path.join(folder, zero), self._state_of_zero(folder, optimizer), optimizer)
-        return True
-
-    def _state_of_zero(self, folder: str, optimizer: torch.optim.Optimizer) -> OptimizerState:
-        """Return the state that DeepSpeed's ranks have in parts as an optimizer of a whole model has it.
-
-        Raises:
-            CheckpointError: It is damaged.
-            CheckpointMismatch: It is of other parameters.
-        """
+        # What DeepSpeed's ranks have in parts, as an optimizer of a whole model has it
         saved = zero_states(folder)
         own = {parameter: name.removeprefix("_orig_mod.") for name, parameter in self.model.named_parameters()}
         groups = [[own[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         order = [name for group in groups for name in group]
-        options = list(saved.param_groups)
-        if len(options) == len([group for group in groups if group]) < len(groups):
-            told = iter(options)  # DeepSpeed drops an empty group, for which the optimizer's own options serve
-            options = [next(told) if own_group["params"] else own_group for own_group in optimizer.param_groups]
-        saved.check(folder, order, has_groups=len(groups) == len(options))
-        states = []
-        for name in order:
-            state = {key: stored.load() for key, stored in saved.by_name[name].items() if key}
-            values = (saved.plain[name] | state).items()
-            states.append({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values})
+        told = list(saved.param_groups)
+        if len(told) == len([group for group in groups if group]) < len(groups):
+            rest = iter(told)  # DeepSpeed drops an empty group, for which the optimizer's own options serve
+            told = [next(rest) if own_group["params"] else own_group for own_group in optimizer.param_groups]
+        saved.check(folder, order, has_groups=len(groups) == len(told))
+        states = {}
+        for place, name in enumerate(order):
+            kept = saved.plain[name] | {key: stored.load() for key, stored in saved.by_name[name].items() if key}
+            states[place] = {key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in kept.items()}
         places = iter(range(len(order)))
-        return {
-            "state": {index: values for index, values in enumerate(states) if values},
+        whole = {
+            "state": {place: values for place, values in states.items() if values},
             "param_groups": [
-                {**told, "params": [next(places) for _ in group]} for told, group in zip(options, groups, strict=True)
+                {**options, "params": [next(places) for _ in group]}
+                for options, group in zip(told, groups, strict=True)
             ],
         }
+        self.set_optimizer_state(os.path.join(folder, zero), whole, optimizer)
+        return True
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
