@@ -7,6 +7,7 @@ Ranks then exchange the states of metrics, and no logits.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,19 +122,21 @@ class EvaluationBatches:
             self.loader.lookahead = None  # an error leaves a batch in it
 
 
-_BLOCK = 65536  # numbers
-_BYTES_AT_ONCE = 2**18  # larger copies are not faster, and waiting batches take memory
+# What waits to be copied together. Larger copies are not faster, and waiting batches take memory. A small tensor among
+# the large ones of other batches also keeps the allocator from reusing their memory.
+_BYTES_AT_ONCE, _BATCHES_AT_ONCE = 2**18, 8
+_NUMBERS = 65536  # losses in one tensor. Their number is not known beforehand
 
 
 class KeptBatches:
     """Batches of one kind: losses, predictions, labels or inputs.
 
-    If the number of rows is known, tensors are copied into one, so that joining makes no second copy. A batch that does
-    not fit (another shape, type or device, nested data, too many rows) ends this. From then on batches are kept
-    separately and joined at the end.
+    Tensors are copied into one, so that joining makes no second copy. A batch that does not fit (another shape, type or
+    device, nested data, too many rows) ends this. From then on batches are kept separately and joined at the end. Plain
+    numbers, which take little memory, begin another tensor instead.
 
     Args:
-        rows: Upper bound of the number of rows. 0 keeps batches separately.
+        rows: Rows of the tensor, which is made for all batches if their number is known. 0 keeps batches separately.
     """
 
     def __init__(self, rows: int = 0) -> None:
@@ -149,11 +152,12 @@ class KeptBatches:
         """Keep one batch. Small ones are copied together, as single copies take longer."""
         if not self._rows or not (type(batch) is torch.Tensor and batch.ndim > 0):
             self._take_apart()
+            self._rows = 0
             self.on_device.append(batch)
             return
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= _BYTES_AT_ONCE:
+        if self._waiting_bytes >= _BYTES_AT_ONCE or len(self._waiting) >= _BATCHES_AT_ONCE:
             self._place()
 
     def _place(self) -> None:
@@ -164,34 +168,38 @@ class KeptBatches:
         if self._whole is None:
             self._whole = parts[0].new_empty((self._rows, *parts[0].shape[1:]))
         whole, end = self._whole, self._used + sum([part.shape[0] for part in parts])
-        if end > self._rows or not _are_alike(whole, parts):
+        form = (whole.dtype, whole.device, whole.shape[1:])
+        is_odd = end > len(whole)
+        for part in parts:  # written out, as `any` takes longer and this runs for every batch
+            is_odd |= (part.dtype, part.device, part.shape[1:]) != form
+        if is_odd:
             self._take_apart()
             self.on_device.extend(parts)
+            self._rows = self._rows if whole.ndim == 1 else 0
             return
         torch.cat(parts, out=whole[self._used : end])
         self._used = end
 
     def _take_apart(self) -> None:
-        """Turn what was copied into one kept batch, and keep later batches beside it."""
+        """Turn what was copied into one kept batch."""
         self._place()
         if self._whole is not None and self._used:
             self.on_device.append(self._whole[: self._used])
-        self._whole, self._rows = None, 0
+        self._whole, self._used = None, 0
 
     def to_cpu(self) -> None:
-        """Move what is on the device to the CPU."""
-        self._take_apart()
+        """Move the batches that are kept separately to the CPU."""
         self.arrays.extend(nested_numpify(self.on_device))
         self.on_device = []
 
     def result(self, join: bool) -> Arrays | None:
         """Return everything as arrays, either joined or as a list of batches. None if nothing was kept."""
         self._place()
-        if self._whole is not None and join:
+        if self._whole is not None and join and not (self.on_device or self.arrays):
             return nested_numpify(self._whole[: self._used])
+        self._take_apart()
         if not join or self.arrays:
             self.to_cpu()
-        self._take_apart()
         batches = self.arrays or self.on_device
         if not join or not batches:
             return batches or None
@@ -210,89 +218,46 @@ class KeptBatches:
             ) from error
 
 
-def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
-    """Whether all parts have the shape of the rows, their type and device."""
-    shape, dtype, device = rows.shape[1:], rows.dtype, rows.device
-    for part in parts:  # noqa: SIM110  # written out, as `all` takes longer and this runs for every batch
-        if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
-            return False
-    return True
-
-
-class RepeatedNumbers(KeptBatches):
-    """Numbers that count for several samples each (a batch's mean loss), kept once and repeated at the end.
-
-    A small tensor between the large ones of each batch would keep the allocator from reusing their memory.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: list[float] = []
-        self._times: list[int] = []
-        self._dtype: torch.dtype | None = None
-
-    def add_number(self, number: torch.Tensor, times: int) -> None:
-        """Keep the number of a CPU tensor without dimensions, which counts for several samples.
-
-        Reading it from another device would wait for the device's work.
-        """
-        if number.dtype is not self._dtype:
-            self._take_apart()
-            self._dtype = number.dtype
-        self._numbers.append(number.item())
-        self._times.append(times)
-
-    def _take_apart(self) -> None:
-        """Turn the kept numbers into one batch."""
-        if self._numbers:
-            numbers = torch.tensor(self._numbers, dtype=self._dtype)
-            self.on_device.append(numbers.repeat_interleave(torch.tensor(self._times)))
-            self._numbers, self._times = [], []
+def finite_numbers(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Leave out NaN and infinite numbers, unless all are."""
+    finite = np.isfinite(numbers)
+    return numbers[finite] if finite.any() else numbers
 
 
 class RunningMean(KeptBatches):
-    """The mean of one-dimensional batches, computed within one block of memory.
-
-    A small tensor between the large, short-lived ones of each batch would keep the allocator from reusing their memory.
-    Memory would grow as if the large ones had been kept.
+    """The mean of numbers. A full tensor of them is reduced to its mean.
 
     Args:
         skip_non_finite: Leave out NaN and infinite numbers, unless all are.
     """
 
     def __init__(self, skip_non_finite: bool) -> None:
-        super().__init__()
+        super().__init__(_NUMBERS)
         self.skip_non_finite = skip_non_finite
-        self._block: torch.Tensor | None = None
-        self._used = 0
         self._means: list[tuple[float, int]] = []
-        self._bad: list[tuple[float, int]] = []
 
-    def add(self, batch: torch.Tensor) -> None:
-        """Copy one batch into the block. A full block is reduced to its mean first."""
-        if self._block is None or self._used + len(batch) > len(self._block):
-            self._take_block()
-            self._block = batch.new_empty(max(_BLOCK, len(batch)))
-        self._block[self._used : self._used + len(batch)] = batch
-        self._used += len(batch)
+    def add(self, batch: Nested) -> None:
+        """Copy one batch at once, so that the allocator can use the memory of this batch's outputs for the next."""
+        super().add(batch)
+        self._place()
 
-    def _take_block(self) -> None:
-        if self._block is None or not self._used:
-            return
-        numbers = nested_numpify(self._block[: self._used])
-        finite = np.isfinite(numbers)
-        kept = numbers[finite] if self.skip_non_finite and finite.any() else numbers
-        means = self._means if not self.skip_non_finite or finite.any() else self._bad
-        means.append((kept.mean().item(), len(kept)))
-        self._used = 0
+    def _take_apart(self) -> None:
+        """Reduce what was copied to its mean."""
+        super()._take_apart()
+        batches, self.on_device = self.on_device, []
+        if batches:
+            numbers = nested_numpify(join_batches(batches))
+            numbers = finite_numbers(numbers) if self.skip_non_finite else numbers
+            self._means.append((numbers.mean().item(), len(numbers)))
 
-    def mean(self) -> float | None:
-        """Return the mean, or None without any batch."""
-        self._take_block()
-        means = self._means or self._bad
-        if len(means) <= 1:
-            return means[0][0] if means else None
-        return sum(mean * count for mean, count in means) / sum(count for _, count in means)
+    def result(self, join: bool) -> Arrays | None:
+        """Return the mean as an array of one number. None without any batch."""
+        self._take_apart()
+        means = [one for one in self._means if not self.skip_non_finite or math.isfinite(one[0])] or self._means
+        if len(means) > 1:
+            count = sum(count for _, count in means)
+            means = [(sum(mean * count for mean, count in means) / count, count)]
+        return np.array([means[0][0]]) if means else None
 
 
 class TorchMetrics:
@@ -460,17 +425,15 @@ class EvaluationRun:
         self._gathers_predictions = self.torch_metrics is None or is_prediction
         # whether something is to be done after a batch's events
         self._ends_batches = self._by_batch or self._to_cpu_every is not None
-        rows = 0
-        if self._joins and self._to_cpu_every is None:
-            samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
-            if samples is not None and batches is not None:
-                rows = min(samples, batches * self.batch_size * accelerator.num_processes)
+        joins_at_end = self._joins and self._to_cpu_every is None
+        losses = KeptBatches(_NUMBERS if joins_at_end else 0)
         if self.torch_metrics is not None:
-            self.losses: KeptBatches = RunningMean(self._skips_non_finite)
-        else:
-            joins_at_end = self._joins and not self._ends_batches
-            self.losses = RepeatedNumbers() if joins_at_end and self._is_alone else KeptBatches()
-        self.kept = (self.losses, KeptBatches(rows), KeptBatches(rows), KeptBatches(rows))
+            losses = RunningMean(self._skips_non_finite)
+        samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
+        rows = 0
+        if joins_at_end and samples is not None and batches is not None:
+            rows = min(samples, batches * self.batch_size * accelerator.num_processes)
+        self.kept = (losses, KeptBatches(rows), KeptBatches(rows), KeptBatches(rows))
         self.observed_samples = self.batches_seen = 0
         self.metrics_so_far: Metrics = {}
         self.output: EvalLoopOutput | None = None
@@ -490,7 +453,11 @@ class EvaluationRun:
                 f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels. Each "
                 "may be None."
             ) from error
-        losses = None if loss is None else self._losses_of(loss, batch)
+        losses = None
+        if loss is not None:  # filling new memory takes a third of the time of `repeat`
+            is_one = type(loss) is torch.Tensor and not loss.ndim  # an overridden `prediction_step` may return others
+            size, full = self.batch_size, torch.contiguous_format
+            losses = self._gathered(loss.expand(size).clone(memory_format=full) if is_one else loss.repeat(size), batch)
         inputs = self._main_input(batch) if "inputs" in self._included else None
         if self._gathers_predictions and not self._is_alone:
             labels, logits = self._padded(labels), self._padded(logits)
@@ -506,18 +473,6 @@ class EvaluationRun:
         if self._ends_batches:
             self._pending = batch, (losses, logits, labels, inputs)
         return loss
-
-    def _losses_of(self, loss: torch.Tensor, batch: EvaluationBatch) -> Nested | None:
-        """Return the loss repeated for each sample of all ranks, or None if its number is kept already."""
-        samples, losses = self.batch_size, self.losses
-        is_one = type(loss) is torch.Tensor and not loss.ndim  # an overridden `prediction_step` may return others
-        if type(losses) is RepeatedNumbers and is_one and loss.is_cpu:
-            is_short = self.drops_fillers and batch.is_last and batch.remainder > 0
-            losses.add_number(loss, min(samples, batch.remainder) if is_short else samples)
-            return None
-        # filling new memory takes a third of the time of torch's `repeat`
-        full = torch.contiguous_format
-        return self._gathered(loss.expand(samples).clone(memory_format=full) if is_one else loss.repeat(samples), batch)
 
     def _main_input(self, batch: EvaluationBatch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
@@ -613,10 +568,11 @@ class EvaluationRun:
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
             computed = self.compute_metrics(self._prediction(losses, predictions, labels, inputs))
         metrics = returned_metrics(computed, "compute_metrics")
-        loss = self._mean_loss(losses)
         start = f"{self.prefix}_"
-        if loss is not None:
-            metrics[f"{start}loss"] = loss
+        numbers = np.concatenate(losses) if isinstance(losses, list) else losses
+        if isinstance(numbers, np.ndarray):
+            numbers = finite_numbers(numbers) if self._skips_non_finite else numbers
+            metrics[f"{start}loss"] = float(numbers.mean().item())
         seconds = vars(self.steps).get("model_preparation_time")
         if seconds is not None:
             metrics[f"{start}model_preparation_time"] = seconds
@@ -627,13 +583,3 @@ class EvaluationRun:
         samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
         self.output = EvalLoopOutput(predictions, labels, metrics, samples)
         return self.output
-
-    def _mean_loss(self, losses: Arrays | None) -> float | None:
-        if isinstance(self.losses, RunningMean):
-            return self.losses.mean()
-        joined = np.concatenate(losses) if isinstance(losses, list) and losses else losses
-        if not isinstance(joined, np.ndarray):
-            return None
-        finite = np.isfinite(joined)
-        kept = joined[finite] if self._skips_non_finite and finite.any() else joined
-        return float(kept.mean().item())

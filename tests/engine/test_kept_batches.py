@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 import toy
 
 import hf_compat
 from hf_compat.engine import evaluation
-from hf_compat.engine.evaluation import KeptBatches, RepeatedNumbers
+from hf_compat.engine.evaluation import KeptBatches
 
 ROWS = {
     "as counted": [(4, 3), (4, 3), (2, 3)],
@@ -18,6 +19,8 @@ ROWS = {
     "more at once": [(12, 3)],
     "wider later": [(4, 3), (4, 5), (2, 3)],
     "vectors": [(4,), (4,), (2,)],
+    "more vectors than counted": [(4,), (4,), (4,), (4,), (3,)],
+    "a longer vector": [(4,), (12,), (4,)],
     "an empty one": [(4, 2), (0, 2), (2, 2)],
     "no rows": [(), ()],
     "nothing": [],
@@ -75,23 +78,47 @@ def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
     args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
     output = hf_compat.Trainer(toy.Classifier(), args).predict(toy.rows(21))
     assert output.predictions.shape == (21, 3)
-    assert set(joined) == {1}  # losses only: of the last batch there are more than samples
+    assert joined == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("join", [True, False])
-def test_numbers_are_what_repeated_losses_give(dtype, join):
-    """This also holds for a batch whose loss is already repeated, and for a change of type."""
+@pytest.mark.parametrize("moved", [True, False])
+def test_numbers_of_another_type_follow_the_earlier_ones(dtype, moved):
+    """Losses begin another tensor, also after full ones have been moved to the CPU."""
     torch.manual_seed(0)
     losses = torch.rand(5).to(dtype)
     losses[1] = float("nan")
-    numbers, batches = RepeatedNumbers(), KeptBatches()
+    numbers, batches = KeptBatches(10), KeptBatches()
     for number, loss in enumerate([*losses, torch.tensor(0.1, dtype=torch.float64)]):
-        batches.add(loss.repeat(4 if number < 4 else 3))
-        if number == 2:
-            numbers.add(loss.repeat(4))
-        else:
-            numbers.add_number(loss, 4 if number < 4 else 3)
-    left, right = (kind.result(join) for kind in (numbers, batches))
-    left, right = (found if join else np.concatenate(found) for found in (left, right))
+        for kind in (numbers, batches):
+            kind.add(loss.repeat(4 if number < 4 else 3))
+            if moved:
+                kind.to_cpu()
+    left, right = (kind.result(True) for kind in (numbers, batches))
     assert left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_torchmetrics_leave_the_loss_as_it_is(tmp_path, monkeypatch, joins):
+    """Of more samples than one tensor of losses holds, too, with single batches without a finite loss."""
+    monkeypatch.setattr(evaluation, "_NUMBERS", 10)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x, labels=None):
+            loss = (x * self.scale).mean()
+            return {"loss": loss / (x[0] > 0.2), "logits": x}
+
+    rows = [{"x": float(number), "labels": 0.0} for number in np.random.default_rng(0).random(41)]
+    args = hf_compat.TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, per_device_eval_batch_size=3,
+        eval_do_concat_batches=joins,
+    )  # fmt: skip
+    by_torchmetrics, by_function = (
+        hf_compat.Trainer(Model(), args, eval_dataset=rows, compute_metrics=metrics).evaluate()["eval_loss"]
+        for metrics in (torchmetrics.MeanSquaredError, lambda prediction: {})
+    )
+    assert by_torchmetrics == pytest.approx(by_function, rel=1e-6)

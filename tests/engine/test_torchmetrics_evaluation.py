@@ -57,7 +57,7 @@ def test_nothing_is_kept_but_losses(make_args, monkeypatch):
         evaluation_module.KeptBatches, "add", lambda self, batch: (kept.append(batch.shape), add(self, batch))
     )
     trainer_of(make_args, ACCURACY()).evaluate()
-    assert kept == []  # losses go into blocks of numbers
+    assert set(kept) <= {(8,), (6,)} and kept  # losses only
     trainer_of(make_args, lambda p: {}).evaluate()
     assert (8, 3) in kept  # with a function, logits are kept
 
