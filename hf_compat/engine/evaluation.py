@@ -26,6 +26,7 @@ from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.inspection import length_of
 from hf_compat.runtime.nested import (
     PADDING_INDEX,
+    Array,
     Nested,
     find_batch_size,
     join_batches,
@@ -177,7 +178,8 @@ class KeptBatches:
             self.on_device.extend(parts)
             self._rows = self._rows if whole.ndim == 1 else 0
             return
-        torch.cat(parts, out=whole[self._used : end])
+        with torch.no_grad():  # an overridden `prediction_step` may return tensors with gradients
+            torch.cat(parts, out=whole[self._used : end])
         self._used = end
 
     def _take_apart(self) -> None:
@@ -218,7 +220,7 @@ class KeptBatches:
             ) from error
 
 
-def finite_numbers(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def finite_numbers(numbers: Array) -> Array:
     """Leave out NaN and infinite numbers, unless all are."""
     finite = np.isfinite(numbers)
     return numbers[finite] if finite.any() else numbers

@@ -53,6 +53,12 @@ def test_counted_rows_are_what_batches_give(shapes, dtype):
     assert same(kept(KeptBatches(), batches), kept(KeptBatches(10), batches))
 
 
+def test_gradients_are_left_out():
+    """An overridden `prediction_step` may compute them."""
+    batches = [torch.rand(4, 3, requires_grad=True) for _ in range(2)]
+    assert same(kept(KeptBatches(), batches), kept(KeptBatches(10), batches))
+
+
 def outcome(kind, batches):
     try:
         return kept(kind, batches)
