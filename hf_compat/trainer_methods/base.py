@@ -21,7 +21,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
-from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
+from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.translate import CurrentPlan, LightningPlan
 from hf_compat.runtime.inspection import delegated
@@ -90,10 +90,6 @@ class StepsBase:
     _train_batch_size: int
     _created_lr_scheduler: bool
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
-
-    def _model_with_forward(self) -> nn.Module:
-        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
-        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def _set_up_data(
         self,

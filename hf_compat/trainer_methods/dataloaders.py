@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
@@ -17,7 +18,7 @@ from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.releases import of_transformers
-from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
+from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank, unwrap_peft
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
 from hf_compat.runtime.inspection import accepted_parameters, has_length, length_of, placing
@@ -29,6 +30,11 @@ from hf_compat.trainer_methods.base import StepsBase
 Order: TypeAlias = Sampler[int] | Sampler[list[int]]
 
 logger = logging.getLogger(__name__)
+
+
+def model_with_forward(steps: StepsBase) -> nn.Module:
+    """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
+    return unwrap_peft(steps.accelerator.unwrap_model(steps.model if steps._called is None else steps._called))
 
 
 class DataloaderMethods(StepsBase):
@@ -235,7 +241,7 @@ class DataloaderMethods(StepsBase):
     def _set_signature_columns_if_needed(self) -> None:
         """Set `_signature_columns` to the parameters of the model's forward, and the labels."""
         if self._signature_columns is None:
-            parameters = inspect.signature(self._model_with_forward().forward).parameters
+            parameters = inspect.signature(model_with_forward(self).forward).parameters
             extra = dict.fromkeys(["label", "label_ids", *self.label_names])
             self._signature_columns = [*parameters, *extra]
 

@@ -44,7 +44,7 @@ from hf_compat.runtime.inspection import (
 )
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import StepsBase, TrainerBase
-from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods, model_with_forward
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
@@ -71,7 +71,7 @@ class ModelMethods(StepsBase):
 
     def _introspect(self) -> None:
         """Inspect the model's inputs and outputs."""
-        model = self._model_with_forward()
+        model = model_with_forward(self)
         accepts = getattr(model, "accepts_loss_kwargs", None)
         accepts = takes_loss_keywords(model) if accepts is None else accepts
         if accepts is None:
