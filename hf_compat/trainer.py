@@ -31,7 +31,7 @@ from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_glo
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
-from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
+from hf_compat.runtime.collectives import failing_together, naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import brief, follow_level, log_line, show_logs
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
@@ -191,7 +191,9 @@ class Trainer(
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._callbacks = CallbackSet(self)
             self._callbacks.fill(callbacks)
-            self._pushes.prepare()
+            if self.args.push_to_hub:
+                with failing_together():
+                    self.init_hf_repo()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
             self._memory_tracker.stop_and_update_metrics()

@@ -143,13 +143,6 @@ class HubClient:
                 shutil.rmtree(commit.source, ignore_errors=True)
             self.note_failure(commit, why)
 
-    def warn_of_missing(self, how: str) -> None:
-        """Warn once, after training, of commits that have failed."""
-        missing, self.missing = self.missing, {}
-        if missing:
-            messages = ", ".join(map(repr, missing.values()))
-            logger.warning("These pushes have not arrived on the Hub: %s.\n\nHint: %s.", messages, how)
-
     def files_of(self, folder: str, ignored: Iterable[str] = ()) -> dict[str, str]:
         """List the files of a folder that a push sends, without a git folder, caches and ignored files.
 
@@ -245,24 +238,16 @@ def hub_error(fact: str, error: Exception, token: Token, way_out: str | None = N
         )
     elif way_out is None:
         way_out = "check `hub_model_id` and the connection. Or leave `push_to_hub` out, and push the folder later"
-    kind = _error_class(type(error))
-    ours = kind(f"{fact}: {reason_of(error, token)}\n\nHint: {way_out}.")
+    # huggingface_hub's classes need a response, and write it into the text
+    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__, "__module__": HubError.__module__}
+    bases = (HubError,) if issubclass(HubError, type(error)) else (HubError, type(error))
+    try:
+        kind = type("HubError", bases, plain)
+    except TypeError:  # the classes have incompatible layouts
+        kind = HubError
+    ours: HubError = kind(f"{fact}: {reason_of(error, token)}\n\nHint: {way_out}.")
     ours.__dict__.update(vars(error))  # the server's response
     return ours
-
-
-def _error_class(foreign: type[Exception]) -> type[HubError]:
-    def make(self: Exception, message: str) -> None:
-        Exception.__init__(self, message)  # huggingface_hub's classes need a response
-
-    def text(self: Exception) -> str:
-        return str(self.args[0])
-
-    bases = (HubError,) if issubclass(HubError, foreign) else (HubError, foreign)
-    try:
-        return type("HubError", bases, {"__init__": make, "__str__": text, "__module__": HubError.__module__})
-    except TypeError:  # the classes have incompatible layouts
-        return HubError
 
 
 def reason_of(error: BaseException, token: Token) -> str:

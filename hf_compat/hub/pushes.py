@@ -16,7 +16,6 @@ from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, hub_error, set_aside
-from hf_compat.runtime.collectives import failing_together
 from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
@@ -54,13 +53,6 @@ class Pushes:
     def client(self) -> HubClient:
         """The Hub, and the commits on their way there."""
         return HubClient("Pushing to the Hub")
-
-    def prepare(self) -> None:
-        """Create the repository if the arguments ask for pushes. All ranks take part."""
-        if not self._host.args.push_to_hub:
-            return
-        with failing_together():
-            self._host.init_hf_repo()
 
     def push_folder(self, message: str, *, blocking: bool, token: str | None, revision: str | None) -> object:
         """Push the output folder.
@@ -127,8 +119,11 @@ class Pushes:
         return jobs
 
     def warn_of_missing(self) -> None:
-        """Warn at the end of a training of failed pushes, and how to push later."""
-        self.client.warn_of_missing(self._push_later())
+        """Warn once, at the end of a training, of failed pushes, and say how to push later."""
+        missing, self.client.missing = self.client.missing, {}
+        if missing:
+            messages = ", ".join(map(repr, missing.values()))
+            logger.warning("These pushes have not arrived on the Hub: %s.\n\nHint: %s.", messages, self._push_later())
 
     def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
         args = self._host.args

@@ -474,15 +474,12 @@ class AcceleratorFacade(ProcessMembers):
         """Make a loader like the Trainer's own, which reads one batch ahead, shuffles by seed and moves batches."""
         if isinstance(loader, PreparedDataLoader):
             return loader
-        chosen: dict[str, Any]
-        if isinstance(loader.dataset, IterableDataset):
-            chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        elif loader.batch_sampler is None:  # the data set gives a batch at a time
-            chosen = {"batch_size": None, "sampler": loader.sampler}
-        elif loader.batch_size is None:
+        # without a size and a sampler of batches, the data set gives a batch at a time
+        chosen: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if loader.batch_size is None and loader.batch_sampler is not None:
             chosen = {"batch_sampler": loader.batch_sampler}
-        else:
-            chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        elif not isinstance(loader.dataset, IterableDataset):
+            chosen["sampler"] = loader.sampler
         return self.make_loader(loader.dataset, **options_of(loader), **chosen)
 
     def make_loader(self, dataset: DataSource, **options: Any) -> PreparedDataLoader:

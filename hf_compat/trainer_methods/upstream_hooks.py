@@ -37,14 +37,15 @@ class UnmeasuredMemory:
 
 def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
     """Make a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
+    if skip_memory_metrics:
+        return UnmeasuredMemory()
     missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
-    if missing and not skip_memory_metrics:
+    if missing:
         warn_user(
             "`skip_memory_metrics=False` has no effect: transformers measures memory with psutil, and these are not "
             f"installed: {', '.join(missing)}. Install it: `pip install {' '.join(missing)}`.",
             InertArgumentWarning,
         )
-    if missing or skip_memory_metrics:
         return UnmeasuredMemory()
     tracker: UnmeasuredMemory = importlib.import_module("transformers.trainer_utils").TrainerMemoryTracker()
     return tracker
