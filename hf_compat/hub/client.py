@@ -201,13 +201,11 @@ def set_aside(
             try:
                 is_linked = path in unchanging or os.path.getsize(source) >= link_from_bytes
                 os.makedirs(os.path.dirname(place), exist_ok=True)
-                try:
+                with contextlib.suppress(OSError):  # a file system without links
                     if is_linked:
                         os.link(os.path.realpath(source), place)
-                except OSError:  # a file system without links
-                    is_linked = False
-                if not is_linked:
-                    shutil.copyfile(source, place)
+                        continue
+                shutil.copyfile(source, place)
             except FileNotFoundError:
                 if path in unchanging:
                     raise  # other files may be short-lived files of another program

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -65,17 +66,15 @@ class Pushes:
         commit = Commit(
             repo_id=str(self._host.hub_model_id),
             message=message,
-            source=output_dir
-            if blocking
-            else set_aside(self.client.files_of(output_dir, IGNORED), output_dir, unchanging={}),
-            ignored=tuple(IGNORED) if blocking else (),
-            is_stage=not blocking,
+            source=output_dir,
+            ignored=tuple(IGNORED),
             token=token,
             revision=revision,
         )
-        future = self.client.submit(commit)
         if not blocking:
-            return future
+            stage = set_aside(self.client.files_of(output_dir, IGNORED), output_dir, unchanging={})
+            return self.client.submit(replace(commit, source=stage, is_stage=True))
+        future = self.client.submit(commit)
         self.client.wait()
         error = future.exception() if future.done() else TimeoutError("the Hub has not taken it")
         if not isinstance(error, Exception) or self._host.is_in_train:

@@ -79,14 +79,11 @@ class DeepSpeedPlugin:
         """ZeRO's stage."""
         return zero_stage(self.deepspeed_config)
 
-    @property
-    def zero3_init_flag(self) -> bool:
+    def is_zero3_init_enabled(self) -> bool:
         """Whether `from_pretrained` makes models in parts."""
         return self.zero_stage == 3
 
-    def is_zero3_init_enabled(self) -> bool:
-        """Whether `from_pretrained` makes models in parts."""
-        return self.zero3_init_flag
+    zero3_init_flag = property(is_zero3_init_enabled)
 
 
 class AcceleratorState(ProcessState):
@@ -228,10 +225,6 @@ INSTEAD = {
 class AcceleratorFacade(ProcessMembers):
     """The part of an `Accelerator` that subclasses of `transformers.Trainer` use. It also makes loaders.
 
-    Args:
-        args: The training arguments.
-        run_backward: Backward pass of the engine. Outside a fit, the loss's own.
-
     Mirrors:
         `accelerate.Accelerator`, 1.15, with these members and no others.
     """
@@ -243,7 +236,7 @@ class AcceleratorFacade(ProcessMembers):
     fp8_backend = "NO"
     flag_tensor: torch.Tensor | None = None
 
-    def __init__(self, args: TrainingArguments, run_backward: Backward | None = None) -> None:
+    def __init__(self, args: TrainingArguments) -> None:
         self._args = args
         # the objects that a script has prepared, and those that a fit trains
         self._models: list[Prepared] = []
@@ -256,7 +249,7 @@ class AcceleratorFacade(ProcessMembers):
         self._custom_objects: list[object] = []
         self._save_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
-        self.run_backward = run_backward
+        self.run_backward: Backward | None = None  # the engine's. Outside a fit, the loss's own
         self.is_trained_by_engine: Callable[[nn.Module], bool] | None = None
         config = AcceleratorConfig.from_any(args.accelerator_config)  # checks an object that was changed in place
         self.even_batches = config.even_batches

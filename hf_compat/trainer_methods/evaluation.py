@@ -276,7 +276,8 @@ class Evaluator:
         """Prepare a Lightning trainer for an evaluation outside a fit, the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
         kept, self.kept = self.kept, None
-        if kept is None or callbacks.lightning or host._lightning_options or not kept.is_for(plan, host):
+        is_new = kept is None or kept.run is not host._run or kept.model is not host.model or kept.plan != plan
+        if kept is None or is_new or callbacks.lightning or host._lightning_options:
             bridge = HFBridge(host, host._run)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
@@ -304,10 +305,6 @@ class _OutsideFit:
     trainer: WindowTrainer
     module: WindowModule
     bridge: HFBridge
-
-    def is_for(self, plan: LightningPlan, host: TrainerBase) -> bool:
-        """Whether it is still up to date for a plan and its Trainer."""
-        return self.run is host._run and self.model is host.model and self.plan == plan
 
 
 def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:

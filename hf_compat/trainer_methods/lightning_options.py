@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TypedDict
 
@@ -12,7 +11,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.profilers import Profiler
 
-from hf_compat.errors import ArgumentError, UnknownArgument, UnsupportedArgument
+from hf_compat.errors import UnknownArgument, UnsupportedArgument
+from hf_compat.hf.value_types import passing, read_options
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS
 from hf_compat.runtime.text import did_you_mean, shown
 
@@ -58,10 +58,7 @@ class CheckedOptions(UserDict[str, object]):
             raise UnsupportedArgument(
                 f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: its counterpart here is {way}."
             )
-        is_taken, kinds = _TAKES[name]
-        if not is_taken(value):
-            raise ArgumentError(f"`lightning_options` has `{shown(name, value)}`.\n\nHint: {kinds}.")
-        super().__setitem__(name, value)
+        self.data |= read_options("lightning_options", _TAKES, {name: value})
 
     def __ior__(self, other: object) -> CheckedOptions:  # type: ignore[override,misc]  # UserDict's takes anything
         self.update(other)  # type: ignore[call-overload]
@@ -100,15 +97,15 @@ def _are_plugins(value: object) -> bool:
 
 
 _PROFILERS = ("simple", "advanced", "pytorch", "xla")
-_SWITCH = (lambda value: value is None or isinstance(value, bool), "it takes True or False")
-_TAKES: dict[str, tuple[Callable[[object], bool], str]] = {
-    "profiler": (
+_SWITCH = passing("True or False", lambda value: value is None or isinstance(value, bool))
+_TAKES = {
+    "profiler": passing(
+        f"a Profiler, or one of {', '.join(_PROFILERS)}",
         lambda value: value is None or isinstance(value, Profiler) or value in _PROFILERS,
-        f"it takes a Profiler, or one of {', '.join(_PROFILERS)}",
     ),
     "detect_anomaly": _SWITCH,
     "benchmark": _SWITCH,
     "enable_model_summary": _SWITCH,
-    "max_time": (_is_duration, "it takes a positive duration: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}"),
-    "plugins": (_are_plugins, "it takes a CheckpointIO, as the arguments decide precision and processes"),
+    "max_time": passing("a positive duration: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}", _is_duration),
+    "plugins": passing("a CheckpointIO, as the arguments decide precision and processes", _are_plugins),
 }

@@ -73,8 +73,8 @@ def test_every_option_of_lightning_can_be_set_or_is_refused_by_name(build, flag)
         ({"max_time": "1 hour"}, ArgumentError, "`max_time='1 hour'`"),
         ({"max_time": {"fortnights": 1}}, ArgumentError, "`max_time="),
         ({"max_time": 5}, ArgumentError, "`max_time=5`"),
-        ({"max_time": timedelta(0)}, ArgumentError, "a positive duration"),
-        ({"plugins": "bf16-mixed"}, ArgumentError, "it takes a CheckpointIO"),
+        ({"max_time": timedelta(0)}, ArgumentError, "expected a positive duration"),
+        ({"plugins": "bf16-mixed"}, ArgumentError, "expected a CheckpointIO"),
         (["profiler"], ArgumentError, "is not a mapping"),
     ],
 )
