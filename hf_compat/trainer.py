@@ -40,15 +40,13 @@ from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
-from hf_compat.trainer_methods.evaluation import EvaluationMethods, Evaluator
-from hf_compat.trainer_methods.hub import HubMethods
-from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
+from hf_compat.trainer_methods.evaluation import Evaluator
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
 from hf_compat.trainer_methods.logs import LogMethods
-from hf_compat.trainer_methods.model_setup import ModelMethods, ModelSetupMethods
+from hf_compat.trainer_methods.model_setup import ModelMethods
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
-from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
+from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun, compare_arguments
@@ -59,15 +57,9 @@ if TYPE_CHECKING:
 
 
 class Trainer(
-    # of a Trainer alone
-    ModelSetupMethods,
+    # of a Trainer alone. They inherit from the other groups of its methods
     TrainingMethods,
     LogMethods,
-    EvaluationMethods,
-    CheckpointMethods,
-    SearchMethods,
-    HubMethods,
-    UpstreamHooks,
     # also of native mode
     StepMethods,
     ModelMethods,

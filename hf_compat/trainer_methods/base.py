@@ -1,12 +1,11 @@
 """The attributes that the groups of the Trainer's methods share, and the start of a run's counters.
 
-`RunHost` declares the methods that the objects of a run call, and `Declared` those that the groups call of each other.
+`RunHost` declares the methods that the objects of a run call. A group inherits from the others whose methods it calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,14 +15,13 @@ from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Collator, DataSource
-from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.search import HPSearchBackend, Metrics, Trial
+from hf_compat.hf.search import HPSearchBackend, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.translate import CurrentPlan, LightningPlan
+from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -37,8 +35,6 @@ MetricSource = Any  # a function of predictions, torchmetrics, a function that m
 AnyCallback = Any
 
 if TYPE_CHECKING:
-    from hf_compat.callbacks.bridge import HFBridge
-    from hf_compat.engine.window_trainer import WindowTrainer
     from hf_compat.trainer_methods.dataloaders import DataloaderMethods
     from hf_compat.trainer_methods.evaluation import Evaluator
     from hf_compat.trainer_methods.lightning_options import CheckedOptions
@@ -122,20 +118,7 @@ class StepsBase:
 if TYPE_CHECKING:
 
     class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, RunHost):
-        """Methods that the groups call of each other, besides those of native mode and of `RunHost`."""
-
-        def _call_wrap_model(self, training: bool) -> None: ...
-        def _make_module(self, plan: LightningPlan) -> WindowModule: ...
-        def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer: ...
-        def _make_accelerator(self) -> None: ...
-        def _remove_neftune_noise(self) -> None: ...
-        def _check_optimization(self) -> None: ...
-        def _load_best_model(self) -> None: ...
-        def _loading_whole_weights(self) -> AbstractContextManager[None]: ...
-        def _get_output_dir(self, trial: Trial) -> str: ...
-        def _finish_current_push(self) -> None: ...
-        def _hp_search_setup(self, trial: Trial) -> None: ...
-        def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None: ...
+        """The methods of native mode and of `RunHost`, which every group may call."""
 
 else:
     Declared = StepsBase

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -32,6 +33,9 @@ from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
 from hf_compat.training_run.loss_log import StepAverages
 from hf_compat.training_run.run import TrainingRun, tracked_value
+
+if TYPE_CHECKING:
+    from hf_compat.trainer_methods.training import TrainingMethods
 
 
 class EvaluationMethods(TrainerBase):
@@ -155,7 +159,7 @@ class EvaluationMethods(TrainerBase):
 class Evaluator:
     """Runs the evaluations of a Trainer, within a fit and outside of one."""
 
-    def __init__(self, host: TrainerBase) -> None:
+    def __init__(self, host: TrainingMethods) -> None:
         self._host = host
         self.averages = StepAverages()  # of the named values that the steps of an evaluation log
         self.is_prepared = False  # the model is compiled and timed, only in a first evaluation before training

@@ -18,13 +18,13 @@ from hf_compat.search.trials import (
     set_from_trial,
     space_of,
 )
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.training_run.run import compare_arguments
 
 logger = logging.getLogger(__name__)
 
 
-class SearchMethods(TrainerBase):
+class SearchMethods(UpstreamHooks):
     """A search over hyperparameters. Every trial is a `train()` of this Trainer with a new model."""
 
     _fresh_states: SavedCallbackStates | None = None  # of Lightning callbacks, restored before every trial

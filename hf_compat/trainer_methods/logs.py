@@ -18,7 +18,7 @@ from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.inspection import accepted_parameters, placing
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
 
@@ -26,7 +26,7 @@ from hf_compat.training_run.run import due_actions, note_best_metric, save_if_be
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
-class LogMethods(TrainerBase):
+class LogMethods(SearchMethods):
     """The overridable methods at the end of an update, and the public methods for results."""
 
     def _maybe_log_save_evaluate(

@@ -30,7 +30,6 @@ from hf_compat.interop.transformers_models import (
     takes_loss_keywords,
 )
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
@@ -43,9 +42,11 @@ from hf_compat.runtime.inspection import (
     number_of_arguments,
 )
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
-from hf_compat.trainer_methods.base import StepsBase, TrainerBase
+from hf_compat.trainer_methods.base import StepsBase
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods, model_with_forward
-from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
+from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
+from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = SharedLogger(__name__, "transformers.trainer")
@@ -129,7 +130,7 @@ class ModelMethods(StepsBase):
         enable(gradient_checkpointing_kwargs=options or None)
 
 
-class ModelSetupMethods(TrainerBase):
+class ModelSetupMethods(SearchMethods, CheckpointMethods):
     """The steps between receiving a model and training it, and the constructor's checks."""
 
     place_model_on_device: bool
@@ -309,17 +310,3 @@ class ModelSetupMethods(TrainerBase):
                 "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
                 "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
             )
-
-    def _check_optimization(self) -> None:
-        """Refuse options that the arguments' optimizer or schedule does not accept."""
-
-        def overrides(*names: str) -> bool:
-            return any(is_replaced(self, name, OptimizationMethods) for name in names)
-
-        if self.optimizer is not None or overrides("create_optimizer", "create_optimizer_and_scheduler"):
-            return
-        optimizer = None
-        if self.optimizer_cls_and_kwargs is None and not overrides("get_optimizer_cls_and_kwargs"):
-            optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
-        if self.lr_scheduler is None and not overrides("create_scheduler"):
-            check_schedule(self.args, optimizer)

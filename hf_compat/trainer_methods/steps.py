@@ -22,6 +22,7 @@ from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
+from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
@@ -543,3 +544,17 @@ class OptimizationMethods(StepsBase):
         if self.optimizer is None:
             raise ValueError("Trainer optimizer is None, please make sure you have setup the optimizer before.")
         return self.optimizer
+
+    def _check_optimization(self) -> None:
+        """Refuse options that the arguments' optimizer or schedule does not accept."""
+
+        def overrides(*names: str) -> bool:
+            return any(is_replaced(self, name, OptimizationMethods) for name in names)
+
+        if self.optimizer is not None or overrides("create_optimizer", "create_optimizer_and_scheduler"):
+            return
+        optimizer = None
+        if self.optimizer_cls_and_kwargs is None and not overrides("get_optimizer_cls_and_kwargs"):
+            optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
+        if self.lr_scheduler is None and not overrides("create_scheduler"):
+            check_schedule(self.args, optimizer)

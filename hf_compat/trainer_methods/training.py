@@ -42,8 +42,9 @@ from hf_compat.runtime.console import log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
-from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.hub import HubMethods
+from hf_compat.trainer_methods.model_setup import ModelSetupMethods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
@@ -51,7 +52,7 @@ from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updat
 logger = logging.getLogger(__name__)
 
 
-class TrainingMethods(TrainerBase):
+class TrainingMethods(ModelSetupMethods, HubMethods):
     """The sequence of one `train()` call."""
 
     def _inner_training_loop(
@@ -188,7 +189,7 @@ class TrainingMethods(TrainerBase):
 
 
 @contextlib.contextmanager
-def fitting(host: TrainerBase, run: TrainingRun) -> Iterator[tuple[WindowTrainer, WindowModule]]:
+def fitting(host: TrainingMethods, run: TrainingRun) -> Iterator[tuple[WindowTrainer, WindowModule]]:
     """Plan a run, and build the Lightning trainer and the module that train it within the context.
 
     Afterwards the run holds neither. The Trainer's `lightning_trainer` stays readable.
@@ -295,7 +296,7 @@ def log_start(
 class TrainerModule(WindowModule):
     """The module of our Trainer. Its steps set the model's mode themselves."""
 
-    steps: TrainerBase
+    steps: TrainingMethods
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Prepare for Lightning's own callbacks, before Lightning checks them."""

@@ -19,7 +19,7 @@ from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.evaluation import EvaluationMethods
 
 
 class UnmeasuredMemory:
@@ -51,7 +51,7 @@ def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
     return tracker
 
 
-class UpstreamHooks(TrainerBase):
+class UpstreamHooks(EvaluationMethods):
     """Overridable methods and attributes that exist only for subclasses."""
 
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
