@@ -111,20 +111,17 @@ class ConfigAction(ActionConfigFile):
     ) -> None:
         is_file = os.path.lexists(values)
         name = values if is_file else f"`{option_string or '--config'}`"
-        loaded = load_named(name, _read(values) if is_file else values)
+        try:
+            text = read_text(values, MOST_BYTES) if is_file else values
+        except CheckpointError as error:
+            raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a YAML file in UTF-8.") from error
+        loaded = load_named(name, text)
         if isinstance(loaded, dict):
             _check_keys(name, loaded, parser)
         elif is_file:
             found = "nothing" if loaded is None else f"a {type(loaded).__name__}"
             raise ArgumentError(f"{name} holds {found}, not sections.\n\nHint: begin with `model:`, `data:`, `args:`.")
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
-
-
-def _read(path: str) -> str:
-    try:
-        return read_text(path, MOST_BYTES)
-    except CheckpointError as error:
-        raise ArgumentError(f"{first_line(error)}\n\nHint: `--config` names a YAML file in UTF-8.") from error
 
 
 def load_named(name: str, text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
@@ -240,23 +237,20 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
 
 def _row(name: str, most_choices: int | None = None) -> tuple[str, str]:
     """An argument's option with its values, and its meaning with its default."""
-    own = OWN_ARGUMENTS.get(name)
-    default, choices = (default_of(_FIELDS[name]), _choices(name)) if own is None else (own.default, [])
-    meaning = str(_FIELDS[name].metadata["help"] if own is None else own.help).rstrip(".")
-    meaning += "" if default in (None, "", []) else f" [{default}]"
+    choices: list[str] = []
+    if name in OWN_ARGUMENTS:
+        default, meaning = OWN_ARGUMENTS[name].default, OWN_ARGUMENTS[name].help
+    else:
+        default, meaning = default_of(_FIELDS[name]), str(_FIELDS[name].metadata["help"])
+        kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
+        try:
+            if kind is not None:
+                kind.read("no such word")
+        except (Unreadable, ArgumentError) as told:  # it names the words that the argument accepts
+            choices = re.findall(r"'([^']+)'", str(told)) if "choose one of" in str(told) else []
+    meaning = meaning.rstrip(".") + ("" if default in (None, "", []) else f" [{default}]")
     taken = "{" + ",".join(choices) + "}"
     if not choices or len(f"--{name} {taken}") <= _MOST_CHARACTERS:
         return f"--{name} {taken}" if choices else f"--{name}", meaning
     more = ", …" if len(choices) > (most_choices or len(choices)) else ""
     return f"--{name}", f"{meaning}: {', '.join(choices[:most_choices])}{more}"
-
-
-def _choices(name: str) -> list[str]:
-    """The words of an argument that accepts certain words only, which its error names."""
-    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
-    try:
-        if kind is not None:
-            kind.read("no such word")
-    except (Unreadable, ArgumentError) as told:
-        return re.findall(r"'([^']+)'", str(told)) if "choose one of" in str(told) else []
-    return []

@@ -70,6 +70,7 @@ from hf_compat.native.steps import (
     warn_of_unused,
 )
 from hf_compat.optim.lr_schedulers import follows_metric
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.argument_support import (
     PRECISIONS,
     check_mechanics,
@@ -225,7 +226,8 @@ class HFModule(OverridePoints, LoadableModule):
                 f"`learning_rate` of {type(self).__name__} was set before `super().__init__(model, args)`.\n\n"
                 "Hint: set it after, or in the arguments."
             )
-        self.steps.set_learning_rate(rate)
+        self.steps.set_rate = rate
+        self.steps.use_arguments(self.steps.args)
 
     def __getstate__(self) -> dict[str, object]:
         """Also leave out a fit's wrapper of a user-defined step."""
@@ -379,7 +381,8 @@ class HFModule(OverridePoints, LoadableModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:  # type: ignore[override]  # Lightning passes nothing
         """Make optimizer and schedule. Each native fit has its own."""
         steps = self.steps
-        steps.forget_optimizer()
+        stepping_of(steps.optimizer).detach()  # of an earlier fit
+        steps.optimizer = steps.lr_scheduler = None
         call_overrides(self, steps)
         if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)

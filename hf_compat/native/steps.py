@@ -30,7 +30,6 @@ from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.lr_schedulers import is_schedule_of
-from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
@@ -88,11 +87,6 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Train at another learning rate than that of the arguments, which stay unchanged."""
-        self.set_rate = rate
-        self.use_arguments(self.args)
-
     @property
     def evaluates_as_seq2seq(self) -> bool:
         """Whether evaluations are those of a `Seq2SeqTrainer`, as the arguments are."""
@@ -106,11 +100,6 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         run_backward = self.accelerator.run_backward
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.run_backward = run_backward
-
-    def forget_optimizer(self) -> None:
-        """Drop the optimizer and schedule of an earlier fit. In Lightning each fit makes its own."""
-        stepping_of(self.optimizer).detach()
-        self.optimizer = self.lr_scheduler = None
 
     def take_place(self, trainer: pl.Trainer) -> None:
         """Take the rank of this process in a Lightning trainer, which may launch it after the arguments are made."""
