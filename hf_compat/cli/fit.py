@@ -212,7 +212,6 @@ _HELP = {
     "--help.args": help_of_arguments, "--args.help": help_of_arguments,
     "--help.trainer": help_of_trainer, "--trainer.help": help_of_trainer,
 }  # fmt: skip
-Section = dict[str, Any]  # names and values of a configuration
 
 
 class Run:
@@ -379,7 +378,7 @@ def _override(args: Namespace, line: Sequence[str]) -> set[str]:
     return overridden
 
 
-def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:
+def _arguments(config: dict[str, Any], given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:
     """Make the training arguments of a configuration."""
     values = config["args"]
     if len(given & set(FIELDS)) > len(FIELDS) / 2:  # a printed configuration, which has the defaults as well

@@ -206,7 +206,7 @@ def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> i
     if chosen.log_dir is not None:
         environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank ${rank}]: "
         shown_by_rank = ["--log_dir", chosen.log_dir, "--tee", "3"]
-    port = machines.port or DEFAULT_PORT
+    port = machines.port or 29500  # torchrun's
     if machines.most == 1 and machines.port is None:
         meeting = ["--standalone"]
     elif machines.least < machines.most:  # torch numbers machines that leave and join
@@ -256,6 +256,3 @@ def supervised(launch: Callable[[], object]) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)  # noqa: T201 - the command's answer
-
-
-DEFAULT_PORT = 29500  # torchrun's

@@ -43,7 +43,6 @@ from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
     attached_trainer,
-    given_hyperparameters,
     keep_loaded_data,
     load_state,
     load_waiting_data_states,
@@ -57,7 +56,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.interop.object_parser import Made, Spec, build, build_data, without_secret_values
+from hf_compat.interop.object_parser import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import as_held, is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
 
@@ -109,13 +108,6 @@ class LoadableModule(WindowModule):
     # of the checkpoint that this fit continues
     _loaded_optimizers: Sequence[object] = ()
     _loaded_schedules: Sequence[object] = ()
-
-    def keep_hyperparameters(self) -> None:
-        """Keep LightningCLI's arguments without secrets, so that its checkpoints describe the module."""
-        if given_hyperparameters() is None:
-            return
-        self.save_hyperparameters(logger=False)
-        self.hparams.update(without_secret_values(self.hparams))
 
     def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
         """Load adapters, keep the progress stored in an HF folder, and rename weights to match the model."""

@@ -24,16 +24,24 @@ from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, check_metrics
-from hf_compat.engine.internals import BOOKKEEPING_FIELDS, attached_trainer, compile_model_only, skip_step_metrics
+from hf_compat.engine.internals import (
+    BOOKKEEPING_FIELDS,
+    attached_trainer,
+    compile_model_only,
+    given_hyperparameters,
+    skip_step_metrics,
+)
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.window_trainer import EXPECTED
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.object_parser import without_secret_values
 from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.loading import LoadableModule, ModelSpec, made
 from hf_compat.native.overrides import (
+    OF_AUTOMATIC_OPTIMIZATION,
     AuthorStep,
     GuardedStep,
     OverridePoints,
@@ -43,7 +51,6 @@ from hf_compat.native.overrides import (
     loss_of_batch,
     makes_updates,
     names_beside,
-    overrides_automatic_hooks,
     refuse_late,
     refuse_unheard_methods,
     refuse_unused_hooks,
@@ -80,6 +87,7 @@ from hf_compat.plan.argument_support import (
 )
 from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.collectives import leave_at_exit
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.training_run.run import tracked_value
@@ -188,7 +196,9 @@ class HFModule(OverridePoints, LoadableModule):
         self._evaluations = NativeEvaluations(own, self.compute_metrics)
         self._seeded_in = os.getpid()
         seed_from(own.args)
-        self.keep_hyperparameters()
+        if given_hyperparameters() is not None:  # LightningCLI's: with them its checkpoints describe the module
+            self.save_hyperparameters(logger=False)
+            self.hparams.update(without_secret_values(self.hparams))
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -208,7 +218,7 @@ class HFModule(OverridePoints, LoadableModule):
         """
         if self._said_automatic is not None:
             return self._said_automatic
-        return self._has_own_step and overrides_automatic_hooks(self, HFModule)
+        return self._has_own_step and any(is_replaced(self, name, HFModule) for name in OF_AUTOMATIC_OPTIMIZATION)
 
     @automatic_optimization.setter
     def automatic_optimization(self, said: bool) -> None:

@@ -39,7 +39,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 # Hooks that Lightning calls in automatic optimization only, and their replacement in an HFModule.
-_OF_AUTOMATIC_OPTIMIZATION = {
+OF_AUTOMATIC_OPTIMIZATION = {
     "optimizer_step": "change gradients or rates in `on_before_optimizer_step`, or the optimizer in "
     "`configure_optimizers`",
     "optimizer_zero_grad": "use `on_before_zero_grad`",
@@ -49,18 +49,13 @@ _OF_AUTOMATIC_OPTIMIZATION = {
 }
 
 
-def overrides_automatic_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> bool:
-    """Whether a subclass has hooks of its own that Lightning calls in automatic optimization only."""
-    return any(is_replaced(module, name, base) for name in _OF_AUTOMATIC_OPTIMIZATION)
-
-
 def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
     """Refuse a subclass's hooks that Lightning calls in automatic optimization only.
 
     Raises:
         OverrideError: The message names the hook and its replacement.
     """
-    for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
+    for name, hint in OF_AUTOMATIC_OPTIMIZATION.items():
         if is_replaced(module, name, base):
             raise OverrideError(
                 f"`{name}` of {type(module).__name__} would never be called, because an HFModule makes its updates "

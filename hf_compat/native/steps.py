@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.data.types import Batch, Collator
+from hf_compat.data.types import Collator
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
 from hf_compat.engine.internals import automatic_schedules, fetch_without_prefetch
 from hf_compat.engine.strategies import uncompiled
@@ -215,7 +215,6 @@ def seed_from(args: TrainingArguments) -> None:
         set_seed(seed)
 
 
-Loaders: TypeAlias = Mapping[str, Iterable[Batch]]
 Metrics: TypeAlias = Metric | MetricCollection | ComputeMetrics | None
 
 
@@ -242,7 +241,10 @@ class NativeEvaluations:
         if dataloader_idx in self._runs:
             return self._runs[dataloader_idx]
         self._finish_open()  # a torchmetrics object counts for one loader at a time
-        loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
+        loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        if not isinstance(loaders, Mapping):  # the metrics' names have its keys, or numbers if there are several
+            several = list(loaders) if isinstance(loaders, Sequence) else [loaders]
+            loaders = {"": several[0]} if len(several) == 1 else {str(i): one for i, one in enumerate(several)}
         name, loader = list(loaders.items())[dataloader_idx]
         model = self.steps.model_wrapped  # within a fit evaluations run uncompiled, as in HF
         run = self._runs[dataloader_idx] = EvaluationRun(
@@ -268,16 +270,6 @@ class NativeEvaluations:
         metrics = self._metrics
         self.forget()
         return metrics
-
-
-def named_loaders(loaders: object) -> Loaders:
-    """Loaders by the names in their metrics: the keys of a mapping, or numbers. A single loader has no name."""
-    if isinstance(loaders, Mapping):
-        return loaders
-    if isinstance(loaders, Sequence):
-        return {"": loaders[0]} if len(loaders) == 1 else {str(i): loader for i, loader in enumerate(loaders)}
-    assert isinstance(loaders, Iterable)  # Lightning iterates over it
-    return {"": loaders}
 
 
 # Trainers that count updates of several batches for one fit.
