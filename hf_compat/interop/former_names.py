@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 
 from hf_compat.hf.enums import IntervalStrategy
@@ -66,35 +66,25 @@ def _is_tpu_available(check_device: bool = True) -> bool:
     return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
 
 
-# Functions of 4.x: telemetry that 5.0 dropped, and two that huggingface_hub has now.
-_HUB: Mapping[str, Callable[..., object]] = {
-    "send_example_telemetry": lambda *_, **__: None,
-    "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
+# Names of 4.x without a new place, and their substitutes. transformers 5 dropped telemetry, TensorFlow and Flax, and
+# requires safetensors. huggingface_hub has two of them.
+_STAND_INS: Mapping[str, object] = {
+    "EvaluationStrategy": IntervalStrategy,
     "get_full_repo_name": lambda model_id, organization=None, token=None: importlib.import_module(
         "huggingface_hub"
     ).get_full_repo_name(model_id, organization=organization, token=token),
-}
-# transformers 5 dropped TensorFlow and Flax, and requires safetensors.
-_AVAILABLE: Mapping[str, Callable[..., object]] = {
     "is_flax_available": lambda: False,
+    "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
     "is_safetensors_available": lambda: True,
     "is_tf_available": lambda: False,
     "is_torch_tpu_available": _is_tpu_available,
+    "send_example_telemetry": lambda *_, **__: None,
 }
-# Module → substitutes of names without a new module.
-_STAND_INS: dict[str, Mapping[str, object]] = {
-    "transformers": _AVAILABLE,
-    "transformers.file_utils": {**_HUB, **_AVAILABLE},
-    "transformers.trainer": {"is_torch_tpu_available": _is_tpu_available},
-    "transformers.trainer_utils": {
-        "EvaluationStrategy": IntervalStrategy,
-        **{name: _AVAILABLE[name] for name in ("is_tf_available", "is_torch_tpu_available")},
-    },
-    "transformers.training_args": {"EvaluationStrategy": IntervalStrategy},
-    "transformers.utils": {**_HUB, **_AVAILABLE},
-    "transformers.utils.hub": _HUB,
-    "transformers.utils.import_utils": _AVAILABLE,
-}
+# The modules that had some of them. Each gets those that it lacks.
+_HAD_STAND_INS = (
+    "transformers", "transformers.file_utils", "transformers.trainer", "transformers.trainer_utils",
+    "transformers.training_args", "transformers.utils", "transformers.utils.hub", "transformers.utils.import_utils",
+)  # fmt: skip
 
 _added: list[tuple[ModuleType, str, object]] = []
 _aliases: dict[str, ModuleType] = {}
@@ -105,7 +95,7 @@ def is_restored(path: str) -> bool:
     module, _, name = path.rpartition(".")
     if path in MOVED_MODULES or module in MOVED_MODULES:
         return True
-    return name in _STAND_INS.get(module, {}) or MOVED.get(path, "").startswith("transformers.")
+    return (module in _HAD_STAND_INS and name in _STAND_INS) or MOVED.get(path, "").startswith("transformers.")
 
 
 def add_former_names(top_levels: list[ModuleType]) -> None:
@@ -119,14 +109,14 @@ def add_former_names(top_levels: list[ModuleType]) -> None:
             sys.modules[old] = _aliases[old] = there[0]
             for module in top_levels:
                 _add(module, {old.rpartition(".")[2]: there[0]})
-    homes: dict[str, dict[str, object]] = {}
+    homes: dict[str, dict[str, object]] = {place: {**_STAND_INS} for place in _HAD_STAND_INS}
     for path, home in MOVED.items():
         place, _, name = path.rpartition(".")
         if home.startswith("transformers."):
             homes.setdefault(place, {}).update(
                 (name, getattr(module, name)) for module in modules_there((home,)) if hasattr(module, name)
             )
-    for place, names in (*_STAND_INS.items(), *homes.items()):
+    for place, names in homes.items():
         for inner in modules_there((place,)):
             for module in top_levels if place == "transformers" else [inner]:
                 _add(module, names)
