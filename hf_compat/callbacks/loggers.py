@@ -126,6 +126,8 @@ def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState
 class HistoryLogger(Logger):
     """A Lightning logger that passes logged values (learning rates, device statistics) and their step to HF's logs."""
 
+    name = version = ""  # ModelCheckpoint's default folder then is `checkpoints` in the output folder
+
     def __init__(
         self, log: Callable[[Mapping[str, float], int | None], None], experiment: Callable[[], object] | None = None
     ) -> None:
@@ -136,16 +138,6 @@ class HistoryLogger(Logger):
     def experiment(self) -> object:
         """The writer of the run's first tracker, or None. On other ranks a dummy that ignores all calls."""
         return None if self._experiment is None else self._experiment()
-
-    @property
-    def name(self) -> str:
-        """The logger's name, empty so that ModelCheckpoint's default folder is `checkpoints` in the output folder."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """The run's version, empty like the name."""
-        return ""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Pass numbers on to HF's logs."""

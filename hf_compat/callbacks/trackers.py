@@ -13,13 +13,13 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from torch import nn
 
-from hf_compat.checkpoint.files import first_line, read_json
+from hf_compat.checkpoint.files import first_line, read_json, write_new
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
@@ -48,15 +48,13 @@ class RunRecord(TypedDict, total=False):
     logs: int  # of that update
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63
-
-
-_FIELDS: dict[str, Callable[[object], bool]] = {
-    "id": lambda value: isinstance(value, str) and _RUN_ID.fullmatch(value) is not None,
-    "step": _is_count,
-    "logs": _is_count,
-}
+def _is_record(value: object) -> bool:
+    """Whether each field of a record is valid, as far as it is there. A later release may write further fields."""
+    if not isinstance(value, dict):
+        return False
+    run, counts = value.get("id", "a"), (value.get("step", 0), value.get("logs", 0))
+    is_run = isinstance(run, str) and _RUN_ID.fullmatch(run) is not None
+    return is_run and all(type(count) is int and -1 <= count < 2**63 for count in counts)
 
 
 class RunMemory:
@@ -80,8 +78,7 @@ class RunMemory:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
-            with open(partial, "x", encoding="utf-8") as file:  # never follow an existing link
-                json.dump(known, file, indent=2)
+            write_new(partial, json.dumps(known, indent=2).encode())
             os.replace(partial, self.path)
         except OSError as error:
             self._warn_once(
@@ -92,11 +89,7 @@ class RunMemory:
         """Read the records of all trackers. If any of them is damaged, there are none."""
         try:
             known = read_json(self.path, _FILE_BYTES) if os.path.lexists(self.path) else {}
-            # a later release may write further fields
-            if not isinstance(known, dict) or not all(
-                isinstance(record, dict) and all(fits(record[name]) for name, fits in _FIELDS.items() if name in record)
-                for record in known.values()
-            ):
+            if not isinstance(known, dict) or not all(map(_is_record, known.values())):
                 raise CheckpointError(f"{self.path} holds no valid records of trackers.")
         except CheckpointError as error:
             self._warn_once(f"{first_line(error)} Trackers start new runs.")

@@ -9,9 +9,8 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -83,21 +82,16 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
         return weights
     if not mappings.get_model_conversion_mapping(model, add_legacy=False):
         return weights
-    kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
-    kind = cast("_ReadsFiles | None", next(kinds, None))
+    kind = next((kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")), None)
     if kind is None:
         return weights
     with torch.random.fork_rng(devices=[]):  # it fills missing weights with random numbers
-        held, told = kind.from_pretrained(None, config=model.config, state_dict=dict(weights), output_loading_info=True)
+        held, told = kind.from_pretrained(  # type: ignore[attr-defined]  # of a PreTrainedModel
+            None, config=model.config, state_dict=dict(weights), output_loading_info=True
+        )
     missing, unknown = set(told["missing_keys"]), set(told["unexpected_keys"])
     read = {name: tensor for name, tensor in held.state_dict().items() if name not in missing}
     return {**read, **{name: tensor for name, tensor in weights.items() if name in unknown}}
-
-
-class _ReadsFiles(Protocol):
-    """A model class of transformers."""
-
-    def from_pretrained(self, path: None, **how: object) -> tuple[nn.Module, Mapping[str, Iterable[str]]]: ...
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
