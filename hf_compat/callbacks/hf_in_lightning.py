@@ -345,10 +345,11 @@ class AdaptedRun(pl.Callback):
                 continue
             if adapter is self.adapters[0]:
                 self.restore(saved)
-            for index, callback in enumerate(adapter.handler.callbacks):
-                exported = saved["callbacks"].get(type(callback).__name__)
-                if isinstance(exported, dict):
-                    adapter.handler.callbacks[index] = type(callback).from_state(exported)
+            callbacks = adapter.handler.callbacks
+            for name, exported in saved["callbacks"].items():
+                found = [callback for callback in callbacks if type(callback).__name__ == name]
+                for callback, state in zip(found, exported if isinstance(exported, list) else [exported], strict=False):
+                    callbacks[callbacks.index(callback)] = type(callback).from_state(state)
         self.take_callbacks(self.adapters)
         sources = flag_sources(self.handler.callbacks, False, HFCallbackAdapter, 1)
         self.flag_agreement = FlagAgreement(self.args.ddp_timeout, sources)

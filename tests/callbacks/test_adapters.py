@@ -16,6 +16,7 @@ from toy import EVENTS, FLAGS, Classifier
 import hf_compat
 from hf_compat import HFCallbackAdapter, LightningCallbackAdapter
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
+from hf_compat.hf.state import ExportableState
 
 
 def tracer(api, trace, logs):
@@ -122,6 +123,27 @@ def test_state_of_the_adapter_is_in_lightnings_checkpoints(tmp_path):
     assert [log["step"] for log in again.state.log_history if "eval_loss" in log] == [3, 6, 9, 12]
     counter = again.handler.callbacks[0].early_stopping_patience_counter
     assert counter == stop.early_stopping_patience_counter + 1 > 2
+
+
+class Counting(hf_compat.TrainerCallback, ExportableState):
+    def __init__(self, each=1):
+        self.each, self.count = each, 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.count += self.each
+
+    def state(self):
+        return {"args": {"each": self.each}, "attributes": {"count": self.count}}
+
+
+def test_two_callbacks_of_one_class_get_their_own_states(tmp_path):
+    trainer = bare_trainer([HFCallbackAdapter(Counting(), Counting(10))], tmp_path, max_epochs=1)
+    trainer.fit(HandWritten(Classifier(), 18), *loaders())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    again = HFCallbackAdapter(Counting(), Counting())
+    trainer = bare_trainer([again], tmp_path, max_epochs=2)
+    trainer.fit(HandWritten(Classifier(), 18), *loaders(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert [(one.each, one.count) for one in again.handler.callbacks] == [(1, 6), (10, 60)]
 
 
 def test_an_adapter_without_callbacks_says_so():
