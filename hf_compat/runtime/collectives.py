@@ -74,7 +74,6 @@ def wait_for_gloo() -> None:
 
 Object = TypeVar("Object")
 
-_IS_AVAILABLE = distributed.is_available()  # asked several times a batch
 # How long the first process waits for a port that a job which has just ended still holds.
 PORT_WAIT_SECONDS = 20.0
 
@@ -97,7 +96,7 @@ class GroupArguments(Protocol):
 
 def is_distributed() -> bool:
     """Whether several processes train together and have a process group."""
-    return _IS_AVAILABLE and distributed.is_initialized() and distributed.get_world_size() > 1
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def start_processes(args: GroupArguments) -> None:
@@ -225,12 +224,12 @@ def _cpu_group(world: ProcessGroup, timeout_seconds: float) -> ProcessGroup:
     return group
 
 
-def broadcast_object(data: Object, source: int = 0) -> Object:
-    """Give one process's object to every process."""
+def broadcast_object(data: Object) -> Object:
+    """Give the first process's object to every process."""
     if not is_distributed():
         return data
     box = [data]
-    distributed.broadcast_object_list(box, src=source)
+    distributed.broadcast_object_list(box, src=0)
     return box[0]
 
 
