@@ -177,11 +177,12 @@ class LaterCopies:
         """Forget the copies of a failed save."""
         self._pairs, self._versions, self._error = [], [], None
 
-    def add(self, pairs: Sequence[Pair]) -> None:
-        """Plan to copy tensors on the CPU. A device begins to copy its own beside its computations."""
+    def start(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Plan to copy tensors on the CPU. A device begins to copy its own beside its computations. None is left."""
         on_cpu = self.on_device.start(pairs)
         self._pairs = [*self._pairs, *on_cpu]
         self._versions += [tensor._version for _, tensor in on_cpu]
+        return []
 
     def finish(self) -> None:
         """Make the remaining copies, or wait for the thread that makes them. A device continues after its copies."""
@@ -215,18 +216,14 @@ class LaterCopies:
 
 
 def frozen_copy(
-    data: Nested,
-    memory: CopyMemory | None = None,
-    later: LaterCopies | None = None,
-    beside: DeviceCopies | None = None,
+    data: Nested, memory: CopyMemory | None = None, beside: DeviceCopies | LaterCopies | None = None
 ) -> Nested:
     """Copy nested tensors to the CPU. Tensors that share their memory, as tied weights do, share their copy.
 
     Args:
         data: The nested data.
         memory: Memory for the copies. None takes fresh memory.
-        later: Makes the copies. None makes them at once.
-        beside: Makes the copies of a device's tensors. They are complete after its `wait`.
+        beside: Makes the copies, which are complete after its `wait` or `result`. None makes them at once.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     pairs: list[Pair] = []
@@ -248,10 +245,9 @@ def frozen_copy(
         return items if isinstance(items, dict) else of_same_type(container, items)
 
     frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=with_plain_dicts)
-    if later is not None:
-        later.add(pairs)
-        return frozen
-    _copy_all(pairs if beside is None else beside.start(pairs))
+    left = pairs if beside is None else beside.start(pairs)
+    if left:
+        _copy_all(left)
     return frozen
 
 

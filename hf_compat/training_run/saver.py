@@ -471,10 +471,10 @@ class Saver:
         if not of_users and not is_replaced(handler, "call_event", CallbackHandler):
             later = self._state_copies.before_steps_of(unprepared(host.optimizer))
             handler.before_heard = None if later is None else self._state_copies.finish
-        weights = frozen_copy(self._weights or host._model_state.whole_weights(), memory, None, beside)
+        weights = frozen_copy(self._weights or host._model_state.whole_weights(), memory, beside)
         files: dict[str, object] = {}
         if not host.args.save_only_model:
-            files[layout.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), memory, later, beside)
+            files[layout.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), memory, later or beside)
             if host.lr_scheduler is not None:
                 files[layout.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
             if host.accelerator.scaler is not None:

@@ -20,7 +20,7 @@ from hf_compat.runtime import device_copies as frozen_copies
 @pytest.fixture
 def slowly(monkeypatch):
     """Let the thread that writes take its time to copy; return how many tensors each save leaves for later."""
-    copy_all, add, counts = frozen_copies._copy_all, frozen_copies.LaterCopies.add, []
+    copy_all, begin, counts = frozen_copies._copy_all, frozen_copies.LaterCopies.start, []
 
     def slow(pairs):
         if threading.current_thread().name.startswith("hf_compat-checkpoint"):
@@ -29,7 +29,7 @@ def slowly(monkeypatch):
 
     monkeypatch.setattr(frozen_copies, "_copy_all", slow)
     monkeypatch.setattr(
-        frozen_copies.LaterCopies, "add", lambda self, pairs: (counts.append(len(pairs)), add(self, pairs))
+        frozen_copies.LaterCopies, "start", lambda self, pairs: counts.append(len(pairs)) or begin(self, pairs)
     )
     return counts
 

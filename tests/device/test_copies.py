@@ -43,7 +43,7 @@ def test_large_tensors_take_no_locked_memory(gpu, monkeypatch):
 
 def test_copies_beside_the_computation_hold_what_was_there(gpu):
     weight, copies, memory = torch.ones(4, device="cuda"), DeviceCopies(), CopyMemory()
-    frozen = frozen_copy({"weight": weight, "tied": weight}, memory, None, copies)
+    frozen = frozen_copy({"weight": weight, "tied": weight}, memory, copies)
     with pytest.raises(RaceError):  # the device would go on before the copy is made
         weight.add_(1)
     copies.before_change()
