@@ -116,11 +116,6 @@ class CopyMemory:
         """Free the memory that this save has not used, because the state has another form now."""
         self._free.clear()
 
-    def release(self) -> None:
-        """Free all memory."""
-        self._free.clear()
-        self._used = []
-
     def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """Find or make the CPU tensor for a strided tensor's copy. It is page-locked for a GPU's."""
         form = (tensor.shape, tensor.stride(), tensor.dtype, copies_beside(tensor.device))

@@ -249,7 +249,7 @@ class Saver:
             raise
         finally:
             if args.async_save:
-                self.copy_memory.release()  # all writes have ended
+                self.copy_memory = CopyMemory()  # all writes have ended
                 self._state_copies.release()
             folder.release()
             self.folder = None

@@ -37,7 +37,8 @@ def test_tensors_of_another_form_get_memory_of_their_own_and_shared_ones_share_i
     other = frozen_copy({"a": torch.ones(11), "b": torch.ones(10, dtype=torch.float64)}, memory)
     memory.end()
     assert other["a"].shape == (11,) and other["b"].dtype == torch.float64
-    memory.release()
+    memory.begin()
+    memory.end()
     assert not memory._free and not memory._used
 
 
