@@ -82,12 +82,12 @@ def remove_surplus(
     in_rotation_order: Sequence[str],
     save_total_limit: int | None,
     keep: Iterable[str | None],
-    remove: Callable[[str], None] = manifest.remove,
+    remove: Callable[[str], None] | None = None,
 ) -> None:
     """Remove checkpoints beyond the limit. A failure is only a warning, as the newer ones are complete."""
     for path in checkpoints_to_delete(in_rotation_order, save_total_limit, keep):
         try:
-            remove(path)
+            (remove or manifest.remove)(path)
         except OSError as error:
             logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", path, error)
 
