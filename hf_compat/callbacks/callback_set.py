@@ -17,12 +17,12 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 from torch import nn
 
 from hf_compat.callbacks.loggers import (
     HistoryLogger,
     LoggerCallback,
-    experiment_of,
     refuse_other_distribution,
     reporting_callbacks,
 )
@@ -321,7 +321,11 @@ class CallbackSet:
         given = [c.logger for c in host.callback_handler.callbacks if isinstance(c, LoggerCallback)]
 
         def experiment() -> object:
-            return experiment_of(host.callback_handler.callbacks, host.args, host.state)
+            """The writer of the first tracker among the callbacks, or None."""
+            found = [callback for callback in host.callback_handler.callbacks if hasattr(callback, "experiment")]
+            if found and not host.state.is_world_process_zero:
+                return DummyExperiment()
+            return found[0].experiment(host.args, host.state) if found else None
 
         return [*given, HistoryLogger(host._log_of_lightning, experiment)]
 
@@ -334,7 +338,7 @@ def _adopted(callback: Callback) -> Callback:
 
 
 _CONTAINERS = (dict, list, set)
-_BASES = (pl.Callback, pl.callbacks.Checkpoint)
+_BASES = {pl.Callback, pl.callbacks.Checkpoint}
 
 
 class SavedCallbackStates:
@@ -345,30 +349,23 @@ class SavedCallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        self._saved = [(callback, copy.deepcopy(callback.state_dict())) for callback in callbacks]
-        self._attributes = [_attributes(callback, declared) for callback, declared in self._saved]
+        self._saved = []
+        for callback in callbacks:
+            declared, kinds = copy.deepcopy(callback.state_dict()), type(callback).__mro__
+            of_lightning = {kind for kind in kinds if kind.__module__.partition(".")[0] == "lightning"} - _BASES
+            attributes = {
+                name: _copied(value)
+                for name, value in vars(callback).items()
+                if kinds[0] in of_lightning or name in declared or not isinstance(value, _CONTAINERS)
+            }
+            self._saved.append((callback, declared, attributes if of_lightning else {}))
 
     def restore(self) -> None:
-        for (callback, declared), attributes in zip(self._saved, self._attributes, strict=True):
+        for callback, declared, attributes in self._saved:
             if attributes:
                 vars(callback).update({name: _copied(value) for name, value in attributes.items()})
             elif declared:
                 callback.load_state_dict(copy.deepcopy(declared))
-
-
-def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str, object]:
-    if not any(_is_lightnings(kind) for kind in type(callback).__mro__ if kind not in _BASES):
-        return {}
-    is_own = _is_lightnings(type(callback))
-    return {
-        name: _copied(value)
-        for name, value in vars(callback).items()
-        if is_own or name in declared or not isinstance(value, _CONTAINERS)
-    }
-
-
-def _is_lightnings(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "lightning"
 
 
 def _copied(value: object) -> object:

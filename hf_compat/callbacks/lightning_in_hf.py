@@ -28,7 +28,6 @@ from hf_compat.callbacks.callback_set import (
 )
 from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
 from hf_compat.checkpoint.run_state import readable_state
-from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, warn_user
@@ -58,11 +57,6 @@ class _ModuleOfModel(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model = model
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        raise NotImplementedError("transformers trains this model")
-
-    def configure_optimizers(self) -> None: ...
 
 
 class LightningCallbackAdapter(TrainerCallback, ExportableState):

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 
 from hf_compat.callbacks.trackers import MLflowRuns, TensorBoardCallback, WandbCallback, continuing
 from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
@@ -113,14 +112,6 @@ def mark_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
         except Exception as other:  # from any tracker's client. The training's own error is raised instead
             tracker = callback.logger if isinstance(callback, LoggerCallback) else callback
             error.add_note(f"{type(tracker).__name__} could not end its run: {type(other).__name__}: {other}")
-
-
-def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:
-    """The writer of the first tracker among the callbacks, or None."""
-    found = [callback for callback in callbacks if hasattr(callback, "experiment")]
-    if found and not state.is_world_process_zero:
-        return DummyExperiment()
-    return found[0].experiment(args, state) if found else None
 
 
 class HistoryLogger(Logger):
