@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import SavedAt
-from hf_compat.data.types import Batch, ModelOutput
+from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import GradNorm, UpdateObserver, Window
 from hf_compat.errors import DataError
@@ -169,14 +169,12 @@ class HFBridge(HFEvents, UpdateObserver):
         A hook on the model keeps the outputs.
         """
         handler = self.host.callback_handler
-
-        def keep(module: object, args: object, outputs: ModelOutput) -> None:
-            handler.requestable_kwargs["outputs"] = nested_detach(outputs)
-
         self._requested_kwargs = handler.requested_kwargs() - {"trainer"} if keeps else set()
         wanted = "outputs" in self._requested_kwargs
         if wanted and self._outputs_hook is None:
-            self._outputs_hook = self.host.model_wrapped.register_forward_hook(keep)
+            self._outputs_hook = self.host.model_wrapped.register_forward_hook(
+                lambda module, args, outputs: handler.requestable_kwargs.update(outputs=nested_detach(outputs))
+            )
         elif not wanted and self._outputs_hook is not None:
             self._outputs_hook.remove()
             self._outputs_hook = None

@@ -38,7 +38,9 @@ def as_our_arguments(args: object) -> TrainingArguments:
     """
     if isinstance(args, TrainingArguments):
         return args
-    kind = _our_class(type(args))
+    given: type = type(args)
+    theirs = _class_of_transformers(given)
+    kind = TrainingArguments if theirs is None else _OURS[theirs.__name__]
     names = [field.name for field in fields(kind)]
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
@@ -48,8 +50,7 @@ def as_our_arguments(args: object) -> TrainingArguments:
             f"{', '.join(f'`{shown(name, value)}`' for name, value in unknown.items())} has no effect: this release of "
             f"hf_compat does not know {'it' if len(unknown) == 1 else 'them'}, the installed transformers is newer."
         )
-    given: type = type(args)
-    theirs, old_fields = _class_of_transformers(given), declared_old_names(given)
+    old_fields = declared_old_names(given)
     own = given.__mro__[: given.__mro__.index(theirs)] if theirs is not None else ()  # the script's classes
     declared = {name: old_fields[name] for one in own for name in inspect.get_annotations(one) if name in old_fields}
     values = {name: getattr(args, name) for name in names if hasattr(args, name)}
@@ -102,12 +103,6 @@ def adopt_arguments(args: object) -> TrainingArguments:
     return args
 
 
-def _our_class(kind: type) -> type[TrainingArguments]:
-    """Our class that replaces a class of arguments."""
-    theirs = _class_of_transformers(kind)
-    return TrainingArguments if theirs is None else _OURS[theirs.__name__]
-
-
 def _class_of_transformers(kind: type) -> type | None:
     """The nearest base of transformers that has a class of ours, or None."""
     named = (base for base in kind.__mro__ if base.__name__ in _OURS)
@@ -127,7 +122,7 @@ def _adopted_class(kind: type) -> type:
     theirs = _class_of_transformers(kind)
     assert theirs is not None  # every caller has checked
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
-    base = _our_class(kind)
+    base = _OURS[theirs.__name__]
     content: dict[str, object] = {}  # our methods and properties that the script's classes do not override
     for home in (OldAttributes, ArgumentViews, TrainingArguments, base):
         for name, value in vars(home).items():

@@ -61,11 +61,6 @@ MOVED = {
 }
 
 
-def _is_tpu_available(check_device: bool = True) -> bool:
-    utils = importlib.import_module("transformers.utils")
-    return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
-
-
 # Names of 4.x without a new place, and their substitutes. transformers 5 dropped telemetry, TensorFlow and Flax, and
 # requires safetensors. huggingface_hub has two of them.
 _STAND_INS: Mapping[str, object] = {
@@ -77,7 +72,9 @@ _STAND_INS: Mapping[str, object] = {
     "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
     "is_safetensors_available": lambda: True,
     "is_tf_available": lambda: False,
-    "is_torch_tpu_available": _is_tpu_available,
+    "is_torch_tpu_available": lambda check_device=True: importlib.import_module(
+        "transformers.utils"
+    ).is_torch_xla_available(check_is_tpu=check_device),
     "send_example_telemetry": lambda *_, **__: None,
 }
 # The modules that had some of them. Each gets those that it lacks.

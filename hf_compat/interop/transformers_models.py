@@ -127,25 +127,15 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def check_trainable(model: object) -> None:
-    """Refuse models that cannot be trained."""
+    """Refuse a model that cannot be trained, for example one that is sharded otherwise than by FSDP 2."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"`model` is a {type(model).__name__}, not a torch.nn.Module.\n\n"
             "Hint: pass a module, or a function that makes one as `model_init`."
         )
-    _check_shards(model)
     # a compiled model, and a model with adapters, has the attributes of the inner model
     if sys.modules.get("transformers") is not None and getattr(model, "is_quantized", False):
         check_quantization(model, is_peft_model(model))
-
-
-def is_sharded_when_loaded(model: nn.Module | None) -> bool:
-    """Return whether `from_pretrained(distributed_config=…)` has sharded a model, as transformers asks it."""
-    return getattr(model, "is_distributed_loading_by_transformers", False) is True
-
-
-def _check_shards(model: nn.Module) -> None:
-    """Refuse a model that is spread over processes otherwise than by FSDP 2, and one with whole parameters beside."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.fsdp import FSDPModule
@@ -173,6 +163,11 @@ def _check_shards(model: nn.Module) -> None:
             f"The model was sharded when it was loaded, and its parameter {whole!r} is whole: adapters that were added "
             "later are not supported.\n\nHint: load the model whole, add the adapters, and set `fsdp=True`."
         )
+
+
+def is_sharded_when_loaded(model: nn.Module | None) -> bool:
+    """Return whether `from_pretrained(distributed_config=…)` has sharded a model, as transformers asks it."""
+    return getattr(model, "is_distributed_loading_by_transformers", False) is True
 
 
 # Axes of a mesh over which transformers splits layers, experts or sequences
