@@ -10,10 +10,9 @@ import json
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -277,27 +276,21 @@ class CheckpointMethods(TrainerBase):
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
         with fitting(schedule):
-            content = self._schedule_as_made(read_torch_file(schedule))
+            content = read_torch_file(schedule)
+            # another program may have written it: plain functions have no state, and a file may lack the list of them
+            own = getattr(self.lr_scheduler, "lr_lambdas", None)
+            functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
+            content = {**functions, **content}
+            groups = self.optimizer.param_groups
+            groups = groups[: len(getattr(self.lr_scheduler, "base_lrs", groups))]  # without those of a callback
+            is_other = len(content.get("base_lrs") or groups) != len(groups) and not any(content.get("lr_lambdas", ()))
+            if is_other and (self.is_deepspeed_enabled or not all(group["params"] for group in groups)):
+                # the optimizer fits, so it is that DeepSpeed drops a group without parameters
+                content |= functions
+                content["base_lrs"] = [group["initial_lr"] for group in groups]
+                content["_last_lr"] = [group["lr"] for group in groups]
             check_schedule(schedule, content, self.lr_scheduler)
             self.lr_scheduler.load_state_dict(content)
-
-    def _schedule_as_made(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Complete the state of a schedule, as another program may have written it."""
-        # plain functions have no state, and a file may lack the list of them
-        own = getattr(self.lr_scheduler, "lr_lambdas", None)
-        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
-        content = {**functions, **content}
-        groups = self.optimizer.param_groups
-        groups = groups[: len(getattr(self.lr_scheduler, "base_lrs", groups))]  # without those that a callback added
-        has_others = len(content.get("base_lrs") or groups) != len(groups) and not any(content.get("lr_lambdas", ()))
-        if has_others and (self.is_deepspeed_enabled or not all(group["params"] for group in groups)):
-            # the optimizer fits, so it is that DeepSpeed drops a group without parameters
-            of_groups = {
-                "base_lrs": [group["initial_lr"] for group in groups],
-                "_last_lr": [group["lr"] for group in groups],
-            }
-            content = {**content, **functions, **of_groups}
-        return content
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, if there is one."""
