@@ -41,7 +41,6 @@ from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
-from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
 from hf_compat.runtime.launch import Launch, main_address
@@ -90,8 +89,11 @@ def unwrap_forward(model: nn.Module) -> None:
 class ForwardPrecision(Precision):
     """A Lightning precision plugin without autocast around the steps, as the model's forward has it.
 
-    The gradient scaler is that of `16-mixed`.
+    The gradient scaler is that of `16-mixed`. A step goes through DeepSpeed's engine if there is one, which also clips
+    and distributes the updated parameters.
     """
+
+    engine: DeepSpeedEngine | None = None
 
     def __init__(self, precision: PrecisionName = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
         self.precision = precision
@@ -129,6 +131,9 @@ class ForwardPrecision(Precision):
         """Call the hooks before a step, then step. The gradients exist already, so the closure is not passed on."""
         closure()
         call_hooks_before_step(self, model, optimizer)
+        if self.engine is not None:
+            self.engine.step()
+            return None
         if self.scaler is None:
             return optimizer.step(**kwargs)
         # As in Accelerate, a step is skipped if the scaler does not call it. The scaler always calls a fused optimizer,
@@ -331,7 +336,7 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()
-        self._launch = launch
+        self.launch = launch
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -350,20 +355,20 @@ class LaunchedEnvironment(ClusterEnvironment):
         return False
 
     def world_size(self) -> int:
-        return self._launch.world_size
+        return self.launch.world_size
 
     def set_world_size(self, size: int) -> None: ...
 
     def global_rank(self) -> int:
-        return self._launch.process_index
+        return self.launch.process_index
 
     def set_global_rank(self, rank: int) -> None: ...
 
     def local_rank(self) -> int:
-        return self._launch.local_process_index
+        return self.launch.local_process_index
 
     def node_rank(self) -> int:
-        return self._launch.node_rank
+        return self.launch.node_rank
 
 
 class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
@@ -395,13 +400,12 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
 class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
     """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them."""
 
-    def __init__(self, launch: Launch, precision_plugin: ForwardPrecision, plan: FsdpPlan, precision: str) -> None:
-        super().__init__(data_parallel_size=launch.world_size, tensor_parallel_size=1)
-        self.cluster_environment = LaunchedEnvironment(launch)
-        self.precision_plugin = precision_plugin
-        self.plan = plan
-        self.precision = precision
-        self.launch = launch
+    def __init__(
+        self, plan: FsdpPlan, cluster_environment: LaunchedEnvironment, precision_plugin: ForwardPrecision
+    ) -> None:
+        super().__init__(data_parallel_size=cluster_environment.world_size(), tensor_parallel_size=1)
+        self.cluster_environment, self.precision_plugin = cluster_environment, precision_plugin
+        self.plan, self.precision, self.launch = plan, precision_plugin.precision, cluster_environment.launch
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None
@@ -427,24 +431,6 @@ def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
     return wrapped if wrapped is not None and (is_around or is_deepspeed_engine(wrapped)) else model
 
 
-class DeepSpeedPrecision(ForwardPrecision):
-    """Steps through DeepSpeed's engine, which also clips and distributes the updated parameters."""
-
-    engine: DeepSpeedEngine | None = None
-
-    def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: pl.LightningModule,
-        closure: Callable[[], object],
-        **kwargs: object,
-    ) -> None:
-        assert self.engine is not None  # `setup` makes it
-        closure()
-        call_hooks_before_step(self, model, optimizer)
-        self.engine.step()
-
-
 class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     """ZeRO 0 to 3 around the model itself. DeepSpeed's engine is HF's `model_wrapped`.
 
@@ -452,12 +438,9 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         MissingPackage: DeepSpeed is not installed.
     """
 
-    def __init__(self, launch: Launch, precision_plugin: DeepSpeedPrecision, config: dict[str, Any]) -> None:
+    def __init__(self, **options: Any) -> None:
         need("deepspeed", "deepspeed", "`deepspeed=…`")  # before Lightning raises its own error
-        super().__init__(config=config)
-        self.cluster_environment = LaunchedEnvironment(launch)
-        self.precision_plugin = precision_plugin
-        self.stage = zero_stage(config)
+        super().__init__(**options)
 
     @property
     def root_device(self) -> torch.device:
@@ -476,7 +459,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return  # hooks on the model gather what an evaluation needs
         precision = self.precision_plugin
-        assert isinstance(precision, DeepSpeedPrecision)  # __init__ has set it
+        assert isinstance(precision, ForwardPrecision)  # given to __init__
         precision.engine = self.set_up_engine()
 
 

@@ -50,7 +50,6 @@ from hf_compat.engine.evaluation import WHOLE, EvaluationBatch, EvaluationBatche
 from hf_compat.engine.internals import WRITTEN_FOR, do_nothing, note_metrics
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
-    DeepSpeedPrecision,
     DirectStepsStrategy,
     ForwardPrecision,
     HFDDPStrategy,
@@ -118,8 +117,9 @@ def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "t
     ):
         return None
     own_step: Hook = getattr(module, step)
-    is_ours = type(precision) is ForwardPrecision
-    is_unscaled = is_ours and precision.scaler is None  # type: ignore[attr-defined]  # a subclass may have changes
+    is_ours = type(precision) is ForwardPrecision  # a subclass may have changes
+    # whether neither a scaler nor DeepSpeed's engine takes part in an update
+    is_unscaled = is_ours and precision.scaler is None and precision.engine is None  # type: ignore[attr-defined]  # it is
     return Listeners(
         module=module,
         names=(begin, step, end),
@@ -264,9 +264,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
         self._seen, module = list(self.trainer.callbacks), self.trainer.lightning_module
         self._listeners = found = find_listeners(self.trainer, "train")
         if isinstance(module, WindowModule):  # updates without Lightning's own code around them, which calls hooks
-            mechanics, backward_is_plain = module.mechanics, found is not None and found.backward_is_plain
-            is_direct = backward_is_plain and mechanics.engine is None
-            module.steps.accelerator.run_backward = None if is_direct else mechanics.backward
+            is_direct = found is not None and found.backward_is_plain
+            module.steps.accelerator.run_backward = None if is_direct else module.mechanics.backward
             module.take_step = self._step_directly if found is not None and found.optimizer_is_plain else None
 
     def _step_directly(self) -> None:
@@ -447,6 +446,10 @@ class LeanEvaluationLoop(_EvaluationLoop):
             raise SIGTERMException
 
 
+# The strategies of several processes.
+_LAUNCHED: dict[str, Callable[..., Strategy]] = {
+    "ddp": HFDDPStrategy, "fsdp2": HFFSDP2Strategy, "deepspeed": HFDeepSpeedStrategy,
+}  # fmt: skip
 # Callbacks that Lightning would add by default, with the switch for each.
 _SWITCHED_ON: dict[type[pl.Callback], str] = {
     ProgressBar: "enable_progress_bar",
@@ -516,18 +519,11 @@ class WindowTrainer(pl.Trainer):
         device = torch.device(plan.device)
         scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
         precision = ForwardPrecision(plan.precision, scaler)
-        strategy: Strategy
         if plan.strategy == "one_device" or launch is None:
-            strategy = HFSingleDeviceStrategy(device=device, precision_plugin=precision)
-        elif plan.strategy == "fsdp2":
-            strategy = HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
-        elif plan.strategy == "deepspeed":
-            own = DeepSpeedPrecision(plan.precision, scaler)
-            strategy = HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
+            strategy: Strategy = HFSingleDeviceStrategy(device=device, precision_plugin=precision)
         else:
-            environment = LaunchedEnvironment(launch)
-            strategy = HFDDPStrategy(
-                cluster_environment=environment, precision_plugin=precision, **dict(plan.strategy_options)
+            strategy = _LAUNCHED[plan.strategy](
+                cluster_environment=LaunchedEnvironment(launch), precision_plugin=precision, **plan.strategy_options
             )
         settings: dict[str, Any] = {
             **plan.trainer_settings(),
