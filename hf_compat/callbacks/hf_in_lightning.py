@@ -23,7 +23,6 @@ from hf_compat.callbacks.bridge import Given, fires_at_hooks
 from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.checkpoint.reading import fitting
 from hf_compat.checkpoint.run_state import PlainState
-from hf_compat.engine.evaluation import EvaluationBatch
 from hf_compat.engine.internals import (
     end_epoch_after_this_batch,
     metrics_of_running_loop,
@@ -31,7 +30,7 @@ from hf_compat.engine.internals import (
     switch_off_own_validation,
 )
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import MicroBatches
 from hf_compat.errors import ArgumentError, CallbackError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import (
@@ -595,5 +594,5 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
 
 def _samples_of(batch: Given) -> int:
     """Count the samples of a batch or a window. 0 if its data has no shape that says it."""
-    parts = batch if isinstance(batch, (Window, EvaluationBatch)) else (batch,)
+    parts = batch if isinstance(batch, MicroBatches) else (batch,)
     return sum(find_batch_size(part) or 0 for part in parts)

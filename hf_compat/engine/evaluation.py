@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
-from hf_compat.engine.windows import TrainingSteps
+from hf_compat.engine.windows import MicroBatches, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.collectives import is_distributed
@@ -42,11 +42,8 @@ ComputeMetrics = Callable[..., Any] | Metric | MetricCollection
 Results = tuple[Nested | None, Nested | None, Nested | None, Nested | None]
 
 
-class EvaluationBatch:
-    """One batch of an evaluation, with its position.
-
-    Callbacks can read it as a mapping: `batch["input_ids"]`. It has a length and can be iterated, as a `Window` of one
-    micro-batch.
+class EvaluationBatch(MicroBatches):
+    """One batch of an evaluation, with its position. It reads as a `Window` of one micro-batch.
 
     Args:
         inputs: The loader's batch.
@@ -54,33 +51,17 @@ class EvaluationBatch:
         remainder: Samples in a short last batch. 0 or less otherwise.
     """
 
-    __slots__ = ("inputs", "is_last", "remainder")
+    __slots__ = ("is_last", "remainder")
 
     def __init__(self, inputs: Batch, is_last: bool, remainder: int) -> None:
-        self.inputs = inputs
+        self.micro_batches = [inputs]
         self.is_last = is_last
         self.remainder = remainder
 
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter((self.inputs,))
-
-    def __getitem__(self, key: object) -> Batch:
-        """Return an entry of the batch. Key 0 returns the batch itself."""
-        return (self.inputs,)[key] if isinstance(key, (int, slice)) else self.inputs[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.inputs
-
-    def change_batches(self, change: Callable[[Batch], Batch]) -> None:
-        """Replace the loader's batch."""
-        self.inputs = change(self.inputs)
-
-    def keys(self) -> Iterable[object]:
-        """Return the keys of the batch."""
-        return self.inputs.keys()
+    @property
+    def inputs(self) -> Batch:
+        """The loader's batch."""
+        return self.micro_batches[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,11 +34,44 @@ Items = torch.Tensor | int | None  # the number that divides a window's loss
 READ_PARAMETERS = ("epoch_iterator", "num_batches", "device")  # of `get_batch_samples`
 
 
-class Window:
-    """The micro-batches of one update.
+class MicroBatches:
+    """Batches of a loader that are one Lightning batch.
 
-    Callbacks that expect a mapping read its last micro-batch: `window["input_ids"]`. Iteration, `len` and integer keys
-    cover the micro-batches.
+    Callbacks that expect a mapping read the last one: `window["input_ids"]`. Iteration, `len` and integer keys cover
+    all of them.
+    """
+
+    __slots__ = ("micro_batches",)
+    micro_batches: list[Batch]
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.micro_batches)
+
+    def __getitem__(self, key: object) -> Batch:
+        """Return a micro-batch by index, or an entry of the last micro-batch by name."""
+        return self.micro_batches[key] if isinstance(key, (int, slice)) else self.as_batch()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.as_batch()
+
+    def change_batches(self, change: Callable[[Batch], Batch]) -> None:
+        """Replace each micro-batch."""
+        self.micro_batches = [change(batch) for batch in self.micro_batches]
+
+    def keys(self) -> Iterable[object]:
+        """Return the keys of the last micro-batch."""
+        return self.as_batch().keys()
+
+    def as_batch(self) -> Batch:
+        """Return the last micro-batch."""
+        return self.micro_batches[-1]
+
+
+class Window(MicroBatches):
+    """The micro-batches of one update.
 
     Args:
         micro_batches: Batches of the loader, at most `gradient_accumulation_steps`.
@@ -53,7 +86,7 @@ class Window:
             on that one only.
     """
 
-    __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items", "poses_as_batch")
+    __slots__ = ("epoch_progress", "is_complete", "is_trained", "num_items", "poses_as_batch")
 
     def __init__(self, micro_batches: list[Batch], num_items: Items, is_complete: bool, epoch_progress: float) -> None:
         self.micro_batches = micro_batches
@@ -63,35 +96,14 @@ class Window:
         self.is_trained = False
         self.poses_as_batch = True
 
-    def __len__(self) -> int:
-        return len(self.micro_batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.micro_batches)
-
-    def __getitem__(self, key: object) -> Batch:
-        """Return a micro-batch by index, or an entry of the last micro-batch by name."""
-        return self.micro_batches[key] if isinstance(key, (int, slice)) else self._as_batch()[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._as_batch()
-
-    def change_batches(self, change: Callable[[Batch], Batch]) -> None:
-        """Replace each micro-batch."""
-        self.micro_batches = [change(batch) for batch in self.micro_batches]
-
-    def keys(self) -> Iterable[object]:
-        """Return the keys of the last micro-batch."""
-        return self._as_batch().keys()
-
-    def _as_batch(self) -> Batch:
+    def as_batch(self) -> Batch:
         if not self.poses_as_batch and len(self.micro_batches) > 1:
             raise OverrideError(
                 f"`training_step` reads its batch by name, and the batch is a window of {len(self.micro_batches)} "
                 "micro-batches (`gradient_accumulation_steps`). Only the last one would be trained on.\n\n"
                 "Hint: `for inputs in batch:` gives each micro-batch, `batch[-1]` the last one."
             )
-        return self.micro_batches[-1]
+        return super().as_batch()
 
 
 class Windows:

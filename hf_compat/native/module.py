@@ -593,7 +593,7 @@ class HFModule(OverridePoints, LoadableModule):
     ) -> torch.Tensor | None:
         """Predict one batch, keep its results for the metrics, and return its loss."""
         batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
-        batch.inputs = self._in_true_precision(batch.inputs)
+        batch.change_batches(self._in_true_precision)
         if not self._is_set_up:  # in Fabric, or in a loop by hand
             steps = self._without_trainer()
             return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
