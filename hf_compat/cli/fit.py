@@ -163,8 +163,6 @@ def make_parser(command: str) -> ArgumentParser:
     for name, own in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     add_old_names(parser, "args.")
-    for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the equivalent argument")
     import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
 
     # isort: split
@@ -173,10 +171,11 @@ def make_parser(command: str) -> ArgumentParser:
 
     # settings that take a class path and its arguments (`--trainer.profiler.dirpath`) have a type
     kinds = {
-        **dict.fromkeys(PASSED_ON, ANYTHING),
+        **dict.fromkeys((*EQUIVALENTS, *PASSED_ON), ANYTHING),
         **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
     }
-    for name, meaning in {**dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
+    equivalents = dict.fromkeys(EQUIVALENTS, "as the equivalent argument")
+    for name, meaning in {**equivalents, **dict.fromkeys(PASSED_ON, "passed to Lightning"), **OBJECTS}.items():
         parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
     for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
         parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -166,18 +166,16 @@ class LoadableModule(WindowModule):
         if resume is None:
             return
         if not isinstance(windows, Windows):
-            if not self._lightning_resumes:
-                # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns if it is
-                # within an epoch.
-                position = DataPosition.read(resume["windows"])
-                updates = int(resume["updates"])
-                in_epoch = (
-                    position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
-                )
-                batches = self.trainer.num_training_batches
-                is_over = position.is_over or in_epoch >= batches
-                epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
-                start_from(self.trainer, epoch, updates, done, int(epoch * batches) + done if epoch else done)
+            if self._lightning_resumes:
+                return
+            # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns within an epoch
+            position, batches = DataPosition.read(resume["windows"]), self.trainer.num_training_batches
+            size = self.steps.args.gradient_accumulation_steps
+            in_epoch = position.micro_batches_done or position.updates_done * size
+            is_over = position.is_over or in_epoch >= batches
+            epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
+            all_done = int(epoch * batches) + done if epoch else done
+            start_from(self.trainer, epoch, int(resume["updates"]), done, all_done)
             return
         windows.load_state_dict(resume["windows"])
         keep_loaded_data(self.trainer)

@@ -357,10 +357,9 @@ class HFModule(OverridePoints, LoadableModule):
             if trainer.max_epochs != -1 or trainer.max_steps == -1:  # else the updates alone end the run, as in HF
                 told["max_epochs"] = trainer.max_epochs
         check_native(steps.args, told)
-        if not self.automatic_optimization:
-            read_schedules(self)
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
+            read_schedules(self)
             data = getattr(getattr(trainer, "datamodule", None), "steps", None)
             count_updates(trainer, 1 if isinstance(data, NativeSteps) else batches)
         elif batches > 1 and told_batches > 1:  # with windows it would be their product

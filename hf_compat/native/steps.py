@@ -76,13 +76,16 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         kept = {name: value for name, value in self.__dict__.items() if name != "training_step"}  # a fit's own
         return {**kept, **of_fit}
 
-    def use_arguments(self, args: TrainingArguments) -> None:
-        """Use other arguments from now on."""
-        if self.set_rate is not None:
+    def use_arguments(self, args: TrainingArguments, **values: object) -> None:
+        """Use other arguments from now on, or a copy with these values. A running fit keeps its backward pass."""
+        if values or self.set_rate is not None:
             args = copy.copy(args)
+            args.__dict__.update(values)
+        if self.set_rate is not None:
             args.learning_rate = self.set_rate
-        self.args = args
-        self._change_arguments()
+        run_backward = self.accelerator.run_backward
+        self.args, self.accelerator = args, AcceleratorFacade(args)
+        self.accelerator.run_backward = run_backward
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})
@@ -91,15 +94,6 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
     def evaluates_as_seq2seq(self) -> bool:
         """Whether evaluations are those of a `Seq2SeqTrainer`, as the arguments are."""
         return isinstance(self.args, Seq2SeqTrainingArguments)
-
-    def _change_arguments(self, **values: object) -> None:
-        """Change a copy of the arguments, and make an `accelerator` for it. A running fit keeps its backward pass."""
-        if values:
-            self.args = copy.copy(self.args)
-            self.args.__dict__.update(values)
-        run_backward = self.accelerator.run_backward
-        self.accelerator = AcceleratorFacade(self.args)
-        self.accelerator.run_backward = run_backward
 
     def take_place(self, trainer: pl.Trainer) -> None:
         """Take the rank of this process in a Lightning trainer, which may launch it after the arguments are made."""
@@ -111,14 +105,14 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             world_size=trainer.world_size,
             local_world_size=trainer.num_devices,
         )
-        self.args = copy.copy(self.args)
-        self.args.__dict__.pop("device", None)
-        self._change_arguments(_launch=launch)
+        args = copy.copy(self.args)
+        args.__dict__.pop("device", None)
+        self.use_arguments(args, _launch=launch)
 
     def take_device(self, device: torch.device) -> None:
         """Use the device that a Lightning trainer has chosen."""
         if self.args.device != device:
-            self._change_arguments(device=device)
+            self.use_arguments(self.args, device=device)
 
     def prepare_model(self, model: nn.Module) -> None:
         """Train this model, and set its options that the arguments name."""
@@ -175,9 +169,7 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
             "Hint: pass the same `TrainingArguments` to both, or none to HFDataModule, which then takes HFModule's."
         )
     if values:
-        together = copy.copy(model.args)
-        together.__dict__.update(values)
-        model.use_arguments(together)
+        model.use_arguments(model.args, **values)
     data.use_arguments(model.args)
 
 
