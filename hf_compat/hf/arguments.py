@@ -488,7 +488,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         takes = _interface_of(type(self))
         is_complete = "mixed_precision" in self.__dict__  # the last one set. Afterwards fields keep their form
         if name in OLD_NAMES:
-            if legacy.is_old_attribute(self, name):
+            is_ours = name == "place_model_on_device" or not hasattr(type(self), name)  # not a subclass's
+            if is_ours and name not in takes.checks:
                 legacy.assign_old(self, name, value)
                 return
             if is_complete:
@@ -532,10 +533,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
                 )
         elif may_be_asked():
             _ = self.distributed_state
-        is_asked = self.deepspeed or environment.get("ACCELERATE_USE_DEEPSPEED")
-        shared = share_deepspeed(self) if is_asked else None
-        if shared is not None:
-            vars(self)["hf_deepspeed_config"] = shared  # not by `setattr`, which accepts fields only
+        if self.deepspeed or environment.get("ACCELERATE_USE_DEEPSPEED"):
+            share_deepspeed(self)
 
     def _validate_args(self) -> None:
         """Check the arguments together. Subclasses may extend this method.

@@ -244,8 +244,6 @@ PROFILES: dict[str, Translation] = {
     "4": {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None},
     NEWEST: {"report_to": "none", "trackio_space_id": None, "use_cache": False},
 }
-# Arguments whose None meant the default in 4.x.
-_NONE_IS_DEFAULT = ("report_to",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,6 +304,6 @@ def read_profile(
         name: default
         for name, default in next(of_guest, {} if profile == NEWEST else PROFILES[profile]).items()
         if name in known
-        and (name not in given or (given[name] is None and name in _NONE_IS_DEFAULT))
+        and (name not in given or (name == "report_to" and given[name] is None))  # the default in 4.x
         and checks[name].default == ours[name].default
     }

@@ -163,8 +163,6 @@ PACKAGES = {
     "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "'hf-compat[wandb]'"),
 }
-# `all` omits these, which do not track runs or belong to a platform.
-_ONLY_BY_NAME = ("flyte", "kubeflow")
 # Variable, value and tracker of each switch that excludes a tracker from `all`.
 _SWITCHES = (
     ("WANDB_DISABLED", "true", "wandb"),
@@ -195,8 +193,8 @@ def available_trackers() -> list[str]:
         `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
     """
     off = {name for key, value, name in _SWITCHES if (environment.get(key) or "").lower() in (value, "1")}
-    found = [n for n, (module, _) in PACKAGES.items() if n not in _ONLY_BY_NAME and is_installed(module)]
-    return [name for name in found if name not in off]
+    off |= {"flyte", "kubeflow"}  # they do not track runs, or belong to a platform
+    return [name for name, (module, _) in PACKAGES.items() if name not in off and is_installed(module)]
 
 
 def with_platforms_tracker(trackers: list[str]) -> list[str]:

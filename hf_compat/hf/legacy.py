@@ -56,19 +56,19 @@ if TYPE_CHECKING:
 
 # Current keywords of an old value. Empty if the value had no effect.
 Translation: TypeAlias = dict[str, ArgumentValue]
-# The instance attribute with the values of old names.
-PLACE = "_given_by_old_names"
+_PLACE = "_given_by_old_names"  # the instance attribute with the values of old names
 
 
 def remembered(args: object) -> Translation:
     """The values that arguments were given under old names."""
-    return cast(Translation, vars(args).get(PLACE, {}))
+    return cast(Translation, vars(args).get(_PLACE, {}))
 
 
 def remember(args: object, values: Translation) -> None:
-    """Add values of old names. A copy of the arguments shares no values with the original."""
+    """Add values of old names, and forget those that are None. A copy of the arguments gets a dict of its own."""
     if values:
-        vars(args)[PLACE] = {**remembered(args), **values}
+        held = {**remembered(args), **values}
+        vars(args)[_PLACE] = {name: value for name, value in held.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,9 +175,6 @@ def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldNa
     )
 
 
-_SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
-
-
 @typed("true, false, or words of a closed set")
 def _sharding(value: object) -> list[str]:
     """FairScale's sharding options, which 4.x converted to a list."""
@@ -186,7 +183,8 @@ def _sharding(value: object) -> list[str]:
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)):
         raise Unreadable
-    return [read_choice(word, _SHARDED, within=True) for word in words]
+    known = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
+    return [read_choice(word, known, within=True) for word in words]
 
 
 _SHARE = replace(
@@ -338,7 +336,7 @@ def translate_legacy(
             arguments[new] = merge(name, value, new, said, arguments.get(new), said_by.get(new, ""))
             said_by[new] = shown(name, value)
     name_repository(arguments, old)
-    return arguments, {name: value for name, value in old.items() if value is not None}
+    return arguments, old
 
 
 def drop_defaults(values: Translation, checks: Mapping[str, ArgumentCheck]) -> None:
@@ -459,12 +457,6 @@ class OldAttributes:
             return object.__getattribute__(self, name)  # raises
 
 
-def is_old_attribute(args: TrainingArguments, name: str) -> bool:
-    """Whether a class does not declare an old name itself."""
-    is_declared = hasattr(type(args), name) and name != "place_model_on_device"  # a property of ours
-    return not is_declared and name not in type(args)._checks()
-
-
 def chosen_logging_dir(args: TrainingArguments) -> str | None:
     """The folder for TensorBoard that was set or read before, or None."""
     if hasattr(type(args), "logging_dir") or "logging_dir" in vars(args):  # a subclass's own
@@ -504,11 +496,7 @@ def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) 
 
 def assign_old(args: TrainingArguments, name: str, value: object) -> None:
     """Set the current arguments that replace an old name, and remember the value."""
-    read = set_by_old(args, name, value)
-    if read is not None:
-        remember(args, {name: read})
-    else:
-        vars(args)[PLACE] = {old: given for old, given in remembered(args).items() if old != name}
+    remember(args, {name: set_by_old(args, name, value)})
 
 
 def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:

@@ -123,22 +123,17 @@ def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
             check_sections(value, f"{owner}[{name!r}]")
 
 
-def share_deepspeed(args: TrainingArguments) -> object | None:
+def share_deepspeed(args: TrainingArguments) -> None:
     """Tell transformers of DeepSpeed's configuration. For ZeRO 3 `from_pretrained` then makes models in parts.
 
-    The processes find each other first, because models in parts take all of them.
-
-    Returns:
-        What transformers holds weakly, so the arguments have to keep it. None without DeepSpeed or a launcher.
+    The processes find each other first, because models in parts take all of them. A launcher must have started them.
 
     Mirrors:
         `transformers.TrainingArguments.__post_init__`, 5.23, its last part.
     """
-    by_launcher = parse_switch(environment, "ACCELERATE_USE_DEEPSPEED")
-    packages = ("transformers", "accelerate", "deepspeed")
-    is_asked = (args.deepspeed or by_launcher) and is_launched()
-    if not is_asked or not all(map(importlib.util.find_spec, packages)):
-        return None
+    is_asked = (args.deepspeed or parse_switch(environment, "ACCELERATE_USE_DEEPSPEED")) and is_launched()
+    if not is_asked or not all(map(importlib.util.find_spec, ("transformers", "accelerate", "deepspeed"))):
+        return
     if args.deepspeed:
         given = options_of("deepspeed", args.deepspeed)
         check_sections(given)
@@ -152,7 +147,7 @@ def share_deepspeed(args: TrainingArguments) -> object | None:
     if shared.is_zero3():
         start_processes(args)
         start_deepspeed(args.device)
-    return shared
+    vars(args)["hf_deepspeed_config"] = shared  # transformers holds it weakly; `setattr` accepts fields only
 
 
 def start_deepspeed(device: torch.device) -> None:
@@ -183,23 +178,20 @@ def of_accelerate(members: ProcessMembers, name: str) -> Callable[..., object]:
     package = need("accelerate", "accelerate", f"`{name}`")
     if not has_state():
         share_processes(members._args, members.distributed_type)
+    if name == "split_between_processes":  # it needs the process group
+        start_processes(members._args)
     method: Callable[..., object] = inspect.getattr_static(package.Accelerator, name).__get__(members)
     return method
 
 
 class OfAccelerate:
-    """A method of Accelerate's own `Accelerator`. `split_between_processes` needs the process group."""
+    """A method of Accelerate's own `Accelerator`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, members: ProcessMembers | None, owner: type) -> object:
-        if members is None:
-            return self
-        method = of_accelerate(members, self._name)
-        if self._name == "split_between_processes":
-            start_processes(members._args)
-        return method
+        return self if members is None else of_accelerate(members, self._name)
 
 
 class ProcessMembers:

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 from hf_compat.errors import SearchError
 from hf_compat.hf.enums import ExplicitEnum
 from hf_compat.hf.metrics import TIMED
-from hf_compat.runtime.text import need, shown
+from hf_compat.runtime.text import shown
 
 Space = dict[str, Any]  # names and values of arguments, or samplers of ray and wandb
 Trial = Any  # the trial object of a search library
 Metrics = dict[str, float]
 Objective = float | Sequence[float] | None  # several if the search has several directions
-_EXTRA = "'hf-compat[search]'"
 
 
 class HPSearchBackend(ExplicitEnum):
@@ -66,7 +65,6 @@ def default_hp_space_optuna(trial: Trial) -> Space:
     Mirrors:
         `transformers.trainer_utils.default_hp_space_optuna`, 5.23.
     """
-    need("optuna", _EXTRA, "`default_hp_space_optuna`")
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),

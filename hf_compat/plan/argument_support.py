@@ -145,9 +145,6 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "enable_progress_bar": lambda value: {"disable_tqdm": not value},
 }
 
-_LENGTHS = ("max_epochs", "max_steps")
-_EPOCHS_OF_LIGHTNING = 1000  # its `max_epochs` where no length is given
-
 # Passed to Lightning unchanged, because no HF argument corresponds to them.
 PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
 
@@ -242,8 +239,8 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
             if argument == "fp16" and args.device.type == "cpu":  # no effect on the CPU
                 continue
             if has != defaults[argument] and _differs(has, wanted):
-                is_default = (name, value) == ("max_epochs", _EPOCHS_OF_LIGHTNING)
-                is_length = name in _LENGTHS and has == int(has)
+                is_default = (name, value) == ("max_epochs", 1000)  # Lightning's, where no length is given
+                is_length = name in ("max_epochs", "max_steps") and has == int(has)
                 there = f": `lightning.Trainer({name}={int(has)})`" if is_length else ""
                 problems.append(
                     f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer"

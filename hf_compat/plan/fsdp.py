@@ -45,20 +45,14 @@ _STRATEGIES = {
     "no_shard": False,
 }
 # The numbers of FSDP 1's `ShardingStrategy`, as accelerate writes them.
-_NUMBERED_STRATEGIES = {
-    "1": "full_shard",
-    "2": "shard_grad_op",
-    "3": "no_shard",
-    "4": "hybrid_shard",
-    "5": "hybrid_shard_zero2",
-}
+_NUMBERED = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
 
 
 @typed("known", takes_text=False)
 def _sharding(value: object) -> object:
     """A strategy's name or number, or a truth value."""
-    name = _NUMBERED_STRATEGIES.get(str(value), str(value).lower())
+    name = _NUMBERED.get(str(value), str(value).lower())
     if name in _STRATEGIES:
         return name
     try:
