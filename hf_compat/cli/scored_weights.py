@@ -33,10 +33,6 @@ _ELSEWHERE = {
     "registry": "a path: checkpoints are HF folders",
 }
 _SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as in `resume_from_checkpoint`
-_WEIGHTS = (
-    layout.SAFE_WEIGHTS_NAME, layout.WEIGHTS_NAME, layout.SAFE_WEIGHTS_INDEX_NAME, layout.WEIGHTS_INDEX_NAME,
-    layout.ADAPTER_SAFE_WEIGHTS_NAME, layout.ADAPTER_WEIGHTS_NAME,
-)  # fmt: skip
 
 
 def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> str | None:
@@ -130,7 +126,8 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
         is_listed = read_manifest(path).exists
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
             # a folder without a manifest needs weights only, as `save_model` writes them
-            has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
+            names = (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS)
+            has_weights = any(os.path.lexists(os.path.join(path, name)) for name in names)
             is_named_edited = listed_as_it_is(path) is not None
             wrong = [] if is_named_edited or (has_weights and not is_listed) else manifest.problems(path)
             if wrong:
