@@ -254,11 +254,12 @@ class DeepSpeedState(ModelState):
 
         # DeepSpeed's own reader unpickles whatever it finds. The engine gets the objects that were checked: the file is
         # read once, so it cannot be replaced in between
-        self.engine.checkpoint_engine.load = load
+        reader = self.engine.checkpoint_engine
+        reader.load = load
         try:
             self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
         finally:
-            del self.engine.checkpoint_engine.load
+            del reader.load
         return True
 
     def set_weights(self, weights: Weights) -> LoadResult:
