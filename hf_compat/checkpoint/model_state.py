@@ -89,18 +89,6 @@ OPTIMIZER_FOLDER = "optimizer_0"
 # a checkpoint with these files has shards beside them
 MODEL_INDEX, OPTIMIZER_INDEX = f"{MODEL_FOLDER}/{METADATA_NAME}", f"{OPTIMIZER_FOLDER}/{METADATA_NAME}"
 
-
-def write_model_shards(folder: str, model: nn.Module) -> None:
-    """Write this process's part of the weights."""
-    save({"model": get_model_state_dict(model)}, checkpoint_id=os.path.join(folder, MODEL_FOLDER))
-
-
-def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write this process's part of the optimizer's state."""
-    state = get_optimizer_state_dict(model, optimizer)
-    save({"optimizer": state}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
-
-
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
 
@@ -292,11 +280,12 @@ class FSDP2State(TorchState):
                 return
             write(folder, state_dict={})  # all but the weights
         barrier()  # the folder is there
-        write_model_shards(folder, self.model)
+        save({"model": get_model_state_dict(self.model)}, checkpoint_id=os.path.join(folder, MODEL_FOLDER))
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if self.writes_shards:
-            write_optimizer_shards(folder, self.model, optimizer)
+            shards = get_optimizer_state_dict(self.model, optimizer)
+            save({"optimizer": shards}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
             return
         named: States = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
         state: OptimizerState = {}

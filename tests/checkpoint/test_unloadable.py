@@ -187,8 +187,7 @@ def test_shards_that_do_not_load_are_passed_over(make_args, tmp_path, part):
     trainer = Trainer(toy.Classifier(), make_args(**VALUES), train_dataset=toy.rows(16))
     trainer.train()
     last = tmp_path / "out" / "checkpoint-6"
-    payloads.shards.write_model_shards(str(last), trainer.model)
-    payloads.shards.write_optimizer_shards(str(last), trainer.model, trainer.optimizer)
+    payloads.write_shards(last, trainer.model, trainer.optimizer)
     for name in ("model.safetensors", "optimizer.pt"):
         (last / name).unlink()
 
@@ -214,7 +213,7 @@ def test_shards_that_do_not_load_are_passed_over(make_args, tmp_path, part):
 def test_shards_of_another_kind_than_their_index_says_are_not_converted(tmp_path, kind, message):
     model = toy.Classifier()
     (tmp_path / "source").mkdir()
-    payloads.shards.write_model_shards(str(tmp_path / "source"), model)
+    payloads.write_shards(tmp_path / "source", model, torch.optim.SGD(model.parameters()))
     source = tmp_path / "source" / payloads.shards.MODEL_FOLDER
     convert(str(source), str(tmp_path / "right"))
     damage.change_index(source / ".metadata", damage.INDEX_CHANGES[kind])

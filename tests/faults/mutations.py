@@ -203,8 +203,7 @@ def write_sharded(out: Path) -> None:
     trainer = Trainer(toy.Classifier(), TrainingArguments(str(out), **OPTIONS), train_dataset=toy.rows(16))
     trainer.train()
     last = out / "checkpoint-4"
-    payloads.shards.write_model_shards(str(last), trainer.model)
-    payloads.shards.write_optimizer_shards(str(last), trainer.model, trainer.optimizer)
+    payloads.write_shards(last, trainer.model, trainer.optimizer)
     for name in ("model.safetensors", "optimizer.pt"):
         (last / name).unlink()
     payloads.sealed(last)

@@ -153,8 +153,7 @@ class Forms:
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 8), torch.zeros(1, dtype=torch.long))["loss"].backward()
         optimizer.step()
-        shards.write_model_shards(str(folder), model)
-        shards.write_optimizer_shards(str(folder), model, optimizer)
+        write_shards(folder, model, optimizer)
         for name in ("model.safetensors", "optimizer.pt"):
             (folder / name).unlink()
         manifest.seal(str(folder))
@@ -177,6 +176,13 @@ class Forms:
         attempt(lambda: manifest.recover(str(out)))
         attempt(lambda: manifest.remove(str(last)))
         return None
+
+
+def write_shards(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write shards of weights and optimizer, as a model of FSDP 2 does."""
+    state = shards.FSDP2State(model, writes_shards=True)
+    state.write_weights(str(folder), lambda folder, state_dict: None, for_checkpoint=True)
+    state.write_optimizer(str(folder), optimizer, is_writer=True)
 
 
 class Engine:
