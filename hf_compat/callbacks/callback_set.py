@@ -175,16 +175,7 @@ def unfreeze_optimized(trainer: pl.Trainer) -> None:
 
 
 # Hooks that are never called. HF has no sanity check, and `predict` runs Lightning's test loop.
-NEVER_CALLED = (
-    "on_sanity_check_start",
-    "on_sanity_check_end",
-    "on_predict_start",
-    "on_predict_end",
-    "on_predict_epoch_start",
-    "on_predict_epoch_end",
-    "on_predict_batch_start",
-    "on_predict_batch_end",
-)
+NEVER_CALLED = [name for name in vars(pl.Callback) if name.startswith(("on_sanity_check_", "on_predict_"))]
 
 
 def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:

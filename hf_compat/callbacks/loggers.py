@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from lightning.pytorch.loggers import Logger
 
-from hf_compat.callbacks.trackers import MLflowRuns, TensorBoardCallback, WandbCallback, continuing
+from hf_compat.callbacks.trackers import MLflowRuns, TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
 from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs
@@ -68,7 +68,9 @@ def reporting_callbacks(args: Args) -> list[Callback]:
                 f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
                 "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
             )
-        callbacks.append(continuing(kind)() if wanted in _MLFLOW else kind())
+        if wanted in _MLFLOW:
+            kind = type(kind.__name__, (MLflowRuns, kind), {"__module__": MLflowRuns.__module__})
+        callbacks.append(kind())
     return callbacks
 
 

@@ -333,11 +333,11 @@ class WandbCallback(TrainerCallback):
 
 RUN_ID = "MLFLOW_RUN_ID"  # MLflow reads and removes it at the next start of a run
 
-_MLflowCallback: Any = object  # transformers' class follows `MLflowRuns` in the class that `continuing` makes
+_MLflowCallback: Any = object  # transformers' class follows `MLflowRuns` in the class that `report_to` makes
 
 
 class MLflowRuns(_MLflowCallback):
-    """Our additions to transformers' `MLflowCallback`."""
+    """Our additions to transformers' `MLflowCallback`, and to its `DagsHubCallback`."""
 
     _has: Counter[int]  # logs of each update that a continued run already has
     _seen: Counter[int]
@@ -384,8 +384,3 @@ class MLflowRuns(_MLflowCallback):
         if self._auto_end_run and self._ml_flow.active_run() is not None:
             self._ml_flow.end_run(status)
             self._initialized = False
-
-
-def continuing(theirs: type) -> type:
-    """Make a subclass of transformers' `MLflowCallback`, or of its `DagsHubCallback`, that is an `MLflowRuns`."""
-    return type(theirs.__name__, (MLflowRuns, theirs), {"__module__": __name__})

@@ -21,7 +21,7 @@ _TRAINER_MODULES = frozenset(
 )  # fmt: skip
 
 
-class _PatchAfterImport(importlib.abc.MetaPathFinder):
+class PatchAfterImport(importlib.abc.MetaPathFinder):
     """Finds the watched modules as Python does, and patches when the outermost of them is loaded."""
 
     def __init__(self) -> None:
@@ -48,8 +48,3 @@ class _PatchAfterImport(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]  # this loader has one module only
         return spec
-
-
-def patch_when_imported() -> None:
-    """Patch at the first import of one of transformers' trainer modules."""
-    sys.meta_path.insert(0, _PatchAfterImport())

@@ -11,9 +11,6 @@ from collections.abc import Callable, Container, Iterator
 
 from hf_compat.runtime.text import Absent, need
 
-Lookup = Callable[[str], object]
-
-
 # Modules that replace those of `transformers` → our modules → the names there. Other names are transformers' own.
 _HOMES: dict[str, dict[str, str]] = {
     "data": {"data.collators": "default_data_collator"},
@@ -53,7 +50,7 @@ MIRRORS = {
 }
 
 
-def mirror(module: str) -> tuple[Lookup, Callable[[], list[str]]]:
+def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Make `__getattr__` and `__dir__` of a module that replaces one of `transformers`.
 
     Args:

@@ -18,6 +18,6 @@ if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(_module)
 
 if importlib.util.find_spec("hf_compat") is not None:  # it is absent in a Python of another environment
-    from hf_compat.interop.import_hook import patch_when_imported
+    from hf_compat.interop.import_hook import PatchAfterImport
 
-    patch_when_imported()
+    sys.meta_path.insert(0, PatchAfterImport())
