@@ -243,39 +243,6 @@ class RunningMean(KeptBatches):
         return np.array([means[0][0]]) if means else None
 
 
-class TorchMetrics:
-    """The torchmetrics of one evaluation, reset first and updated batch by batch."""
-
-    def __init__(self, metrics: MetricCollection, device: torch.device) -> None:
-        self.metrics = metrics.to(device)
-        self.metrics.reset()
-        self._updated = False
-
-    def update(self, predictions: Nested, labels: Nested) -> None:
-        """Update the metrics with a batch's outputs (after `preprocess_logits_for_metrics`) and its labels.
-
-        Raises:
-            ArgumentError: Outputs or labels are not one tensor.
-        """
-        for name, value in (("outputs", predictions), ("labels", labels)):
-            if not isinstance(value, torch.Tensor):
-                raise ArgumentError(
-                    f"`compute_metrics` is a torchmetrics metric, and there are several {name} "
-                    f"({type(value).__name__}).\n\n"
-                    "Hint: let `preprocess_logits_for_metrics` choose the output, or `label_names` the labels."
-                )
-        self.metrics.update(predictions, labels)
-        self._updated = True
-
-    def compute(self) -> Metrics:
-        """Return the metrics by name, as numbers or lists of numbers. Empty if no batch had labels."""
-        if not self._updated and not is_distributed():  # every rank must compute, even one without samples
-            return {}
-        computed = self.metrics.compute()
-        self.metrics.reset()
-        return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in computed.items()}
-
-
 def is_metric_source(candidate: object) -> bool:
     """Whether `compute_metrics` is a torchmetrics object or makes one."""
     if isinstance(candidate, (Metric, MetricCollection)):
@@ -292,8 +259,8 @@ def is_metric_source(candidate: object) -> bool:
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchMetrics | None:
-    """Return the torchmetrics of one evaluation. None if `compute_metrics` is a function of predictions.
+def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> MetricCollection | None:
+    """Return the torchmetrics of one evaluation, reset. None if `compute_metrics` is a function of predictions.
 
     Args:
         source: A `Metric`, a `MetricCollection`, one of these classes, or a function without arguments that makes one.
@@ -310,7 +277,19 @@ def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchM
             f"`compute_metrics` takes no argument and gave {made!r}.\n\n"
             "Hint: take an `EvalPrediction`, or return a torchmetrics Metric or MetricCollection."
         )
-    return TorchMetrics(made if isinstance(made, MetricCollection) else MetricCollection([made]), device)
+    metrics = (made if isinstance(made, MetricCollection) else MetricCollection([made])).to(device)
+    metrics.reset()
+    return metrics
+
+
+def values_of(metrics: MetricCollection) -> Metrics:
+    """Return torchmetrics by name, as numbers or lists of numbers, and reset them. Empty if no batch had labels."""
+    # every rank must compute, even one without samples
+    if not is_distributed() and not any(metric.update_called for metric in metrics.values()):
+        return {}
+    computed = metrics.compute()
+    metrics.reset()
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in computed.items()}
 
 
 def check_metrics(
@@ -482,13 +461,17 @@ class EvaluationRun:
 
     def _update(
         self,
-        metrics: TorchMetrics,
+        metrics: MetricCollection,
         logits: Nested | None,
         labels: Nested | None,
         batch: EvaluationBatch,
         samples: int | None,
     ) -> None:
-        """Update metrics with this rank's samples, without the fillers of the last round."""
+        """Update metrics with this rank's samples, without the fillers of the last round.
+
+        Raises:
+            ArgumentError: Outputs (after `preprocess_logits_for_metrics`) or labels are not one tensor.
+        """
         if logits is None or labels is None:
             return
         accelerator = self.steps.accelerator
@@ -497,6 +480,13 @@ class EvaluationRun:
             if mine <= 0:
                 return
             logits, labels = slice_nested(logits, 0, mine), slice_nested(labels, 0, mine)
+        for name, value in (("outputs", logits), ("labels", labels)):
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(
+                    f"`compute_metrics` is a torchmetrics metric, and there are several {name} "
+                    f"({type(value).__name__}).\n\n"
+                    "Hint: let `preprocess_logits_for_metrics` choose the output, or `label_names` the labels."
+                )
         metrics.update(logits, labels)
 
     def _keep(self, *results: Nested | None) -> None:
@@ -545,7 +535,7 @@ class EvaluationRun:
         labels, inputs = of_labels.result(join), of_inputs.result(join)
         computed: Metrics = {}
         if self.torch_metrics is not None:
-            computed = self.torch_metrics.compute()
+            computed = values_of(self.torch_metrics)
         elif self._by_batch:
             computed = self.metrics_so_far
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
