@@ -247,18 +247,13 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
     shard(model)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a model's parameters are sharded."""
-    return isinstance(model, FSDPModule)
-
-
 @contextlib.contextmanager
 def gathering_method(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tensor]]:
     """Yield a method of a model that gathers sharded parameters before it runs, as a forward pass does.
 
     `generate` calls an encoder on its own, and the root's sharded parameters are not gathered for that call.
     """
-    if not is_sharded(model):
+    if not isinstance(model, FSDPModule):
         yield getattr(model, method)
         return
     of_instance = {name: value for name, value in vars(model).items() if name == method}

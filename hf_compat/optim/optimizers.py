@@ -102,11 +102,6 @@ class OptimizerEntry:
     device: str = ""  # that its kernels need, if a CPU is not enough
     refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
 
-    @property
-    def needs_model(self) -> bool:
-        """Whether its keywords depend on the model."""
-        return self.projects or self.in_backward
-
     def load(self, for_what: str) -> OptimizerClass:
         """Import the class for a feature, which the error names first."""
         module, _, name = self.path.rpartition(".")

@@ -219,6 +219,14 @@ class FusedStepping(Stepping):
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
+def _of_each(name: str) -> Callable[[SeveralSteppings], None]:
+    def run(self: SeveralSteppings) -> None:
+        for part in self.parts:
+            getattr(part, name)()
+
+    return run
+
+
 class SeveralSteppings(Stepping):
     """Step the several optimizers of a module with a step of its own."""
 
@@ -228,21 +236,8 @@ class SeveralSteppings(Stepping):
         self.switches = any(part.switches for part in parts)
         self.steps_in_backward = any(part.steps_in_backward for part in parts)
 
-    def attach(self) -> None:
-        for part in self.parts:
-            part.attach()
-
-    def detach(self) -> None:
-        for part in self.parts:
-            part.detach()
-
-    def to_training(self) -> None:
-        for part in self.parts:
-            part.to_training()
-
-    def to_evaluation(self) -> None:
-        for part in self.parts:
-            part.to_evaluation()
+    attach, detach = _of_each("attach"), _of_each("detach")
+    to_training, to_evaluation = _of_each("to_training"), _of_each("to_evaluation")
 
 
 def stepping_of(*optimizers: object) -> Stepping:

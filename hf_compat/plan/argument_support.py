@@ -278,7 +278,8 @@ def check_optimization(args: TrainingArguments) -> None:
 def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
     """Build the optimizer over one parameter with weight decay and one without. None if it needs a whole model."""
     check_request(args, model)
-    if OPTIMIZERS[OptimizerNames(args.optim)].needs_model:
+    entry = OPTIMIZERS[OptimizerNames(args.optim)]
+    if entry.projects or entry.in_backward:  # its keywords depend on the model
         return None
     try:
         kind, keywords = get_optimizer_cls_and_kwargs(args)

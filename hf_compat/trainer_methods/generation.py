@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from hf_compat.engine.strategies import gathering_method, is_sharded
+from hf_compat.engine.strategies import gathering_method
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.releases import of_transformers, trainer_of_transformers
@@ -129,7 +130,7 @@ class GenerationSteps(StepMethods):
         if not self._option("predict_with_generate") or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         # every rank has to call each forward pass of a sharded model
-        is_spread = is_sharded(self.model) or is_partitioned(self.model)
+        is_spread = isinstance(self.model, FSDPModule) or is_partitioned(self.model)
         keywords = {"synced_gpus": is_spread, **(gen_kwargs or getattr(self, "_gen_kwargs", {}))}
         with gathering_method(self.model, "generate"):
             step: Callable[..., tuple[torch.Tensor | None, Nested | None, Nested | None]]
