@@ -512,17 +512,12 @@ def _check_of_subclass(
         known = {*parts_of(inherited.hint), type(None)} | ({int} if float in parts_of(inherited.hint) else set())
         is_wider = not known.issuperset(parts_of(hint))
     if inherited is None or is_wider:
-        # Numbers and truth values only
-        return ArgumentCheck(
-            field.name,
-            type_of(hint) if {bool, int, float, type(None)}.issuperset(parts_of(hint)) else None,
-            default,
-            hint,
-            is_lenient=True,
-        )
-    if inherited.kind is None or not (default is None or type(None) in parts_of(hint)):
-        return dataclasses.replace(inherited, default=default)
-    return dataclasses.replace(inherited, default=default, kind=or_none(inherited.kind))
+        is_number = {bool, int, float, type(None)}.issuperset(parts_of(hint))  # or a truth value
+        return ArgumentCheck(field.name, type_of(hint) if is_number else None, default, hint, is_lenient=True)
+    kind = inherited.kind
+    if kind is not None and (default is None or type(None) in parts_of(hint)):
+        kind = or_none(kind)
+    return dataclasses.replace(inherited, default=default, kind=kind)
 
 
 def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:

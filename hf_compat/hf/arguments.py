@@ -137,8 +137,7 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
     trial = TrainingArguments.__new__(TrainingArguments)
     try:
         for known in fields(TrainingArguments):
-            default = known.default if known.name != "include_for_metrics" else []
-            setattr(trial, known.name, good.get(known.name, default))
+            setattr(trial, known.name, good.get(known.name, default_of(known)))
         rules.normalise_arguments(trial)
         rules.fill_in(trial)
         trial._validate_args()

@@ -48,10 +48,8 @@ def normalise_arguments(args: TrainingArguments) -> None:
     num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
     if num_steps is not None and args.gradient_accumulation_steps == 1:  # else the Trainer refuses it, as upstream
         args.gradient_accumulation_steps = num_steps
-    for old, new in (
-        ("gradient_checkpointing", "activation_checkpointing"),
-        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
-    ):
+    for end in ("", "_kwargs"):
+        old, new = f"gradient_checkpointing{end}", f"activation_checkpointing{end}"
         if getattr(args, new) is None:
             setattr(args, new, getattr(args, old))
         setattr(args, old, getattr(args, new))
@@ -112,12 +110,9 @@ def _problem(fact: str, hint: str) -> str:
 
 def intervals(args: TrainingArguments) -> Iterator[str]:
     """Check the numbers of updates between logs, evaluations and saves."""
-    for kind, strategy in (
-        ("logging", args.logging_strategy),
-        ("eval", args.eval_strategy),
-        ("save", args.save_strategy),
-    ):
-        if strategy != "steps":
+    for strategy in ("logging_strategy", "eval_strategy", "save_strategy"):
+        kind = strategy.partition("_")[0]
+        if getattr(args, strategy) != "steps":
             continue
         steps = getattr(args, f"{kind}_steps")
         if steps is None and kind == "eval":  # set after the constructor, so the state's number applies, as upstream

@@ -214,11 +214,7 @@ class ArgumentViews:
 
     def to_sanitized_dict(self) -> dict[str, bool | float | str | torch.Tensor]:
         """Convert the fields and batch sizes to values that TensorBoard's hparams accept."""
-        values = {
-            **self.to_dict(),
-            "train_batch_size": self.train_batch_size,
-            "eval_batch_size": self.eval_batch_size,
-        }
+        values = {**self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         plain_types = (bool, int, float, str, torch.Tensor)
         return {name: value if type(value) in plain_types else str(value) for name, value in values.items()}
 

@@ -174,13 +174,7 @@ _SWITCHES = (
 Value = TypeVar("Value")
 
 # These describe the whole run, not a step.
-SUMMARY_KEYS = (
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-    "train_loss",
-    "total_flos",
-)
+SUMMARY_KEYS = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
 
 
 def available_trackers() -> list[str]:

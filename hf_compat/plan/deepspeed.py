@@ -15,13 +15,7 @@ from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArg
 from hf_compat.hf.argument_values import options_of, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import check_sections
-from hf_compat.hf.value_types import (
-    Range,
-    ValueType,
-    number,
-    read_options,
-    whole_number,
-)
+from hf_compat.hf.value_types import Range, ValueType, number, read_options, whole_number
 from hf_compat.runtime.text import did_you_mean, parse_switch
 
 
