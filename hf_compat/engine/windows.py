@@ -303,7 +303,16 @@ class Windows:
                 restore = None
             if not batches:
                 self._is_over = True
-                self._warn_of_shortage()
+                if self.saw_data and not (counts.is_endless or self._has_warned):
+                    self._has_warned = True
+                    logger.warning(
+                        "The training data announces %d micro-batches (%d samples) an epoch, and this one had %d. "
+                        "Training will make fewer updates than the %d that the learning-rate schedule is made for.",
+                        counts.micro_batches_per_epoch,
+                        counts.num_examples,
+                        self._done,
+                        counts.max_updates,
+                    )
                 break
             self.saw_data = True
             self._done += len(batches)
@@ -382,20 +391,6 @@ class Windows:
                 draw_order(self._pass)
             after_start()
         return self._pass
-
-    def _warn_of_shortage(self) -> None:
-        counts = self.counts
-        if counts.is_endless or not self.saw_data or self._has_warned:
-            return
-        self._has_warned = True
-        logger.warning(
-            "The training data announces %d micro-batches (%d samples) an epoch, and this one had %d. Training "
-            "will make fewer updates than the %d that the learning-rate schedule is made for.",
-            counts.micro_batches_per_epoch,
-            counts.num_examples,
-            self._done,
-            counts.max_updates,
-        )
 
     def close(self) -> None:
         """End the pass and its workers, and release its batches. No training follows."""

@@ -428,25 +428,6 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
         raise UnsupportedArgument(f"{why}, where gradients are still scaled for `fp16=True`.\n\nHint: `bf16=True`.")
 
 
-def check_in_backward(request: OptimizerRequest, kind: OptimizerClass) -> None:
-    """Refuse what cannot be updated in the backward pass, and warn of arguments without effect."""
-    refuse_in_backward(request)
-    args = request.args
-    is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
-    for name in filter(is_inert.get, is_inert):
-        warn_user(
-            f"`{name}={getattr(args, name)}` has no effect: `optim={request.name!r}` updates each parameter in the "
-            "backward pass, as in transformers.",
-            InertArgumentWarning,
-        )
-    # the package keeps AdaLomo's averages on CUDA even if the model is on the CPU
-    is_packages = kind.__module__.startswith("lomo_optim.") and request.name == OptimizerNames.ADALOMO
-    if is_packages and not torch.cuda.is_available():
-        raise UnsupportedArgument(
-            f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\nHint: `optim='lomo'`."
-        )
-
-
 # Parameters of these layers and with these names do not decay.
 NO_DECAY_LAYERS = (nn.LayerNorm,)
 NO_DECAY_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE | re.ASCII)
@@ -482,7 +463,21 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
                 f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
             )
     if entry.in_backward:
-        check_in_backward(request, kind)
+        refuse_in_backward(request)
+        is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
+        for name in filter(is_inert.get, is_inert):
+            warn_user(
+                f"`{name}={getattr(args, name)}` has no effect: `optim={request.name!r}` updates each parameter in the "
+                "backward pass, as in transformers.",
+                InertArgumentWarning,
+            )
+        # the package keeps AdaLomo's averages on CUDA even if the model is on the CPU
+        is_packages = kind.__module__.startswith("lomo_optim.") and request.name == OptimizerNames.ADALOMO
+        if is_packages and not torch.cuda.is_available():
+            raise UnsupportedArgument(
+                f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\n"
+                "Hint: `optim='lomo'`."
+            )
     if entry.projects:
         target_expressions(request)
         if model is not None:
