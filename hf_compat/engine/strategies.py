@@ -329,13 +329,11 @@ class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
 class LaunchedEnvironment(ClusterEnvironment):
     """The ranks of a launcher: torchrun, accelerate, deepspeed, SLURM or MPI."""
 
+    creates_processes_externally = True
+
     def __init__(self, launch: Launch) -> None:
         super().__init__()
         self.launch = launch
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
 
     @property
     def main_address(self) -> str:
