@@ -21,11 +21,16 @@ PeftModel = Any  # `peft.PeftModel`, which may be absent
 _DEFAULT = "default"  # PEFT's name for an adapter without one
 
 
-def load_adapters(model: PeftModel, folder: str) -> list[str]:
+def load_adapters(model: PeftModel, folder: str, strict: bool = False) -> list[str]:
     """Load each adapter of a model that a checkpoint holds. The active and trained ones stay the same.
 
     Returns:
-        The weights that the checkpoint lacks. A warning names them.
+        The weights that the checkpoint lacks, which PEFT leaves as they are. A warning names them.
+
+    Raises:
+        CheckpointError: PEFT, which does not know manifests, should not read an adapter; or the checkpoint lacks
+            weights, and `strict` is set.
+        CheckpointMismatch: An adapter does not fit the model.
 
     Mirrors:
         `transformers.Trainer._load_from_checkpoint`, 5.23.
@@ -33,24 +38,21 @@ def load_adapters(model: PeftModel, folder: str) -> list[str]:
     Differs:
         Upstream makes an adapter of every subfolder that holds one. Here the model's own are loaded.
     """
-    missing = check_adapters(model, folder)
-    for adapter, subfolder in _places(model, folder).items():
-        model.load_adapter(os.path.join(folder, subfolder) if subfolder else folder, adapter, True)
-    if missing:
-        logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
-    return missing
-
-
-def check_adapters(model: PeftModel, folder: str) -> list[str]:
-    """List the weights of a model's adapters that a checkpoint lacks. PEFT leaves them as they are and says nothing.
-
-    Raises:
-        CheckpointError: PEFT, which does not know manifests, should not read an adapter.
-        CheckpointMismatch: An adapter does not fit the model.
-    """
-    contents = Contents(folder)
-    missing = []
-    for adapter, subfolder in _places(model, folder).items():
+    contents, known, missing = Contents(folder), list(model.peft_config), list[str]()
+    # The subfolder of each adapter. A single one is in the folder itself, under any name
+    places = {name: name for name in known if weight_files(contents, name)}
+    has_root = bool(weight_files(contents, ""))
+    if places and has_root and _DEFAULT in known:
+        places = {_DEFAULT: "", **places}
+    elif not places:
+        others = [] if has_root else _subfolders_with_adapters(contents)
+        if others:
+            raise CheckpointError(
+                f"{folder} holds the adapters {', '.join(others)}; the model has {', '.join(known)}.\n\n"
+                "Hint: give the model's adapters the names that they had."
+            )
+        places = {next(iter(model.active_adapters)): ""}
+    for adapter, subfolder in places.items():  # PEFT reads none before all are checked
         before = f"{subfolder}/" if subfolder else ""
         names = [before + name for name in layout.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
         read_json(contents.need(before + layout.ADAPTER_CONFIG_NAME))
@@ -61,6 +63,12 @@ def check_adapters(model: PeftModel, folder: str) -> list[str]:
             stored |= weights.keys()
         own = [name.replace(COMPILED, "") for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
         missing += [plain for name in own if (plain := name.replace(f".{adapter}.", ".", 1)) not in stored]
+    if missing and strict:
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:3])}.")
+    for adapter, subfolder in places.items():
+        model.load_adapter(os.path.join(folder, subfolder) if subfolder else folder, adapter, True)
+    if missing:
+        logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
     return missing
 
 
@@ -81,22 +89,6 @@ def holds_whole_model(folder: str, model: PeftModel) -> bool:
     contents = Contents(folder)
     files = [name for name in weight_files(contents) if name.endswith(".safetensors")]
     return bool(own) and own <= {name for file in files for name in weight_names(contents.need(file))}
-
-
-def _places(model: PeftModel, folder: str) -> dict[str, str]:
-    """Find the subfolder of each of a model's adapters. A single one is in the folder itself, under any name."""
-    contents, own = Contents(folder), list(model.peft_config)
-    in_subfolders = {name: name for name in own if weight_files(contents, name)}
-    in_root = {_DEFAULT: ""} if _DEFAULT in own and weight_files(contents, "") else {}
-    if in_subfolders:
-        return in_root | in_subfolders
-    others = [] if weight_files(contents, "") else _subfolders_with_adapters(contents)
-    if others:
-        raise CheckpointError(
-            f"{folder} holds the adapters {', '.join(others)}; the model has {', '.join(own)}.\n\n"
-            "Hint: give the model's adapters the names that they had."
-        )
-    return {next(iter(model.active_adapters)): ""}
 
 
 def _subfolders_with_adapters(contents: Contents) -> list[str]:

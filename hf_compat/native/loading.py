@@ -20,7 +20,7 @@ from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hpara
 from torch import nn
 
 from hf_compat.checkpoint import layout
-from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
+from hf_compat.checkpoint.adapters import holds_adapters, load_adapters
 from hf_compat.checkpoint.convert import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
 from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
 from hf_compat.checkpoint.forms import (
@@ -383,10 +383,7 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
         raise CheckpointError(
             f"{folder} holds an adapter, and the model has none.\n\nHint: pass `model=get_peft_model(…)`."
         )
-    missing = check_adapters(model, folder)
-    if missing:
-        raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:_SHOWN])}.")
-    load_adapters(model, folder)
+    load_adapters(model, folder, strict=True)
 
 
 # Fields of every release's arguments.
