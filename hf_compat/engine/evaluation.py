@@ -425,7 +425,7 @@ class EvaluationRun:
             labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and self.preprocess_logits is not None:
             logits = self.preprocess_logits(logits, labels)
-        if self.torch_metrics is not None:
+        if self.torch_metrics is not None and logits is not None and labels is not None:
             self._update(self.torch_metrics, logits, labels, batch, samples)
         if not self._gathers_predictions:
             logits = labels = None
@@ -460,20 +460,13 @@ class EvaluationRun:
         return slice_nested(gathered, 0, batch.remainder) if is_filled else gathered
 
     def _update(
-        self,
-        metrics: MetricCollection,
-        logits: Nested | None,
-        labels: Nested | None,
-        batch: EvaluationBatch,
-        samples: int | None,
+        self, metrics: MetricCollection, logits: Nested, labels: Nested, batch: EvaluationBatch, samples: int | None
     ) -> None:
         """Update metrics with this rank's samples, without the fillers of the last round.
 
         Raises:
             ArgumentError: Outputs (after `preprocess_logits_for_metrics`) or labels are not one tensor.
         """
-        if logits is None or labels is None:
-            return
         accelerator = self.steps.accelerator
         if batch.is_last and batch.remainder > 0 and samples and accelerator.num_processes > 1:
             mine = batch.remainder - accelerator.process_index * samples

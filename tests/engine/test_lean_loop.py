@@ -197,3 +197,21 @@ def test_another_release_of_lightning_keeps_its_own_loop(make_args, monkeypatch,
         trainer.train()
     assert trainer.lightning_trainer.fit_loop.epoch_loop._listeners is None
     assert "does not support the loops of Lightning" in caplog.text
+
+
+class ToldLonger(torch.utils.data.IterableDataset):
+    """Reports a length greater than its number of rows."""
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(toy.rows(8))
+
+
+def test_data_that_ends_before_its_length_is_told_of_once(make_args, caplog):
+    trainer = Trainer(toy.Classifier(), make_args(num_train_epochs=2), train_dataset=ToldLonger())
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        trainer.train()
+    (message,) = [record.getMessage() for record in caplog.records if "announces" in record.getMessage()]
+    assert "3 micro-batches (12 samples) an epoch, and this one had 2. Training will make fewer updates" in message
