@@ -489,7 +489,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         if name in OLD_NAMES:
             is_ours = name == "place_model_on_device" or not hasattr(type(self), name)  # not a subclass's
             if is_ours and name not in takes.checks:
-                legacy.assign_old(self, name, value)
+                legacy.assign_old(self, value, name=name)
                 return
             if is_complete:
                 legacy.follow_declared(self, name, value)

@@ -494,7 +494,7 @@ def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) 
                 setattr(args, today, said)
 
 
-def assign_old(args: TrainingArguments, name: str, value: object) -> None:
+def assign_old(args: TrainingArguments, value: object, *, name: str) -> None:
     """Set the current arguments that replace an old name, and remember the value."""
     remember(args, {name: set_by_old(args, name, value)})
 

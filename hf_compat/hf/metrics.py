@@ -194,11 +194,7 @@ class EvalPrediction:
     """
 
     def __init__(
-        self,
-        predictions: Arrays,
-        label_ids: Arrays,
-        inputs: Arrays | None = None,
-        losses: Arrays | None = None,
+        self, predictions: Arrays, label_ids: Arrays, inputs: Arrays | None = None, losses: Arrays | None = None
     ) -> None:
         self.predictions = predictions
         self.label_ids = label_ids

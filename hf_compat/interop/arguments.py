@@ -138,8 +138,7 @@ def _adopted_class(kind: type) -> type:
     for name in {name for one in theirs.__mro__ for name in vars(one) if name in OLD_NAMES}:
         if not hasattr(TrainingArguments, name) and not any(name in vars(one) for one in own):
             content[name] = property(
-                functools.partial(read_attribute, name=name),
-                lambda args, value, name=name: assign_old(args, name, value),  # type: ignore[misc]  # not inferred
+                functools.partial(read_attribute, name=name), functools.partial(assign_old, name=name)
             )
     content.update(
         _checks=classmethod(lambda cls: checks),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument, warn_inert
-from hf_compat.hf.argument_values import options_of
+from hf_compat.hf import argument_values as values
+from hf_compat.hf.argument_values import options_of, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import (
     ANYTHING,
@@ -112,18 +113,13 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         if name in variables:
             options.setdefault(key, variables[name])
     options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
-    fsdp = args.fsdp
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
-    for word in (str(getattr(word, "value", word)).lower() for word in words):
+    fsdp: Any = read_as("fsdp", values.fsdp, args.fsdp or False)
+    words = fsdp.lower().split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    for word in words:
         if word in _STRATEGIES:
             options.setdefault("reshard_after_forward", word)
         elif word == "offload":
             options.setdefault("cpu_offload", True)
-        elif word not in ("auto_wrap", "true", ""):
-            raise ArgumentError(
-                f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
-                f"Hint: the words are {', '.join(_STRATEGIES)}, offload and auto_wrap. `fsdp=True` works, too."
-            )
     if (version := options.get("version", 2)) != 2:
         raise UnsupportedArgument(
             f"`fsdp_config` has version={version!r}, which is not supported.\n\n"

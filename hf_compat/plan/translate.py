@@ -107,11 +107,7 @@ class RunCounts(NamedTuple):
 
 
 def make_run_counts(
-    args: TrainingArguments,
-    *,
-    micro_batches: int | None,
-    num_examples: int | None,
-    total_train_batch_size: int,
+    args: TrainingArguments, *, micro_batches: int | None, num_examples: int | None, total_train_batch_size: int
 ) -> RunCounts:
     """Count the updates, epochs and samples of a run.
 
