@@ -166,7 +166,11 @@ def _wait_at_exit(client: weakref.ref[HubClient], process: int) -> None:
 
 
 class PushInProgress:
-    """Pushes that began together. Mirrors `transformers.utils.PushInProgress`, 5.23."""
+    """Pushes that began together.
+
+    Mirrors:
+        `transformers.utils.PushInProgress`, 5.23.
+    """
 
     def __init__(self, jobs: Iterable[Future[object]] | None = None) -> None:
         self.jobs = list(jobs or ())

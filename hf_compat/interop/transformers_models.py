@@ -232,7 +232,11 @@ def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
 
 
 def check_placement(model: nn.Module, device: torch.device, world_size: int) -> None:
-    """Refuse a placement with which no run can train. Mirrors `accelerate.Accelerator.prepare_model`, 1.13."""
+    """Refuse a placement with which no run can train.
+
+    Mirrors:
+        `accelerate.Accelerator.prepare_model`, 1.13.
+    """
     if world_size > 1 and is_spread(model):
         raise UnsupportedArgument(
             f"The model is spread over devices (`device_map`), and there are {world_size} processes: each of them "

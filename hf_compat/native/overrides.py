@@ -195,7 +195,11 @@ class OverridePoints(pl.LightningModule):
     get_optimizer_cls_and_kwargs = staticmethod(NativeSteps.get_optimizer_cls_and_kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer for all trained parameters. Mirrors `transformers.Trainer.create_optimizer`, 5.23."""
+        """Make the optimizer for all trained parameters.
+
+        Mirrors:
+            `transformers.Trainer.create_optimizer`, 5.23.
+        """
         steps = cast(NativeSteps, self.steps)
         if model is None and names_beside(self, steps.model):
             model = self

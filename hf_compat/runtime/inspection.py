@@ -15,7 +15,11 @@ Answer = TypeVar("Answer")
 
 
 def find_labels(model_class: type[nn.Module]) -> list[str]:
-    """List the parameters of a model's `forward` that are labels. Mirrors `transformers.utils.find_labels`, 5.23."""
+    """List the parameters of a model's `forward` that are labels.
+
+    Mirrors:
+        `transformers.utils.find_labels`, 5.23.
+    """
     parameters = inspect.signature(model_class.forward).parameters
     spans = ("start_positions", "end_positions") if "QuestionAnswering" in model_class.__name__ else ()
     return [name for name in parameters if "label" in name or name in spans]

@@ -87,7 +87,11 @@ class DeepSpeedPlugin:
 
 
 class AcceleratorState(ProcessState):
-    """`accelerator.state`. Mirrors `accelerate.state.AcceleratorState`, 1.15."""
+    """`accelerator.state`.
+
+    Mirrors:
+        `accelerate.state.AcceleratorState`, 1.15.
+    """
 
     deepspeed_plugin: DeepSpeedPlugin | None = None
     deepspeed_plugins = fsdp_plugin = torch_tp_plugin = dynamo_plugin = None

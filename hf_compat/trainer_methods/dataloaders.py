@@ -129,7 +129,11 @@ class DataloaderMethods(StepsBase):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> PreparedDataLoader:
-        """Make a loader from a data set and the arguments. Mirrors `transformers.Trainer._get_dataloader`, 5.23."""
+        """Make a loader from a data set and the arguments.
+
+        Mirrors:
+            `transformers.Trainer._get_dataloader`, 5.23.
+        """
         args, collator = self.args, self.data_collator
         if is_datasets_dataset(dataset):
             dataset = self._remove_unused_columns(dataset, description=description)

@@ -139,5 +139,9 @@ class SearchMethods(UpstreamHooks):
             report(self, trial, step)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint into a folder of ray's. Mirrors `transformers.Trainer._tune_save_checkpoint`, 5.23."""
+        """Write a checkpoint into a folder of ray's.
+
+        Mirrors:
+            `transformers.Trainer._tune_save_checkpoint`, 5.23.
+        """
         trainer_of_transformers("Trainer")._tune_save_checkpoint(self, checkpoint_dir)  # type: ignore[attr-defined]  # it is theirs
