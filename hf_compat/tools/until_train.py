@@ -82,9 +82,18 @@ def run_until_train(
                 errors.append(error)
         raise _TrainReached
 
+    values, finish = overrides or {}, TrainingArguments.__post_init__
+
+    def override_and_finish(self: TrainingArguments) -> None:
+        # `restore_as_written` needs the script's own values
+        vars(self)["_as_written"] = {name: getattr(self, name, None) for name in values}
+        for name, value in values.items():
+            setattr(self, name, value)
+        finish(self)
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Trainer, "train", train))
-        stack.enter_context(replaced(TrainingArguments, "__post_init__", _overriding(overrides or {})))
+        stack.enter_context(replaced(TrainingArguments, "__post_init__", override_and_finish))
         # An empty standard input, as in a job without a terminal
         stack.enter_context(replaced(sys, "stdin", stack.enter_context(open(os.devnull, encoding="utf-8"))))
         # No progress bars, and no logs below warnings, which libraries show while they load
@@ -150,19 +159,6 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def _overriding(values: Mapping[str, object]) -> Callable[[TrainingArguments], None]:
-    finish = TrainingArguments.__post_init__
-
-    def override_and_finish(self: TrainingArguments) -> None:
-        # `restore_as_written` needs the script's own values
-        vars(self)["_as_written"] = {name: getattr(self, name, None) for name in values}
-        for name, value in values.items():
-            setattr(self, name, value)
-        finish(self)
-
-    return override_and_finish
 
 
 def restore_as_written(args: TrainingArguments) -> None:

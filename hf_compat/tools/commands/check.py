@@ -103,7 +103,7 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     from hf_compat.runtime.launch import end_with_launcher, environment
     from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
     from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity, Unchecked, finding_of
-    from hf_compat.tools.until_train import UserScript, run_until_train
+    from hf_compat.tools.until_train import UserScript, restore_as_written, run_until_train
 
     if chosen.launcher is not None:
         end_with_launcher(chosen.launcher)
@@ -114,9 +114,16 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
     # Nothing is made in the script's own folder, and no repository on the Hub
     overrides = {"output_dir": os.path.join(scratch, "output"), "push_to_hub": False}
+
+    def preflight(captured: CapturedTrain) -> PreflightReport:
+        restore_as_written(captured.trainer.args)
+        named = captured.keywords.get("resume_from_checkpoint", captured.keywords.get("model_path"))
+        wanted = captured.positional[0] if captured.positional else named
+        return captured.trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
+
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            report = run_until_train(script, _preflight, overrides)
+            report = run_until_train(script, preflight, overrides)
             # Notes on comparisons with local rank 0, which no process has here
             file = str(getattr(sys.modules["__main__"], "__file__", ""))
             ranks = [] if generation_beside() == "4" else comparisons_in_file(file)
@@ -135,17 +142,6 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
             report = PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",))
     return FINE if report.ok else FOUND, str(report), report.to_json()
-
-
-def _preflight(captured: CapturedTrain) -> PreflightReport:
-    """Check a call of `train()` with the script's own arguments."""
-    from hf_compat.tools.until_train import restore_as_written
-
-    trainer = captured.trainer
-    restore_as_written(trainer.args)
-    named = captured.keywords.get("resume_from_checkpoint", captured.keywords.get("model_path"))
-    wanted = captured.positional[0] if captured.positional else named
-    return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
 
 
 def _not_checked(error: HfCompatError) -> Outcome:

@@ -27,17 +27,21 @@ def main(words: Sequence[str]) -> int:
     add_options(parser)
     add_script(parser, "its arguments, then a new or empty folder", "ARGS… DIR")
     chosen = parser.parse_args(list(words))
-    # Make the project's folder, so that it stays real in the isolation. An empty one is removed again
-    target = chosen.arguments[-1] if chosen.arguments else "-"
-    path = Path(target).absolute()
-    is_named = not target.startswith("-")  # if not, the command refuses it
-    missing = [one for one in (path, *path.parents) if is_named and not one.exists()]
-    if missing:
-        path.mkdir(parents=True)
+    missing: list[Path] = []
     try:
-        is_ready = is_named and path.is_dir() and not any(path.iterdir())
-        status = call_again("eject", words, chosen, chosen.script, (str(path),)) if is_ready else None
-        return _ejected(chosen) if status is None else status
+        if not chosen.arguments:
+            raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
+        *arguments, target = chosen.arguments
+        if target.startswith("-"):
+            raise ArgumentError(f"The last word is {target!r}, not a folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
+        # Make the project's folder, so that it stays real in the isolation. An empty one is removed again
+        folder = Path(target).absolute()
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        if missing:
+            folder.mkdir(parents=True)
+        is_ready = folder.is_dir() and not any(folder.iterdir())
+        status = call_again("eject", words, chosen, chosen.script, (str(folder),)) if is_ready else None
+        return _ejected(chosen, arguments, folder) if status is None else status
     except ScriptError as error:
         say(str(error))
         return error.status or NOT_WRITTEN
@@ -50,20 +54,15 @@ def main(words: Sequence[str]) -> int:
                 one.rmdir()
 
 
-def _ejected(chosen: argparse.Namespace) -> int:
+def _ejected(chosen: argparse.Namespace, arguments: Sequence[str], folder: Path) -> int:
     from hf_compat.interop.user_script import require_script
     from hf_compat.tools.ejection.project import check_folder, eject
     from hf_compat.tools.ejection.recording import Recorder
     from hf_compat.tools.until_train import UserScript, run_until_train
 
-    if not chosen.arguments:
-        raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
-    *arguments, target = chosen.arguments
-    if target.startswith("-"):
-        raise ArgumentError(f"The last word is {target!r}, not a folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
+    target = chosen.arguments[-1]
     if not chosen.module:
         require_script(chosen.script, "hf-compat eject SCRIPT [arguments] DIR")
-    folder = Path(target).absolute()
     check_folder(folder)
     say(f"hf-compat eject: {chosen.script} runs up to its first `train()`")
     recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())

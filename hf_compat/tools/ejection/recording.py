@@ -115,8 +115,20 @@ class Recorder:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Record the objects that are made within."""
+        build_class: Callable[..., object] = builtins.__build_class__
+
+        @functools.wraps(build_class)
+        def build(body: Callable[..., object], *words: object, **named: object) -> object:
+            made = build_class(body, *words, **named)
+            if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
+                with contextlib.suppress(AttributeError, TypeError):  # a class that forbids changes is not watched
+                    # Of a module the weights are compared, not the attributes
+                    self._watch_init(made, holds=not issubclass(made, nn.Module))
+            self._watch_streams(made)
+            return made
+
         with self._given_back, self.environment.listening():
-            self._put(builtins, "__build_class__", self._watching(builtins.__build_class__))
+            self._put(builtins, "__build_class__", build)
             self._watch_init(nn.Module, _module_arguments)
             for module, base in ((lr_scheduler, lr_scheduler.LRScheduler), (sampler, sampler.Sampler)):
                 kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
@@ -134,19 +146,6 @@ class Recorder:
     def _keep(self, instance: object, origin: Given | Call) -> None:
         # A subclass's constructor calls that of its base, so the first call is the instance's own
         self._made.setdefault(id(instance), (instance, origin))
-
-    def _watching(self, build_class: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(build_class)
-        def build(body: Callable[..., object], *words: object, **named: object) -> object:
-            made = build_class(body, *words, **named)
-            if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
-                with contextlib.suppress(AttributeError, TypeError):  # a class that forbids changes is not watched
-                    # Of a module the weights are compared, not the attributes
-                    self._watch_init(made, holds=not issubclass(made, nn.Module))
-            self._watch_streams(made)
-            return made
-
-        return build
 
     def _watch_init(self, kind: type, origin_of: Origin = lambda *_: None, *, holds: bool = False) -> None:
         """Watch a constructor until the end of the recording, and keep an instance's attributes with `holds`.

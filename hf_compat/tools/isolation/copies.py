@@ -15,9 +15,10 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 
-from hf_compat.tools.isolation.plan import COPIED, Plan, is_below, machine_folders, mark_of
+from hf_compat.tools.isolation.plan import Plan, is_below, machine_folders, mark_of
 
 Progress = Callable[[str], None]
+_COPIED = "copied.json"
 _CLONE = 0x40049409  # ioctl FICLONE: the copy shares its blocks if the file system can
 _TELL_EVERY_BYTES = 2**28
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's system calls, the same on every machine
@@ -51,9 +52,29 @@ def make(plan: Plan, limit: int, progress: Progress) -> list[str]:
         shutil.copystat(path, files + path)
     for parent, _, _ in os.walk(files + plan.working_folder, topdown=False):  # some may be read-only
         shutil.copymode(parent.removeprefix(files), parent)
-    with open(plan.in_folder(COPIED), "w", encoding="utf-8") as file:  # so that changed files can be found
+    with open(plan.in_folder(_COPIED), "w", encoding="utf-8") as file:  # so that changed files can be found
         json.dump({path: mark_of(files + path) for path in [*links, *sizes]}, file)
     return linked
+
+
+def settle(plan: Plan) -> Iterator[str]:
+    """Remove the unchanged copies and links, and yield those that the command has deleted."""
+    if not os.path.exists(plan.in_folder(_COPIED)):
+        return
+    with open(plan.in_folder(_COPIED), encoding="utf-8") as file:
+        copies: dict[str, list[int]] = json.load(file)
+    files = plan.in_folder("files")
+    for parent, _, _ in os.walk(files):
+        os.chmod(parent, os.stat(parent).st_mode | stat.S_IRWXU)
+    for path, mark in copies.items():
+        if not os.path.lexists(files + path):
+            yield path
+        elif mark == list(mark_of(files + path)):
+            os.unlink(files + path)
+    for parent, _, _ in os.walk(files, topdown=False):
+        if not os.listdir(parent):
+            os.rmdir(parent)
+    os.unlink(plan.in_folder(_COPIED))
 
 
 def restrict(plan: Plan) -> None:

@@ -51,7 +51,7 @@ def enter(plan_file: str, *command: str) -> int:
     _end_children()
     if command:
         try:
-            plan.settle()
+            plan.settle((overlay.settle, copies.settle))
         except OSError as error:  # such as a full disk, while the status of the command counts
             sys.stderr.write(f"not all that was written could be sorted into {plan.in_folder('files')}: {error}\n")
     if not plan.is_kept and os.getppid() != starter:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hf_compat.tools.isolation.plan import Plan, is_below
+from hf_compat.tools.isolation.plan import LAYERS, Plan, is_below, remove_tree
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _UNBINDABLE, _PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
@@ -45,7 +47,14 @@ class Mount(NamedTuple):
 
 def enter(plan: Plan) -> list[str]:
     """Cover all files by overlays for this process and its children. Returns the read-only folders."""
-    are_nested = _unshare()
+    are_nested = _LIBC.unshare(_NEW_MOUNTS) == 0  # whether folders that hold other mounts can be covered
+    if not are_nested:
+        user, group = os.getuid(), os.getgid()
+        if _LIBC.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(line)
     mounts = _mounted(plan.folder)
     root, real = plan.in_folder("root"), plan.in_folder("real")
     _mount(None, "/", _RECURSIVE | _PRIVATE)
@@ -70,6 +79,39 @@ def enter(plan: Plan) -> list[str]:
     _mount("/", root + real, _BIND | _RECURSIVE)
     os.chroot(root)
     return cover.read_only
+
+
+def settle(plan: Plan) -> Iterator[str]:
+    """Move the content of the layers into one tree, and yield the user's files that the command has deleted."""
+    layers = plan.in_folder(LAYERS)
+    if not os.path.isdir(layers):
+        return
+    for number in sorted(os.listdir(layers), key=int):
+        place = os.path.join(layers, number)
+        with open(os.path.join(place, "of"), encoding="utf-8") as file:
+            of = file.read()
+        upper = os.path.join(place, "upper")
+        for parent, _, names in os.walk(upper):
+            for path in (os.path.join(parent, name) for name in names):
+                told = os.lstat(path)
+                if stat.S_ISCHR(told.st_mode) and told.st_rdev == 0:  # an overlay's mark of a deleted file
+                    os.unlink(path)
+                    yield os.path.join(of, os.path.relpath(path, upper))
+        if os.path.isdir(upper) and os.listdir(upper):
+            _merge(upper, f"{plan.in_folder('files')}{of}")
+    remove_tree(layers)
+
+
+def _merge(source: str, target: str) -> None:
+    if not os.path.isdir(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.rename(source, target)
+        return
+    for entry in list(os.scandir(source)):
+        if entry.is_dir(follow_symlinks=False):
+            _merge(entry.path, os.path.join(target, entry.name))
+        else:
+            os.replace(entry.path, os.path.join(target, entry.name))
 
 
 class _Cover:
@@ -145,19 +187,6 @@ class _Cover:
         told = os.statvfs(folder).f_flag
         flags = told & _KEPT_FLAGS | (_RELATIVE_TIMES if told & _STATVFS_RELATIVE_TIMES else 0)
         _mount(None, self._root + folder, _REMOUNT | _BIND | _READ_ONLY | flags)
-
-
-def _unshare() -> bool:
-    """Enter a new mount namespace. True if folders that hold other mounts can be covered in it."""
-    if _LIBC.unshare(_NEW_MOUNTS) == 0:
-        return True
-    user, group = os.getuid(), os.getgid()
-    if _LIBC.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(line)
-    return False
 
 
 def _mounts(source: str | None, target: str, flags: int, kind: str | None = None, data: str | None = None) -> bool:

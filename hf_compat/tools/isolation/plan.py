@@ -8,14 +8,14 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 # The folder of a command's isolation. It is set only in isolated processes.
 VARIABLE = "HF_COMPAT_ISOLATED_IN"
 # `copies` avoids overlays, on machines that offer them but not well enough.
 CHOSEN = "HF_COMPAT_ISOLATION"
-COPIED, _LAYERS = "copied.json", "layers"
+LAYERS = "layers"
 _CACHES = ("CACHE", "TMPDIR", "TMP", "TEMP", "CACHE_DIR", "HF_HOME", "TORCH_HOME")
 NAMED = 3  # files or folders that a message names
 
@@ -55,7 +55,7 @@ class Plan:
 
     def new_layer(self, folder: str) -> str:
         """Make a layer for the files that are written into a folder."""
-        layers = self.in_folder(_LAYERS)
+        layers = self.in_folder(LAYERS)
         os.makedirs(layers, exist_ok=True)
         place = os.path.join(layers, str(len(os.listdir(layers))))
         os.mkdir(place)
@@ -65,7 +65,7 @@ class Plan:
 
     def remove(self) -> None:
         self._remove_mount_points()
-        _remove_tree(self.folder)
+        remove_tree(self.folder)
 
     def _remove_mount_points(self) -> None:
         """Remove the mount points of another namespace. One that is not empty here raises, which protects its files."""
@@ -73,54 +73,15 @@ class Plan:
             if os.path.isdir(self.in_folder(name)):
                 os.rmdir(self.in_folder(name))
 
-    def settle(self) -> None:
-        """Keep only the files that the command has written, in `files/`."""
+    def settle(self, ways: Iterable[Callable[[Plan], Iterable[str]]]) -> None:
+        """Keep only the files that the command has written, in `files/`. Each way yields the deleted files."""
         self._remove_mount_points()
-        deleted = [*self._gather_layers(), *self._leave_out_copies()]
+        deleted = [path for settle in ways for path in settle(self)]
         if deleted:
             with open(self.in_folder("deleted.txt"), "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.writelines(f"{path}\n" for path in sorted(deleted))
         for name in ("plan.json", "entered.json"):
             os.unlink(self.in_folder(name))
-
-    def _gather_layers(self) -> Iterator[str]:
-        """Move the content of the layers into one tree, and yield the user's files that the command has deleted."""
-        layers = self.in_folder(_LAYERS)
-        if not os.path.isdir(layers):
-            return
-        for number in sorted(os.listdir(layers), key=int):
-            place = os.path.join(layers, number)
-            with open(os.path.join(place, "of"), encoding="utf-8") as file:
-                of = file.read()
-            upper = os.path.join(place, "upper")
-            for parent, _, names in os.walk(upper):
-                for path in (os.path.join(parent, name) for name in names):
-                    told = os.lstat(path)
-                    if stat.S_ISCHR(told.st_mode) and told.st_rdev == 0:  # an overlay's mark of a deleted file
-                        os.unlink(path)
-                        yield os.path.join(of, os.path.relpath(path, upper))
-            if os.path.isdir(upper) and os.listdir(upper):
-                _merge(upper, f"{self.in_folder('files')}{of}")
-        _remove_tree(layers)
-
-    def _leave_out_copies(self) -> Iterator[str]:
-        """Remove the unchanged copies and links, and yield those that the command has deleted."""
-        if not os.path.exists(self.in_folder(COPIED)):
-            return
-        with open(self.in_folder(COPIED), encoding="utf-8") as file:
-            copies: dict[str, list[int]] = json.load(file)
-        files = self.in_folder("files")
-        for parent, _, _ in os.walk(files):
-            os.chmod(parent, os.stat(parent).st_mode | stat.S_IRWXU)
-        for path, mark in copies.items():
-            if not os.path.lexists(files + path):
-                yield path
-            elif mark == list(mark_of(files + path)):
-                os.unlink(files + path)
-        for parent, _, _ in os.walk(files, topdown=False):
-            if not os.listdir(parent):
-                os.rmdir(parent)
-        os.unlink(self.in_folder(COPIED))
 
 
 def mark_of(path: str) -> tuple[int, ...]:
@@ -136,19 +97,7 @@ def real_path(path: str) -> str:
     return real + os.path.abspath(path) if inside and os.listdir(real) else path
 
 
-def _merge(source: str, target: str) -> None:
-    if not os.path.isdir(target):
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.rename(source, target)
-        return
-    for entry in list(os.scandir(source)):
-        if entry.is_dir(follow_symlinks=False):
-            _merge(entry.path, os.path.join(target, entry.name))
-        else:
-            os.replace(entry.path, os.path.join(target, entry.name))
-
-
-def _remove_tree(folder: str) -> None:
+def remove_tree(folder: str) -> None:
     """Remove a tree, including folders without permissions."""
 
     def open_and_retry(_: object, path: str, __: object) -> None:

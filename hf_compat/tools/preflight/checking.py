@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from hf_compat.runtime.collectives import broadcast_object, is_failed_exchange, naming_absent_ranks
 from hf_compat.tools.isolation.plan import real_path
-from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, check_training_data
-from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
+from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, check_training_data, check_workers
+from hf_compat.tools.preflight.evaluation import check_evaluation, check_memory, check_metric_name
 from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_followers, check_plan, check_space
 from hf_compat.tools.preflight.report import PreflightReport, line_of
 from hf_compat.tools.preflight.session import Session, existing_parent, weights_in_bytes
@@ -25,6 +25,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
     check_trackers,
     check_hub,
     check_metric_followers,
+    check_workers,
     check_training_data,
     check_plan,
     check_devices,
@@ -32,6 +33,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
     check_update,
     check_columns,
     check_evaluation,
+    check_memory,
     check_metric_name,
     check_resumption,
     check_space,

@@ -50,7 +50,6 @@ def check_training_data(session: Session) -> None:
             except Exception as error:
                 session.raised(error, CHECK, "The training loader cannot be made")
         return
-    _check_workers(session)
     with session.on_a_copy(name="data"):
         try:
             _read(session)
@@ -152,11 +151,12 @@ class _Sender(pickle.Pickler):
         return (int, ()) if isinstance(thing, (torch.Tensor, np.ndarray)) else NotImplemented
 
 
-def _check_workers(session: Session) -> None:
-    """Pickle the objects that are sent to workers, unless workers are forked."""
+def check_workers(session: Session) -> None:
+    """Pickle the objects that are sent to workers, unless workers are forked or the data can be read only once."""
     trainer, args = session.trainer, session.trainer.args
     context = args.dataloader_multiprocessing_context or multiprocessing.get_start_method(allow_none=True) or "fork"
-    if not args.dataloader_num_workers or getattr(context, "_name", context) == "fork":
+    is_forked = getattr(context, "_name", context) == "fork"
+    if not args.dataloader_num_workers or is_forked or one_shot_iterators(trainer.train_dataset):
         return
     parts = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
     for name, part in {**parts, "data_collator": trainer.data_collator}.items():

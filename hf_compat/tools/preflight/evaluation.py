@@ -98,13 +98,12 @@ def check_evaluation(session: Session) -> None:
         session.error(CHECK, f"{told} is empty: an evaluation gives no number.", "look how it was loaded or filtered")
     if empty:
         return
-    kept: list[tuple[int, int]] = []
-    error = _evaluate(session, data, kept)
+    error = _evaluate(session, data, session.evaluated)
     if error is None:
         generates = isinstance(trainer.args, Seq2SeqTrainingArguments) and trainer.args.predict_with_generate
         session.checked += [CHECK, *(["generation"] if generates else [])]
-        _estimate_memory(session, sum(size for size, _ in kept), sum(samples for _, samples in kept))
         return
+    session.evaluated.clear()
     session.raised(error, CHECK, "The first evaluation fails")
     if trainer.train_dataset is not None and not one_shot_iterators(trainer.train_dataset):
         _evaluate(session, trainer.train_dataset, [])
@@ -141,7 +140,10 @@ def _evaluate(session: Session, dataset: object, kept: list[tuple[int, int]]) ->
     return None
 
 
-def _estimate_memory(session: Session, kept_bytes: int, evaluated: int) -> None:
+def check_memory(session: Session) -> None:
+    """Estimate the memory of a whole evaluation by the evaluated batches."""
+    kept_bytes = sum(size for size, _ in session.evaluated)
+    evaluated = sum(samples for _, samples in session.evaluated)
     dataset, args = session.trainer.eval_dataset, session.trainer.args
     parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
     samples = sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part))

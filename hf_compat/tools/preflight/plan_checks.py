@@ -51,7 +51,20 @@ def check_plan(session: Session) -> None:
                 f"`learning_rate={args.learning_rate}`.",
                 f"set `warmup_steps` well below {updates}",
             )
-        _check_intervals(session, updates)
+        steps = _intervals(session, updates)
+        for name, consequence in _TOO_LONG.items():
+            if getattr(args, f"{name}_strategy") == "steps" and steps[name] > updates:
+                given = f"`{name}_steps={getattr(args, f'{name}_steps')}`"
+                problem = f"{given} and the run has {updates} updates: {consequence}."
+                session.note(CHECK, problem, f"set `{name}_steps` below {updates}, if you want more")
+        by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
+        if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
+            session.note(
+                CHECK,
+                f"`save_steps={steps['save']:g}` is not a multiple of `eval_steps={steps['eval']:g}`: the update with "
+                f"the best {args.metric_for_best_model!r} may not be among those that are saved.",
+                "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
+            )
         # How much of an epoch `dataloader_drop_last` leaves out
         data = session.trainer.train_dataset
         if args.dataloader_drop_last and has_length(data):
@@ -78,23 +91,6 @@ def _intervals(session: Session, updates: int) -> dict[str, float]:
     state = TrainerState()
     state.compute_steps(session.trainer.args, updates)
     return {"logging": state.logging_steps, "eval": state.eval_steps, "save": state.save_steps}
-
-
-def _check_intervals(session: Session, updates: int) -> None:
-    args, steps = session.trainer.args, _intervals(session, updates)
-    for name, consequence in _TOO_LONG.items():
-        if getattr(args, f"{name}_strategy") == "steps" and steps[name] > updates:
-            given = f"`{name}_steps={getattr(args, f'{name}_steps')}`"
-            problem = f"{given} and the run has {updates} updates: {consequence}."
-            session.note(CHECK, problem, f"set `{name}_steps` below {updates}, if you want more")
-    by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
-    if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
-        session.note(
-            CHECK,
-            f"`save_steps={steps['save']:g}` is not a multiple of `eval_steps={steps['eval']:g}`: the update with the "
-            f"best {args.metric_for_best_model!r} may not be among those that are saved.",
-            "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
-        )
 
 
 def check_metric_followers(session: Session) -> None:

@@ -57,6 +57,7 @@ class Session:
     batches: list[Batch] = field(default_factory=list)  # the collated micro-batches of the first update
     checkpoint_bytes: int | None = None
     metrics: dict[str, Nested] | None = None  # names and values of an evaluation. None if there was none
+    evaluated: list[tuple[int, int]] = field(default_factory=list)  # bytes of predictions and samples of each batch
     dropped_columns: tuple[str, ...] = ()  # of the training data, because the forward does not take them
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)

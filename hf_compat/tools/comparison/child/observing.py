@@ -59,7 +59,17 @@ class Observer:
         note = functools.partial(self.record.write, "override", name="push_to_hub()", was="called", now="left out")
         for owner in (trainer, importlib.import_module("transformers.utils.hub").PushToHubMixin):
             self._wrap(owner, "push_to_hub", lambda *_, **__: note())
-        self._wrap(importlib.import_module("torch"), "save", functools.partial(_save_without_tokens, arguments))
+
+        def save_without_tokens(save: Method, thing: object, *more: object, **keywords: object) -> object:
+            if isinstance(thing, arguments):
+                thing = copy.copy(thing)
+                given = vars(thing)
+                tokens = [name for name in given if name.endswith("_token") and given[name]]
+                given |= dict.fromkeys(tokens, "<left out by hf-compat compare>")
+            return save(thing, *more, **keywords)
+
+        # The file of the training arguments is kept
+        self._wrap(importlib.import_module("torch"), "save", save_without_tokens)
 
     def _own_step(self, trainer: Trainer, step: Method, *arguments: object, **keywords: object) -> object:
         def of_trainer(_: Trainer, *arguments: object, **keywords: object) -> object:
@@ -194,15 +204,6 @@ class Observer:
     def _write(self, kind: str, state: TrainerState, done: int = 0, **values: object) -> None:
         place = {"training": self.trainings, "within": self._depth > 0, "update": state.global_step + done}
         self.record.write(kind, **place, **values)
-
-
-def _save_without_tokens(arguments: type, save: Method, thing: object, *more: object, **keywords: object) -> object:
-    """Save training arguments without tokens, because the file is kept."""
-    if isinstance(thing, arguments):
-        thing = copy.copy(thing)
-        given = vars(thing)
-        given |= {name: "<left out by hf-compat compare>" for name in given if name.endswith("_token") and given[name]}
-    return save(thing, *more, **keywords)
 
 
 def _numbers(values: object) -> dict[str, object]:
