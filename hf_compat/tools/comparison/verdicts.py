@@ -59,6 +59,25 @@ class Difference:
     ours: object
     size: float | None = None
 
+    @staticmethod
+    def of(quantity: str, place: Place, left: Value | None, right: Value | None, measure: Measure) -> Difference:
+        """Make the difference of two recorded values of a place. One of them may be missing."""
+        at = left or right
+        assert at is not None  # one side has it
+        size, ours = None, _shown(right)
+        if left is not None and right is not None:
+            pair = (left.value, right.value) if left.size is None else (left.size, right.size)
+            if left.file is not None:
+                size = measure(left, right)
+            elif all(isinstance(one, (int, float)) for one in pair):
+                size = abs(float(str(pair[0])) - float(str(pair[1])))
+            if left.update != right.update:
+                ours = f"{ours} at update {right.update}"
+        return Difference(
+            quantity=quantity, training=place.training, update=at.update, rank=place.rank, name=place.name,
+            theirs=_shown(left), ours=ours, size=size,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
@@ -93,7 +112,7 @@ def verdicts_of(theirs: Findings, ours: Findings, measure: Measure, are_whole: b
             if reason := _reason(quantity, place, one, other, resumed):
                 explained.append(reason)
             else:
-                differences.append(_difference(quantity, place, one, other, measure))
+                differences.append(Difference.of(quantity, place, one, other, measure))
         found.append(_verdict(quantity, len(places) - len(explained), differences, tuple(dict.fromkeys(explained))))
     return found
 
@@ -114,24 +133,6 @@ def first_of(verdicts: Iterable[Verdict]) -> Difference | None:
     """The difference that arose first. Within one update the order of the quantities decides."""
     found = [verdict.first for verdict in verdicts if verdict.first is not None]
     return min(found, key=lambda one: (one.training, one.update, QUANTITIES.index(one.quantity)), default=None)
-
-
-def _difference(quantity: str, place: Place, left: Value | None, right: Value | None, measure: Measure) -> Difference:
-    at = left or right
-    assert at is not None  # one side has it
-    size, ours = None, _shown(right)
-    if left is not None and right is not None:
-        pair = (left.value, right.value) if left.size is None else (left.size, right.size)
-        if left.file is not None:
-            size = measure(left, right)
-        elif all(isinstance(one, (int, float)) for one in pair):
-            size = abs(float(str(pair[0])) - float(str(pair[1])))
-        if left.update != right.update:
-            ours = f"{ours} at update {right.update}"
-    return Difference(
-        quantity=quantity, training=place.training, update=at.update, rank=place.rank, name=place.name,
-        theirs=_shown(left), ours=ours, size=size,
-    )  # fmt: skip
 
 
 def _shown(value: Value | None) -> object:

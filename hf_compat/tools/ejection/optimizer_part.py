@@ -38,6 +38,25 @@ class SchedulePart:
     is_left: bool = False
     interval: str = "step"
 
+    @staticmethod
+    def of_arguments(args: TrainingArguments, updates: int, write: Expressions, findings: Findings) -> SchedulePart:
+        """Make the schedule that the arguments name."""
+        kind = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        warmup = args.get_warmup_steps(updates)
+        if kind not in _WRITTEN:
+            what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"
+            return SchedulePart(findings.leave(what, _PLACE), is_left=True)
+        # The options of the schedule, and its defaults
+        given: dict[str, object] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+        cycles = 1 if kind == SchedulerType.COSINE_WITH_RESTARTS else 0.5
+        options = {"num_cycles": cycles, "timescale": warmup or 10_000, "lr_end": 1e-7, "power": 1.0, **given}
+        options["num_cycles"] = float(options["num_cycles"])  # type: ignore[arg-type]  # a number
+        least = options.pop("min_lr", None)
+        if isinstance(least, (int, float)):
+            options["min_lr_rate"] = least / args.learning_rate
+        written = {name: write.of(value) for name, value in options.items()}
+        return SchedulePart(kind=kind.value, options=written, takes_warmup=kind != SchedulerType.CONSTANT)
+
 
 @dataclass
 class OptimizerPart:
@@ -48,6 +67,59 @@ class OptimizerPart:
     optimizer_call: str = ""
     has_decay: bool = False  # whether weight decay divides the parameters into two groups
     no_decay: list[str] | None = None  # names without decay. None if vectors are those
+
+    def take_arguments(
+        self, trainer: Trainer, optimizer: torch.optim.Optimizer, write: Expressions, findings: Findings
+    ) -> None:
+        """Write the optimizer that `optim` names, with the groups that weight decay makes."""
+        args, model = trainer.args, trainer.model
+        kind, keywords = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(args, model)
+        if kind is not type(optimizer) or len(optimizer.param_groups) > 2:
+            self.take_given(model, optimizer, write)
+            return
+        if any(name in keywords for name in ("params", "model", "optimizer_dict")):
+            raise CannotBeWritten("it brings parameter groups of its own")
+        self.has_decay = args.weight_decay != 0
+        if self.has_decay:  # two groups: matrices decay, or all but a list of names
+            decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
+            trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            if any((p.ndim > 1) != (id(p) in decaying) for _, p in trained):
+                self.no_decay = [name for name, p in trained if id(p) not in decaying]
+        groups = "groups" if self.has_decay else "self.model.parameters()"
+        if not self.has_decay and not all(p.requires_grad for p in model.parameters()):
+            groups = "[p for p in self.model.parameters() if p.requires_grad]"
+        options = {name: value for name, value in keywords.items() if name != "lr"}
+        defaults = inspect.signature(kind).parameters
+        if not self.has_decay and "weight_decay" in defaults and defaults["weight_decay"].default != 0:
+            options["weight_decay"] = 0.0
+        shown = [f"{name}={write.of(value)}" for name, value in options.items()]
+        self.optimizer_call = (
+            f"{_named_optimizer(optimizer, write)}({', '.join([groups, 'lr=self.learning_rate', *shown])})"
+        )
+        if type(optimizer).__module__.startswith("hf_compat"):
+            findings.inexact.append(f"{kind.__name__} is transformers' own there")
+
+    def take_given(self, model: nn.Module, optimizer: torch.optim.Optimizer, write: Expressions) -> None:
+        """Write an optimizer that the script has made, with its groups by the names of the parameters."""
+        names = {id(p): name for name, p in model.named_parameters()}
+        defaults = optimizer.defaults
+        self.group_lines = ["named = dict(self.model.named_parameters())", "groups: list[dict[str, Any]] = ["]
+        for group in optimizer.param_groups:
+            if not all(id(p) in names for p in group["params"]):
+                raise CannotBeWritten("it steps parameters that the model does not have")
+            members = [names[id(p)] for p in group["params"]]
+            # a schedule that is made already has set the rate of the first update
+            begun = {**group, "lr": group.get("initial_lr", group["lr"])}
+            told = {name: value for name, value in begun.items() if name in defaults and value != defaults[name]}
+            options = "".join(f', "{name}": {write.of(value)}' for name, value in told.items())
+            chosen_names = f'"params": [named[name] for name in {write.of(members)}]'
+            self.group_lines += ["    {", f"        {chosen_names}{options}", "    },"]
+        self.group_lines.append("]")
+        known = inspect.signature(type(optimizer)).parameters
+        chosen = [name for name in defaults if name in known and name != "lr" and defaults[name] != known[name].default]
+        shown = [f"{name}={write.of(defaults[name])}" for name in chosen if defaults[name] is not None]
+        words = ["groups", f"lr={write.of(defaults['lr'])}", *shown]
+        self.optimizer_call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
 
 
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:
@@ -62,14 +134,14 @@ def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findi
     optimizer = trainer.optimizer if trainer.optimizer is not None else trainer.create_optimizer()
     try:
         if given:
-            _as_given(part, trainer.model, optimizer, write)
+            part.take_given(trainer.model, optimizer, write)
         else:
-            _by_arguments(part, trainer, optimizer, write, findings)
+            part.take_arguments(trainer, optimizer, write, findings)
     except CannotBeWritten as error:
         what = f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}"
         return OptimizerPart(SchedulePart(findings.leave(what, _PLACE), is_left=True))
     if not (schedule_given or own_schedule):
-        part.schedule = _schedule(trainer.args, updates, write, findings)
+        part.schedule = SchedulePart.of_arguments(trainer.args, updates, write, findings)
         return part
     schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
     write.known[id(optimizer)] = "optimizer"
@@ -98,76 +170,3 @@ def _named_optimizer(optimizer: torch.optim.Optimizer, write: Expressions) -> st
     if kind.__name__ == "Adafactor" and kind.__module__.startswith("hf_compat"):
         return write.named("transformers.optimization", "Adafactor")
     return write.of(kind)
-
-
-def _by_arguments(
-    part: OptimizerPart, trainer: Trainer, optimizer: torch.optim.Optimizer, write: Expressions, findings: Findings
-) -> None:
-    """Write the optimizer that `optim` names, with the groups that weight decay makes."""
-    args, model = trainer.args, trainer.model
-    kind, keywords = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(args, model)
-    if kind is not type(optimizer) or len(optimizer.param_groups) > 2:
-        _as_given(part, model, optimizer, write)
-        return
-    if any(name in keywords for name in ("params", "model", "optimizer_dict")):
-        raise CannotBeWritten("it brings parameter groups of its own")
-    part.has_decay = args.weight_decay != 0
-    if part.has_decay:  # two groups: matrices decay, or all but a list of names
-        decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if any((p.ndim > 1) != (id(p) in decaying) for _, p in trained):
-            part.no_decay = [name for name, p in trained if id(p) not in decaying]
-    groups = "groups" if part.has_decay else "self.model.parameters()"
-    if not part.has_decay and not all(p.requires_grad for p in model.parameters()):
-        groups = "[p for p in self.model.parameters() if p.requires_grad]"
-    options = {name: value for name, value in keywords.items() if name != "lr"}
-    defaults = inspect.signature(kind).parameters
-    if not part.has_decay and "weight_decay" in defaults and defaults["weight_decay"].default != 0:
-        options["weight_decay"] = 0.0
-    shown = [f"{name}={write.of(value)}" for name, value in options.items()]
-    part.optimizer_call = (
-        f"{_named_optimizer(optimizer, write)}({', '.join([groups, 'lr=self.learning_rate', *shown])})"
-    )
-    if type(optimizer).__module__.startswith("hf_compat"):
-        findings.inexact.append(f"{kind.__name__} is transformers' own there")
-
-
-def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer, write: Expressions) -> None:
-    """Write an optimizer that the script has made, with its groups by the names of the parameters."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    defaults = optimizer.defaults
-    part.group_lines = ["named = dict(self.model.named_parameters())", "groups: list[dict[str, Any]] = ["]
-    for group in optimizer.param_groups:
-        if not all(id(p) in names for p in group["params"]):
-            raise CannotBeWritten("it steps parameters that the model does not have")
-        members = [names[id(p)] for p in group["params"]]
-        # a schedule that is made already has set the rate of the first update
-        begun = {**group, "lr": group.get("initial_lr", group["lr"])}
-        told = {name: value for name, value in begun.items() if name in defaults and value != defaults[name]}
-        options = "".join(f', "{name}": {write.of(value)}' for name, value in told.items())
-        chosen_names = f'"params": [named[name] for name in {write.of(members)}]'
-        part.group_lines += ["    {", f"        {chosen_names}{options}", "    },"]
-    part.group_lines.append("]")
-    known = inspect.signature(type(optimizer)).parameters
-    chosen = [name for name in defaults if name in known and name != "lr" and defaults[name] != known[name].default]
-    shown = [f"{name}={write.of(defaults[name])}" for name in chosen if defaults[name] is not None]
-    words = ["groups", f"lr={write.of(defaults['lr'])}", *shown]
-    part.optimizer_call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
-
-
-def _schedule(args: TrainingArguments, updates: int, write: Expressions, findings: Findings) -> SchedulePart:
-    kind = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    warmup = args.get_warmup_steps(updates)
-    if kind not in _WRITTEN:
-        what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"
-        return SchedulePart(findings.leave(what, _PLACE), is_left=True)
-    # The options of the schedule, and its defaults
-    given: dict[str, object] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
-    cycles = 1 if kind == SchedulerType.COSINE_WITH_RESTARTS else 0.5
-    options = {"num_cycles": cycles, "timescale": warmup or 10_000, "lr_end": 1e-7, "power": 1.0, **given}
-    options["num_cycles"] = float(options["num_cycles"])  # type: ignore[arg-type]  # a number
-    least = options.pop("min_lr", None)
-    if isinstance(least, (int, float)):
-        options["min_lr_rate"] = least / args.learning_rate
-    written = {name: write.of(value) for name, value in options.items()}
-    return SchedulePart(kind=kind.value, options=written, takes_warmup=kind != SchedulerType.CONSTANT)

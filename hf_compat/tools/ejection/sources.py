@@ -242,7 +242,10 @@ class UserCode:
             needs = self.pieces.get(renamed.get(other, ""))
             if needs is not None and needs.module != module.name:
                 self._needs.setdefault(module.name, set()).add(needs.module)
-        piece.text = _with_names(text, {old: new for old, new in renamed.items() if old != new}, marks or {})
+        changed = {old: new for old, new in renamed.items() if old != new}
+        piece.text = _Renaming(changed).renamed(text) if changed else text
+        for mark, mark_name in (marks or {}).items():
+            piece.text = piece.text.replace(mark, mark_name, 1)
         return known_as
 
     def _add_global(self, module: ModuleSource, name: str, value: object, text: str) -> str:
@@ -352,6 +355,14 @@ class _Renaming(ast.NodeTransformer):
         self.names = names
         self._is_in_function = False
 
+    def renamed(self, text: str) -> str:
+        """Rename a piece of source and what it takes from outside. It loses its comments."""
+        tree = ast.parse(text)
+        self.visit(tree)
+        if isinstance(tree.body[0], Definition):
+            tree.body[0].name = self.names.get(tree.body[0].name, tree.body[0].name)
+        return ast.unparse(tree)
+
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
@@ -370,19 +381,6 @@ class _Renaming(ast.NodeTransformer):
     def _refuse_local(self, name: str) -> None:
         if name in self.names:
             raise CannotBeWritten(f"{name!r} is something local, and the name of two other things")
-
-
-def _with_names(text: str, names: Mapping[str, str], marks: Mapping[str, str]) -> str:
-    """Rename a piece of source and what it takes from outside. A renamed piece loses its comments."""
-    if names:
-        tree = ast.parse(text)
-        _Renaming(names).visit(tree)
-        if isinstance(tree.body[0], Definition):
-            tree.body[0].name = names.get(tree.body[0].name, tree.body[0].name)
-        text = ast.unparse(tree)
-    for mark, name in marks.items():
-        text = text.replace(mark, name, 1)
-    return text
 
 
 def _closure_of(value: type | FunctionType) -> dict[str, object]:

@@ -182,6 +182,41 @@ class EvaluationPart:
     fill_to: int = 0  # length to which generated rows are filled up
     pad_token: int = 0
 
+    def read_off(self, trainer: Trainer, own: OwnPart, write: Expressions) -> None:
+        """Find which values of a batch are kept: the loss of each sample, and what the metrics read."""
+        given = trainer.eval_dataset
+        dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
+        batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
+        names = [f'batch["{name}"]' for name in trainer.label_names]
+        self.eval_labels = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        self.size = f"len({self.eval_labels})" if len(names) == 1 else "len(next(iter(batch.values())))"
+        self.counts_full_batches = isinstance(trainer, GenerationSteps)  # as upstream's
+        self.generation = (
+            bool(getattr(trainer.args, "predict_with_generate", False)) and self.compute_metrics is not None
+        )
+        preprocess = trainer.preprocess_logits_for_metrics
+        if self.compute_metrics and preprocess is not None and (own.own is not None or not self.generation):
+            self.preprocess = write.of(preprocess)
+        if own.own is not None and "prediction_step" in own.seams and "prediction_step" not in own.supers:
+            return  # the method that it overrides is never called
+        if not trainer._has_loss(batch):
+            raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
+        if self.generation:
+            assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
+            keywords = trainer._generation_keywords({})
+            config: Any = trainer.model.generation_config
+            longest = config.max_length or 20  # transformers' default
+            if (config.max_new_tokens or 0) >= longest:
+                raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
+            self.fill_to, self.pad_token = longest, trainer._padding_token()
+            words = {name: value for name, value in keywords.items() if value is not None}
+            self.generation_words = "".join(f", {name}={write.of(value)}" for name, value in words.items())
+            decoded = batch.get("decoder_input_ids")
+            self.has_decoded_labels = decoded is not None and decoded.shape == batch["labels"].shape
+        elif self.compute_metrics:
+            self.predictions = _predictions(trainer, batch)
+        self.predicts = True
+
 
 def describe_evaluation(
     trainer: Trainer, data: DataPart, own: OwnPart, write: Expressions, findings: Findings
@@ -203,45 +238,11 @@ def describe_evaluation(
                     "`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself"
                 )
             part.compute_metrics = write.of(metrics)
-        _read_off(part, trainer, own, write)
+        part.read_off(trainer, own, write)
     except CannotBeWritten as error:
         left = findings.leave(f"The evaluation cannot be written down: {error}", "`validation_step` in `module.py`")
         part.validation_lines, part.compute_metrics = left, None
     return part
-
-
-def _read_off(part: EvaluationPart, trainer: Trainer, own: OwnPart, write: Expressions) -> None:
-    """Find which values of a batch are kept: the loss of each sample, and what the metrics read."""
-    given = trainer.eval_dataset
-    dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
-    batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
-    names = [f'batch["{name}"]' for name in trainer.label_names]
-    part.eval_labels = names[0] if len(names) == 1 else f"({', '.join(names)})"
-    part.size = f"len({part.eval_labels})" if len(names) == 1 else "len(next(iter(batch.values())))"
-    part.counts_full_batches = isinstance(trainer, GenerationSteps)  # as upstream's
-    part.generation = bool(getattr(trainer.args, "predict_with_generate", False)) and part.compute_metrics is not None
-    preprocess = trainer.preprocess_logits_for_metrics
-    if part.compute_metrics and preprocess is not None and (own.own is not None or not part.generation):
-        part.preprocess = write.of(preprocess)
-    if own.own is not None and "prediction_step" in own.seams and "prediction_step" not in own.supers:
-        return  # the method that it overrides is never called
-    if not trainer._has_loss(batch):
-        raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
-    if part.generation:
-        assert isinstance(trainer, GenerationSteps)  # its arguments say that it generates
-        keywords = trainer._generation_keywords({})
-        config: Any = trainer.model.generation_config
-        longest = config.max_length or 20  # transformers' default
-        if (config.max_new_tokens or 0) >= longest:
-            raise CannotBeWritten("the generation's `max_length` and `max_new_tokens` fill rows up to two lengths")
-        part.fill_to, part.pad_token = longest, trainer._padding_token()
-        words = {name: value for name, value in keywords.items() if value is not None}
-        part.generation_words = "".join(f", {name}={write.of(value)}" for name, value in words.items())
-        decoded = batch.get("decoder_input_ids")
-        part.has_decoded_labels = decoded is not None and decoded.shape == batch["labels"].shape
-    elif part.compute_metrics:
-        part.predictions = _predictions(trainer, batch)
-    part.predicts = True
 
 
 def _predictions(trainer: Trainer, batch: Batch) -> str:

@@ -44,6 +44,20 @@ class Mount(NamedTuple):
         is_within = any(is_below(self.point, one) for one in ("/dev", "/proc", "/sys"))
         return self.kind in _OF_THE_KERNEL or (is_within and self.point != _SHARED_MEMORY)
 
+    @staticmethod
+    def reachable(leave_out: str) -> list[Mount]:
+        """List the reachable mounts, outer ones first."""
+        found = {}
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                point = before.split(" ")[4]
+                for code in ("\\040", "\\011", "\\012", "\\134"):
+                    point = point.replace(code, chr(int(code[1:], 8)))
+                if os.path.lexists(point) and not is_below(point, leave_out):
+                    found[point] = Mount(point=point, kind=after.split(" ")[0])
+        return [found[point] for point in sorted(found)]
+
 
 def enter(plan: Plan) -> list[str]:
     """Cover all files by overlays for this process and its children. Returns the read-only folders."""
@@ -55,7 +69,7 @@ def enter(plan: Plan) -> list[str]:
         for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(line)
-    mounts = _mounted(plan.folder)
+    mounts = Mount.reachable(plan.folder)
     root, real = plan.in_folder("root"), plan.in_folder("real")
     _mount(None, "/", _RECURSIVE | _PRIVATE)
     _mount("/", root, _BIND | (0 if are_nested else _RECURSIVE))
@@ -197,17 +211,3 @@ def _mounts(source: str | None, target: str, flags: int, kind: str | None = None
 def _mount(source: str | None, target: str, flags: int, kind: str | None = None) -> None:
     if not _mounts(source, target, flags, kind):
         raise OSError(ctypes.get_errno(), f"mounting {target}: {os.strerror(ctypes.get_errno())}")
-
-
-def _mounted(leave_out: str) -> list[Mount]:
-    """List the reachable mounts, outer ones first."""
-    found = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            point = before.split(" ")[4]
-            for code in ("\\040", "\\011", "\\012", "\\134"):
-                point = point.replace(code, chr(int(code[1:], 8)))
-            if os.path.lexists(point) and not is_below(point, leave_out):
-                found[point] = Mount(point=point, kind=after.split(" ")[0])
-    return [found[point] for point in sorted(found)]
