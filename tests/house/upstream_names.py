@@ -31,7 +31,7 @@ PLACES = {
     "hooks of lightning.Callback": "hf_compat/callbacks/callback_set.py and lightning_in_hf.py",
     "hooks of lightning.LightningModule": "hf_compat/native/overrides.py",
     "options of lightning.Trainer": "hf_compat/plan/argument_support.py",
-    "private names of Lightning that hf_compat uses": "hf_compat/engine: internals, window_trainer and the lean loops",
+    "private names of Lightning that hf_compat uses": "hf_compat/engine: internals.py and window_trainer.py",
 }
 
 
