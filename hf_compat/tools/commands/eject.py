@@ -42,12 +42,9 @@ def main(words: Sequence[str]) -> int:
         is_ready = folder.is_dir() and not any(folder.iterdir())
         status = call_again("eject", words, chosen, chosen.script, (str(folder),)) if is_ready else None
         return _ejected(chosen, arguments, folder) if status is None else status
-    except ScriptError as error:
-        say(str(error))
-        return error.status or NOT_WRITTEN
     except HfCompatError as error:
         say(str(error))
-        return NOT_WRITTEN
+        return (error.status if isinstance(error, ScriptError) else 0) or NOT_WRITTEN
     finally:
         for one in missing:
             with contextlib.suppress(OSError):  # the project is in it

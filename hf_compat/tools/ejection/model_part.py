@@ -99,9 +99,17 @@ def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
         again = saved.from_pretrained(folder)
     _check_same(model, again)
     file = write.files.add("model", model, saved.save_pretrained)
-    lines = [f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"]
-    # A part's configuration is a copy of the model's from when that was made. The Trainer sets `use_cache` only in the
-    # model's, so a decoder keeps its cache, which changes the last bits of gradients: write what differs.
+    made = f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"
+    return [made, *_options_of_parts(name, model, again)]
+
+
+def _options_of_parts(name: str, model: nn.Module, again: nn.Module) -> list[str]:
+    """The statements for entries of a part's configuration that differ in the model that was read back.
+
+    A part's configuration is a copy of the model's from when that was made. The Trainer sets `use_cache` only in the
+    model's, so a decoder keeps its cache, which changes the last bits of gradients.
+    """
+    lines: list[str] = []
     seen: set[int] = set()
     parts = dict(again.named_modules())
     for path, part in model.named_modules():

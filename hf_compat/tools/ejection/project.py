@@ -200,7 +200,15 @@ class _Project:
                 save(staged / name)
             for name, text in texts.items():
                 (staged / name).write_text(hide_tokens(text), encoding="utf-8")
-            _format(staged)
+            # Lines of the templates may have become too long
+            ruff = [sys.executable, "-m", "ruff"]
+            is_missing = subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode
+            steps = (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"])
+            for step in () if is_missing else steps:
+                words = [*ruff, *step, "--no-cache", str(staged)]
+                found = subprocess.run(words, capture_output=True, text=True, check=False)
+                if found.returncode:
+                    raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
             shutil.copytree(staged, folder, dirs_exist_ok=True)
             todos = []
             for file in sorted(staged.glob("*.py")):
@@ -268,14 +276,3 @@ class _Project:
             group += [f"from {module} import {', '.join(named)}"] if named else []
         blocks = [sorted(group, key=lambda line: (line.startswith("from"), line.lower())) for group in groups if group]
         return text.replace(mark, "\n\n".join("\n".join(block) for block in blocks)).rstrip() + "\n"
-
-
-def _format(folder: Path) -> None:
-    """Format the files with ruff if it is installed, because lines of templates may have become too long."""
-    ruff = [sys.executable, "-m", "ruff"]
-    if subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
-        return
-    for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
-        found = subprocess.run([*ruff, *words, "--no-cache", str(folder)], capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")

@@ -76,10 +76,10 @@ def rewrite_arguments(source: Source, things: Things) -> set[cst.Dict | cst.Call
                 source.mend_for_5(call.args[place], f"{name}=", f"transformers 5 refuses it: {refused}")
         for display in dicts:
             _rewrite_dict(display, source, dict(items))
-        imported = source.imported(call.func)
         positional = [one for one in call.args if one.keyword is None and not one.star]
+        is_other = function is not None or source.imported(call.func) in ("functools.partial", "dataclasses.replace")
         # Earlier releases had other arguments at these places
-        if function is None and imported not in ("functools.partial", "dataclasses.replace") and len(positional) > 1:
+        if len(positional) > 1 and not is_other:
             reason = "positional arguments after output_dir have changed their places: name them"
             source.list(call, source.code(positional[1].value), reason)
         taken.update(dicts)
