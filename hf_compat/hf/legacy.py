@@ -539,8 +539,8 @@ def obey_declared(args: TrainingArguments) -> None:
 
 def follow_declared(args: TrainingArguments, name: str, value: ArgumentValue) -> None:
     """Set the current arguments of a declared old name when a script sets the field later."""
-    default = declared_old_names(type(args)).get(name, NO_DEFAULT)
-    if name in declared_old_names(type(args)) and keeps_its_meaning(name, default, args._checks()):
+    declared = declared_old_names(type(args))
+    if name in declared and keeps_its_meaning(name, declared[name], args._checks()):
         set_by_old(args, name, value)
 
 

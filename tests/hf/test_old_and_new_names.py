@@ -87,6 +87,12 @@ def test_the_same_said_twice_is_fine(values):
     }
 
 
+@pytest.mark.parametrize("debug", ["underflow_overflow", ["underflow_overflow"]])
+def test_an_old_debug_mode_joins_the_others_in_either_form(debug):
+    args = TrainingArguments("out", use_cpu=True, debug=debug, tpu_metrics_debug=True)
+    assert args.debug == ["underflow_overflow", "tpu_metrics_debug"]
+
+
 def test_an_owner_is_part_of_the_repository():
     assert TrainingArguments("some/out", push_to_hub_organization="us").hub_model_id == "us/out"
     args = TrainingArguments("out", push_to_hub_organization="us", push_to_hub_model_id="it")
