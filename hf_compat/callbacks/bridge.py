@@ -43,10 +43,10 @@ Kind = TypeVar("Kind", bound=type[pl.Callback])
 
 
 def fires_at_hooks(kind: Kind) -> Kind:
-    """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `fire` with its event first."""
-    fire = kind.fire  # type: ignore[attr-defined]  # each of the decorated classes has it
+    """Add the hooks in `PAIRS` that a class lacks. Each calls the class's `at_hook` with its event first."""
+    at_hook = kind.at_hook  # type: ignore[attr-defined]  # each of the decorated classes has it
     for hook in PAIRS.keys() - vars(kind).keys():
-        setattr(kind, hook, functools.partialmethod(fire, PAIRS[hook]))
+        setattr(kind, hook, functools.partialmethod(at_hook, PAIRS[hook]))
     return kind
 
 
@@ -58,7 +58,7 @@ class HFEvents(pl.Callback):
         self.bridge = bridge
         self.segment = segment
 
-    def fire(self, event: str, *of_hook: Given) -> None:
+    def at_hook(self, event: str, *of_hook: Given) -> None:
         """Fire a hook's event for this segment. The first segment also prepares it."""
         if self.segment == 0:
             self.bridge.prepare(event, *of_hook)
@@ -105,10 +105,7 @@ class HFBridge(HFEvents, UpdateObserver):
         self.arranged.append(self)
 
     def fire(self, event: str, segment: int | None = None) -> None:
-        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control.
-
-        Hooks call `HFEvents.fire`, which calls this.
-        """
+        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
         host, handler = self.host, self.host.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:

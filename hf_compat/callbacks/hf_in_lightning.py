@@ -335,6 +335,8 @@ class AdaptedRun(pl.Callback):
         """Fire an event. A callback may replace the control."""
         self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
 
+    at_hook = fire
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training, from a checkpoint's state if one was loaded."""
         self._begin(trainer)
