@@ -147,9 +147,7 @@ def make_parser(command: str) -> ArgumentParser:
     parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
     parser.add_argument("--ckpt_path", type=str | bool | None, default=None, help=MEANING)
     parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
-    for name, meaning in DATA.items():
-        parser.add_argument(f"--data.{name}", type=SPEC, default=None, help=meaning)
-    for name, meaning in FUNCTIONS.items():
+    for name, meaning in {**{f"data.{name}": meaning for name, meaning in DATA.items()}, **FUNCTIONS}.items():
         parser.add_argument(f"--{name}", type=SPEC, default=None, help=meaning)
     parser.add_argument("--callbacks", type=list[ONE_SPEC], default=[], help="HF and Lightning callbacks, in any mix")
     hints = typing.get_type_hints(Seq2SeqTrainingArguments)
@@ -237,11 +235,8 @@ class Run:
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         generates = isinstance(self.trainer_class, type) and issubclass(self.trainer_class, GenerationSteps)
-        self.args = _arguments(
-            self.config.as_dict(),
-            given,
-            Seq2SeqTrainingArguments if generates else TrainingArguments,
-        )
+        kind = Seq2SeqTrainingArguments if generates else TrainingArguments
+        self.args = _arguments(self.config.as_dict(), given, kind)
         # random weights of a class or of from_pretrained depend on the seed only
         set_seed(self.args.seed)
         spec, model = self.config.model, None
@@ -252,15 +247,14 @@ class Run:
                 "The configuration has no `model`.\n\n"
                 "Hint: model: {class_path: package.Class, init_args: {…}}; a function or `from_pretrained` does."
             )
-        sources = self.config.data.as_dict()
-        data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
+        data = {name: build_data(spec, f"data.{name}") for name, spec in self.config.data.as_dict().items()}
         self.test_dataset = data.pop("test_dataset")
         functions = {name: getattr(self.config, name) for name in FUNCTIONS}
-        chosen, keywords = functions.pop("optimizer_cls_and_kwargs"), None
+        chosen = functions.pop("optimizer_cls_and_kwargs")
         if chosen is not None:
             is_pair = isinstance(chosen, (list, tuple))
-            kind, keywords = chosen if is_pair else (chosen["class_path"], chosen.get("init_args", {}))
-            data["optimizer_cls_and_kwargs"] = (build_or_import(kind, "optimizer_cls_and_kwargs"), dict(keywords))
+            optimizer, keywords = chosen if is_pair else (chosen["class_path"], chosen.get("init_args", {}))
+            data["optimizer_cls_and_kwargs"] = (build_or_import(optimizer, "optimizer_cls_and_kwargs"), dict(keywords))
         data |= {n: build_or_import(spec, n) for n, spec in functions.items() if spec is not None}
         self.trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data)
         self.trainer.lightning_options = self._lightning_options()

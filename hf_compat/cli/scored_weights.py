@@ -46,11 +46,10 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
     if wanted in _ELSEWHERE and not os.path.lexists(wanted):
         raise ArgumentError(f"`--ckpt_path {wanted}` is a value of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
     if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
-        output_dir = str(config.args.output_dir)
-        there = [os.path.basename(found) for found in layout.list_checkpoints(os.path.dirname(wanted) or ".")]
-        of_run = [os.path.join(output_dir, os.path.basename(found)) for found in layout.list_checkpoints(output_dir)]
-        known = [os.path.join(os.path.dirname(wanted), name) for name in there] or of_run
-        hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
+        beside = layout.list_checkpoints(os.path.dirname(wanted) or ".")
+        known = beside or layout.list_checkpoints(str(config.args.output_dir))
+        names = ", ".join(map(os.path.normpath, known[-5:]))
+        hint = f"there are {names}" if names else "name a checkpoint-N folder or a .ckpt file"
         raise ArgumentError(f"`--ckpt_path {wanted}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
     resume = _as_word(config.args.resume_from_checkpoint)
     if command == "fit":  # either may name the checkpoint to resume from

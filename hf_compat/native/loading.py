@@ -388,8 +388,6 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
 
 # Fields of every release's arguments.
 _ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
-# Objects among the arguments whose attributes are options.
-_OPTIONS = ("AcceleratorConfig",)
 # Enums whose members are texts, of today and of earlier releases.
 _ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
 
@@ -432,7 +430,7 @@ def _plain(value: object) -> object:
         return [_plain(one) for one in value]
     if not isinstance(value, Named):
         return value
-    if value.name in _OPTIONS and isinstance(value.state, Mapping):
+    if value.name == "AcceleratorConfig" and isinstance(value.state, Mapping):
         return _plain(value.state)
     # An enum's member: Python writes the class with the text, or `getattr` with class and name
     match tuple(value.given):
