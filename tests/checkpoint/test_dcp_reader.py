@@ -15,9 +15,9 @@ import toy
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import model_state as shards
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.model_state import PlainState
-from hf_compat.checkpoint.model_state import base as shards
 from hf_compat.errors import CheckpointError
 
 SHARDED = Path(__file__).with_name("sharded")
