@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Self, TypeAlias
@@ -115,6 +115,7 @@ class HFDataModule(pl.LightningDataModule):
         )
         self.test_dataset = made(test_dataset, "test_dataset")
         self.predict_dataset = made(predict_dataset, "predict_dataset")
+        self.is_set_up = False
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -144,6 +145,10 @@ class HFDataModule(pl.LightningDataModule):
     def __getstate__(self) -> dict[str, object]:
         """Leave out the trainer, as a LightningModule does. It holds open files and iterators."""
         return {**self.__dict__, "trainer": None}
+
+    def setup(self, stage: str) -> None:
+        """Note that all sets are made. A subclass that makes them here need not call this."""
+        self.is_set_up = True
 
     train_dataset = _of_steps("train_dataset", "Samples to train on.")
     eval_dataset = _of_steps("eval_dataset", "Samples to evaluate on, or a mapping of such sets.")
@@ -200,9 +205,15 @@ class HFDataModule(pl.LightningDataModule):
         counts = steps.set_initial_training_values(args, loader)
         return kind(loader, steps=steps, counts=counts, has_length=is_finite)
 
-    def val_dataloader(self) -> EvaluationLoaders:
-        """Return the batches of validation, with several sets by their names."""
-        return self._loaders("validate", "eval_dataset", self.eval_dataset)
+    @property
+    def val_dataloader(self) -> Callable[[], EvaluationLoaders]:
+        """A method that returns the batches of validation, with several sets by their names.
+
+        It is None, which Lightning takes for a missing hook, if the sets are made and there is none to evaluate on.
+        """
+        if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
+            return None  # type: ignore[return-value]  # Lightning takes None for a missing hook
+        return functools.partial(self._loaders, "validate", "eval_dataset", self.eval_dataset)
 
     def test_dataloader(self) -> EvaluationLoaders:
         """Return the batches of testing."""

@@ -96,7 +96,6 @@ _EXPECTED = [
     *(message for message in EXPECTED if "sync_dist" not in message),  # a subclass's own logs may need that one
     # every HFModule has a `validation_step`
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
-    ".*Total length of `list` across ranks is zero.*",  # of an HFDataModule without data to evaluate on
 ]
 _hidden: list[tuple[object, ...]] = []  # the filters that hide them
 
@@ -321,6 +320,7 @@ class HFModule(OverridePoints, LoadableModule):
         datamodule = getattr(self.trainer, "datamodule", None)
         data = getattr(datamodule, "steps", None)
         if datamodule is not None and isinstance(data, NativeSteps):
+            datamodule.is_set_up = True  # a subclass's `setup` may not have set it
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
@@ -379,6 +379,9 @@ class HFModule(OverridePoints, LoadableModule):
         show_expected()
         unwrap_forward(self._called_model)
         end_hooks(self.trainer)
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None and hasattr(datamodule, "is_set_up"):
+            datamodule.is_set_up = False
         count_updates(self.trainer, 1)
         self.leave_fit()
         self._leave_own_step()
