@@ -210,6 +210,7 @@ class HFDataModule(pl.LightningDataModule):
         """A method that returns the batches of validation, with several sets by their names.
 
         It is None, which Lightning takes for a missing hook, if the sets are made and there is none to evaluate on.
+        `trainer.enable_validation` is False then, which callbacks read.
         """
         if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
             return None  # type: ignore[return-value]  # Lightning takes None for a missing hook
