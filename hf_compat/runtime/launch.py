@@ -208,7 +208,9 @@ def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> i
             return len(json.loads(text))
         return json.loads(variables["SM_HOSTS"]).index(text) if name == "SM_CURRENT_HOST" else int(text)
     except (ValueError, TypeError, AttributeError) as error:  # not a number, not JSON, or not a list
-        wrong = "is not in the JSON list `SM_HOSTS`" if name.startswith("SM_") else "is no whole number"
+        wrong = "is no whole number"
+        if name.startswith("SM_"):
+            wrong = f"does not fit a JSON list of hosts in `SM_HOSTS={variables['SM_HOSTS']!r}`"
         raise ArgumentError(
             f"The environment has `{name}={variables[name]!r}`, which {wrong}.\n\n"
             "Hint: launchers set it; unset it to train in one process."
