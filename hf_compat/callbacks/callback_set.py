@@ -39,6 +39,7 @@ from hf_compat.hf.callbacks import (
     callback_kind,
 )
 from hf_compat.hf.state import export_states
+from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.training_run.run import RunHost
@@ -325,6 +326,8 @@ def _adopted(callback: Callback) -> Callback:
     """Instantiate a class, and wrap a Lightning logger in a callback that logs to it."""
     candidate = callback() if isinstance(callback, type) else callback
     refuse_other_distribution(candidate)
+    if not isinstance(candidate, (Logger, pl.Callback)):
+        tell_of_newer_names(type(candidate), TrainerCallback)
     return LoggerCallback(candidate) if isinstance(candidate, Logger) else candidate
 
 

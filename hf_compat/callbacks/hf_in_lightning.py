@@ -37,6 +37,7 @@ from hf_compat.hf.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
     ProgressCallback,
+    TrainerCallback,
     eval_metric_name,
     is_callback_of,
 )
@@ -44,6 +45,7 @@ from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.training_run.loss_log import LossLog
@@ -148,6 +150,7 @@ class HFCallbackAdapter(pl.Callback):
             raise ArgumentError("HFCallbackAdapter has no callback.\n\nHint: HFCallbackAdapter(MyCallback(), …).")
         for callback in given:
             refuse_other_distribution(callback)
+            tell_of_newer_names(callback if isinstance(callback, type) else type(callback), TrainerCallback)
         wrong = [c for c in given if isinstance(c, pl.Callback)]
         if wrong:
             raise CallbackError(

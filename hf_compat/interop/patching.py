@@ -20,7 +20,7 @@ from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.mirrors import MIRRORS, acknowledge, heirs, kin_of
-from hf_compat.interop.releases import guest_of, modules_there, need_names
+from hf_compat.interop.releases import NEWEST, guest_of, modules_there, need_names
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
@@ -99,6 +99,34 @@ def tell_of_unread_globals() -> None:
             "engine does not.\n\nHint: override the method of Trainer that uses it in a subclass, or run the script "
             "with transformers itself."
         )
+
+
+def tell_of_newer_names(kind: type, ours: type) -> None:
+    """Warn of methods of a user's class that the installed transformers calls, and that this package does not know.
+
+    A release newer than this package has such names. Nothing is imported for this. Without a patch, transformers' class
+    is found if its Trainer is loaded.
+
+    Args:
+        kind: The user's class.
+        ours: Our class of the same name as transformers' own, a Trainer or TrainerCallback.
+    """
+    homes = [sys.modules.get(f"transformers.{name}") for name in ("trainer", "trainer_seq2seq")]
+    loaded = next((vars(home)[ours.__name__] for home in homes if home and ours.__name__ in vars(home)), None)
+    theirs, _ = _pairs.get(ours.__name__, (loaded, None))
+    known = {name for base in ours.__mro__ if base.__module__.startswith("hf_compat.") for name in vars(base)}
+    packages = ("builtins", "hf_compat", "transformers")
+    for base in (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in packages):
+        newer = sorted(
+            name for name in vars(base).keys() - known if not name.startswith("__") and hasattr(theirs, name)
+        )
+        if newer:
+            release = sys.modules["transformers"].__version__
+            warn_once(
+                f"{base.__qualname__} has {', '.join(f'`{name}`' for name in newer)}, which transformers {release} "
+                f"calls. This version of hf_compat is written for {NEWEST} and never calls it.\n\n"
+                "Hint: update hf-compat, or run the script with transformers itself."
+            )
 
 
 _originals: dict[str, type] = {}  # `module:qualified name` → a replaced class

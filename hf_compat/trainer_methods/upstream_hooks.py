@@ -15,6 +15,7 @@ from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError,
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
+from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, is_installed
@@ -63,9 +64,10 @@ class UpstreamHooks(EvaluationMethods):
     _memory_tracker = UnmeasuredMemory()  # the constructor sets the active one
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Refuse a class with an override that would silently not be called."""
+        """Refuse a class with an override that would silently not be called, or warn of it."""
         super().__init_subclass__(**kwargs)
         _look_for_overrides(cls, cls.__name__, vars(cls))
+        tell_of_newer_names(cls, next(kind for kind in cls.__mro__ if kind.__module__.startswith("hf_compat.")))
 
     def _refuse_late_overrides(self) -> None:
         """Refuse a late override, on this Trainer or on an earlier class, that would silently not be called.
