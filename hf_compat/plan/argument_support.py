@@ -102,11 +102,16 @@ def _checked(name: str, translate: Callable[[Setting], Values | None], hint: str
     return refusing
 
 
-def _accelerator(value: Setting) -> Values | None:
+def _accelerator(value: Setting) -> Values:
     here = torch.accelerator.current_accelerator(check_available=True)
     if value == "cpu" or (here is not None and value in ("gpu", here.type)):
         return {"use_cpu": value == "cpu"}
-    return {} if value == "auto" else None
+    if value == "auto":
+        return {}
+    raise ArgumentError(
+        f"`trainer.accelerator={value!r}` is not available here.\n\n"
+        "Hint: leave it out. A GPU is used where there is one."
+    )
 
 
 # Setting of `trainer:` → function that translates its value into equivalent arguments.
@@ -141,7 +146,7 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
         lambda value: {"eval_strategy": "epoch"} if value == 1 else None,
         "set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`.",
     ),
-    "accelerator": _checked("accelerator", _accelerator, "leave it out. A GPU is used where there is one."),
+    "accelerator": _accelerator,
     "enable_progress_bar": lambda value: {"disable_tqdm": not value},
 }
 
