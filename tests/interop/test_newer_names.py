@@ -18,11 +18,13 @@ OURS, THEIRS = (hf_compat.Trainer, hf_compat.TrainerCallback), (transformers.Tra
 @pytest.fixture(params=[False, True], ids=["imported", "patched"])
 def classes(request, monkeypatch):
     """Give a next release's method and event to transformers; return the classes that a script finds."""
+    if request.param:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # classes of other tests in this process are made from the originals
+            hf_compat.patch()
     for kind, name in zip(THEIRS, ("_next_batch", "on_next_batch"), strict=True):
         monkeypatch.setattr(kind, name, lambda self, *args, **kwargs: None, raising=False)
     warn_once.cache_clear()
-    if request.param:
-        hf_compat.patch()
     yield (transformers.Trainer, transformers.TrainerCallback) if request.param else OURS
     hf_compat.unpatch()
 
