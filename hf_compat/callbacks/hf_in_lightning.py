@@ -30,7 +30,7 @@ from hf_compat.engine.internals import (
     switch_off_own_validation,
 )
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import MicroBatches
+from hf_compat.engine.windows import BatchGroup
 from hf_compat.errors import ArgumentError, CallbackError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import (
@@ -599,5 +599,5 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
 
 def _samples_of(batch: Given) -> int:
     """Count the samples of a batch or a window. 0 if its data has no shape that says it."""
-    parts = batch if isinstance(batch, MicroBatches) else (batch,)
+    parts = batch if isinstance(batch, BatchGroup) else (batch,)
     return sum(find_batch_size(part) or 0 for part in parts)

@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
-from hf_compat.engine.windows import MicroBatches, TrainingSteps
+from hf_compat.engine.windows import BatchGroup, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.collectives import is_distributed
@@ -42,7 +42,7 @@ ComputeMetrics = Callable[..., Any] | Metric | MetricCollection
 Results = tuple[Nested | None, Nested | None, Nested | None, Nested | None]
 
 
-class EvaluationBatch(MicroBatches):
+class EvaluationBatch(BatchGroup):
     """One batch of an evaluation, with its position. It reads as a `Window` of one micro-batch.
 
     Args:

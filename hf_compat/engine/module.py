@@ -31,7 +31,7 @@ from hf_compat.engine.internals import (
     warn_of_newer_lightning,
 )
 from hf_compat.engine.strategies import UpdateMechanics
-from hf_compat.engine.windows import GradNorm, MicroBatches, TrainingSteps, UpdateObserver, Window, Windows
+from hf_compat.engine.windows import BatchGroup, GradNorm, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.stepping import Stepping, stepping_of
 from hf_compat.runtime.inspection import is_replaced, placing
@@ -88,7 +88,7 @@ class WindowModule(HooksOfPlainBatches):
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
         batch = batch_under_way(self)
-        if kwargs.get("batch_size") is None and isinstance(batch, MicroBatches):
+        if kwargs.get("batch_size") is None and isinstance(batch, BatchGroup):
             kwargs["batch_size"] = sum(find_batch_size(inputs) or 0 for inputs in batch) or None
         super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
 

@@ -34,7 +34,7 @@ Items = torch.Tensor | int | None  # the number that divides a window's loss
 READ_PARAMETERS = ("epoch_iterator", "num_batches", "device")  # of `get_batch_samples`
 
 
-class MicroBatches:
+class BatchGroup:
     """Batches of a loader that are one Lightning batch.
 
     Callbacks that expect a mapping read the last one: `window["input_ids"]`. Iteration, `len` and integer keys cover
@@ -70,7 +70,7 @@ class MicroBatches:
         return self.micro_batches[-1]
 
 
-class Window(MicroBatches):
+class Window(BatchGroup):
     """The micro-batches of one update.
 
     Args:

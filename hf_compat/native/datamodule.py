@@ -57,13 +57,16 @@ class MicroBatches(Windows):
 
     def __init__(self, loader: Loader, **settings: object) -> None:
         super().__init__(loader, **settings)  # type: ignore[arg-type]  # passed on
-        self.steps = self  # type: ignore[assignment]  # all that windows of one batch need
+        self.steps = _OneByOne()  # type: ignore[assignment]  # all that windows of one batch need
 
     def __iter__(self) -> Iterator[Batch]:
         return (window.micro_batches[0] for window in super().__iter__())
 
+
+class _OneByOne:
+    """Reads one micro-batch at a time, without counting its items."""
+
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
-        """Read one micro-batch, without counting its items."""
         return list(islice(epoch_iterator, 1)), None
 
 
