@@ -91,14 +91,19 @@ __all__ = tuple(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    from hf_compat.runtime.text import as_import_error, nearest
+
     if name not in _HOME:
         if _is_imported(sys._getframe(1)):
             # The name may be one of transformers', which has to be loaded to know
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError, AttributeError):
                 importlib.import_module("transformers")
-            raise ImportError(f"cannot import name {name!r} from {__name__!r}{_hint(name)}", name=__name__)
+            near = nearest(name, __all__)
+            hint = _hint(name) or (f"; did you mean `{near}`?" if near else "")
+            raise ImportError(f"cannot import name {name!r} from {__name__!r}{hint}", name=__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    with as_import_error(name, __name__):
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import subprocess
 import sys
 
@@ -107,6 +108,64 @@ def test_an_import_of_what_is_transformers_says_where_it_is(first):
     known, unknown = done.stdout.splitlines()
     assert known.endswith("; import it from transformers: `from transformers import AutoTokenizer`")
     assert unknown == "cannot import name 'nonsense' from 'hf_compat'"
+
+
+BREAKS = "raise AttributeError(\"module 'numpy' has no attribute 'bool8'\")\n"
+LAZY = f"def __dir__(): return ['Known']\ndef __getattr__(name): {BREAKS}"
+# What a package's `__getattr__` and those of the modules named as transformers' say of each name
+IMPORTS_ALL = """
+import hf_compat
+from hf_compat.interop.mirrors import MIRRORS
+
+OURS = [(f"hf_compat.{module}", name) for module, homes in MIRRORS.items() for name in homes]
+OURS += [("hf_compat", name) for name in hf_compat.__all__]
+THEIRS = [("hf_compat.trainer_utils", "anything"), ("hf_compat.integrations", "Known")]
+failed = 0
+for module, name in NAMES:
+    try:
+        exec(f"from {module} import {name}")
+    except (ImportError, AttributeError) as error:
+        text, root = str(error), error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        assert str(root) == "module 'numpy' has no attribute 'bool8'", (module, name, text)
+        assert root is error or f" failed to load with AttributeError: {root}" in text, text
+        failed += 1
+assert not hasattr(hf_compat, "nope") and failed > ENOUGH, failed
+"""
+
+
+@pytest.mark.real_python
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        ("OURS", {"torch/__init__.py": BREAKS}),
+        ("THEIRS", {"transformers/__init__.py": BREAKS}),
+        (
+            "THEIRS",
+            {
+                "transformers/__init__.py": "",
+                "transformers/trainer_utils.py": BREAKS,
+                "transformers/integrations.py": LAZY,
+            },
+        ),
+    ],
+    ids=["torch", "transformers", "a_module_of_transformers"],
+)
+def test_a_package_that_fails_to_load_is_told_with_its_cause(tmp_path, names, files):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).with_name("__init__.py").touch()
+        (tmp_path / name).write_text(text)
+    code = IMPORTS_ALL.replace("NAMES", names).replace("ENOUGH", "30" if names == "OURS" else "1")
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_misspelt_name_is_told_with_the_nearest_one():
+    with pytest.raises(ImportError, match="'TrainingArgument' from 'hf_compat'; did you mean `TrainingArguments`"):
+        exec("from hf_compat import TrainingArgument")
 
 
 def test_ours_come_without_transformers():

@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable, Container, Iterator
 
-from hf_compat.runtime.text import Absent, need
+from hf_compat.runtime.text import Absent, as_import_error, need
 
 # Modules that replace those of `transformers` → our modules → the names there. Other names are transformers' own.
 _HOMES: dict[str, dict[str, str]] = {
@@ -60,15 +60,16 @@ def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]
     ours, upstream = MIRRORS[name_within], f"transformers.{name_within}"
 
     def lookup(name: str) -> object:
-        if name in ours:
-            return getattr(importlib.import_module(f"hf_compat.{ours[name]}"), name)
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        need("transformers", "'hf-compat[transformers]'", f"`{module}.{name}`")
-        theirs = importlib.import_module(upstream)
-        if not hasattr(theirs, name):
-            raise AttributeError(f"neither {module!r} nor {upstream!r} has {name!r}")
-        return getattr(theirs, name)
+        with as_import_error(name, module):
+            if name in ours:
+                return getattr(importlib.import_module(f"hf_compat.{ours[name]}"), name)
+            need("transformers", "'hf-compat[transformers]'", f"`{module}.{name}`")
+            theirs = importlib.import_module(upstream)
+            if name in dir(theirs):
+                return getattr(theirs, name)
+        raise AttributeError(f"neither {module!r} nor {upstream!r} has {name!r}")
 
     return lookup, lambda: sorted(ours)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import itertools
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
@@ -161,6 +163,25 @@ def need(module: str, install: str, for_what: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise missing_package(module.partition(".")[0], install, for_what) from error
+
+
+@contextlib.contextmanager
+def as_import_error(name: str, module: str) -> Iterator[None]:
+    """Raise an AttributeError of the body again as an ImportError, where a module's `__getattr__` loads a name.
+
+    Python takes the AttributeError of a `__getattr__` for an absent name: `hasattr` is False, and `from … import` drops
+    the cause.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        place = frames[-1].f_globals.get("__name__")
+        raise ImportError(
+            f"cannot import name {name!r} from {module!r}: {place} failed to load with "
+            f"{type(error).__name__}: {error}\n\nHint: install the package again, or a release that fits the others.",
+            name=module,
+        ) from error
 
 
 class Absent:
