@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-import toy
 from torch import nn
 
+from helpers import toy
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, CallbackError, CheckpointError, DataError, LossError, UnsupportedArgument
 

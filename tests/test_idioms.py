@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-import toy
 import transformers
 from torch.utils.data import DataLoader
 
 import hf_compat
+from helpers import toy
 from hf_compat import (
     EarlyStoppingCallback,
     IntervalStrategy,

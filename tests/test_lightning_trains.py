@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
-import toy
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from helpers import toy
 from hf_compat import HFBridge, HFDataModule, HFModule, Trainer, TrainerCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore:These arguments have no effect")  # args shared with a Trainer

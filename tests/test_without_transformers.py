@@ -35,7 +35,7 @@ def noting_import(name, globals=None, *rest, **named):
 
 builtins.__import__ = noting_import
 sys.path.insert(0, sys.argv[2])
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments, EarlyStoppingCallback
 
 args = TrainingArguments(

@@ -11,11 +11,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
-from handwritten import bare_trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch.utils.data import DataLoader
-from toy import Classifier, rows
 
+from helpers.handwritten import bare_trainer
+from helpers.toy import Classifier, rows
 from hf_compat import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
@@ -153,7 +153,7 @@ torch.set_num_threads(1)
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from test_adapter_logs import Plain
-from toy import rows
+from helpers.toy import rows
 from hf_compat import HFCallbackAdapter, TrainerCallback, TrainingArguments
 
 class StopsOnRankOne(TrainerCallback):

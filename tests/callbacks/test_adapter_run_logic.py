@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from handwritten import ARGS, HandWritten, bare_trainer, data, loaders
 from torch.utils.data import DataLoader
-from toy import Classifier, NanAt
 
 import hf_compat
+from helpers.handwritten import ARGS, HandWritten, bare_trainer, data, loaders
+from helpers.toy import Classifier, NanAt
 from hf_compat import HFCallbackAdapter
 from hf_compat.callbacks.hf_in_lightning import AdaptedRun
 from hf_compat.errors import MissingMetric

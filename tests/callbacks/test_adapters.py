@@ -9,11 +9,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
-from handwritten import ARGS, HandWritten, bare_trainer, data, loaders
 from lightning.pytorch import callbacks as plc
-from toy import EVENTS, FLAGS, Classifier
 
 import hf_compat
+from helpers.handwritten import ARGS, HandWritten, bare_trainer, data, loaders
+from helpers.toy import EVENTS, FLAGS, Classifier
 from hf_compat import HFCallbackAdapter, LightningCallbackAdapter
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
 from hf_compat.hf.state import ExportableState

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from lightning.pytorch import callbacks as plc
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import LightningCallbackAdapter
 from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 

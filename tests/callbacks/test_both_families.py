@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-import toy
 import transformers
 from transformers.integrations import TensorBoardCallback
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer
 
 BUILT_IN = ["DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "EarlyStoppingCallback"]

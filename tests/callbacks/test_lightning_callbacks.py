@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.pytorch import callbacks as plc
 from lightning.pytorch.loggers import CSVLogger
-from toy import EVENTS, Classifier, Stream, rows
 
+from helpers.toy import EVENTS, Classifier, Stream, rows
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback
 from hf_compat.errors import CallbackError, HfCompatWarning
 

@@ -20,7 +20,8 @@ import json, os, signal, sys
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-import mlflow, toy
+import mlflow
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 how, resume = sys.argv[1:]
 if resume == "True":

@@ -21,8 +21,8 @@ SCRIPT = """
 import sys
 import lightning.pytorch as pl
 import transformers
-from toy import Classifier, rows
-from handwritten import HandWritten, bare_trainer, loaders
+from helpers.toy import Classifier, rows
+from helpers.handwritten import HandWritten, bare_trainer, loaders
 import hf_compat
 
 folder, fired = sys.argv[1], []

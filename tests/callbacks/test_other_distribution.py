@@ -5,8 +5,8 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import pytorch_lightning as other
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFCallbackAdapter, HFModule, LightningCallbackAdapter, Trainer, TrainingArguments
 from hf_compat.errors import CallbackError
 

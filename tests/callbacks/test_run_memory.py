@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer
 from hf_compat.callbacks.trackers import RunMemory
 

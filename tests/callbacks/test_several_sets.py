@@ -6,8 +6,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import callbacks as plc
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.engine import window_trainer as lean_evaluation
 

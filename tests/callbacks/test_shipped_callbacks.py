@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch import callbacks as plc
-from shipped_runs import DOORS, Door, Headed, weights_of
 
+from helpers.shipped_runs import DOORS, Door, Headed, weights_of
 from hf_compat.errors import CallbackError
 
 pytestmark = [
@@ -389,8 +389,7 @@ class Writer(plc.BasePredictionWriter):
 
 @effect
 def BasePredictionWriter(door):
-    from toy import rows
-
+    from helpers.toy import rows
     from hf_compat import HFDataModule, HFModule
 
     writer = Writer("batch")

@@ -7,8 +7,8 @@ import csv
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch import loggers as pll
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import MissingPackage
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import Classifier, rows
 from tqdm import tqdm
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments, translate
 from hf_compat.plan.translate import make_run_counts
 from hf_compat.runtime.console import show_logs

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Classifier, blocks, rows, tiny_gpt2
 
 import hf_compat
+from helpers.toy import Classifier, blocks, rows, tiny_gpt2
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.callbacks import trackers as trackers_module
 from hf_compat.errors import ArgumentError, MissingPackage
@@ -26,7 +26,7 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 api = importlib.import_module(sys.argv[1])
-from toy import tiny_gpt2, blocks
+from helpers.toy import tiny_gpt2, blocks
 folder, tracker, *more = sys.argv[2:]
 api.set_seed(3)
 args = api.TrainingArguments(
@@ -288,7 +288,7 @@ def test_values_of_ones_own_stand_beside_the_loss(make_args):
 
 
 def test_hidden_losses_are_counted(make_args):
-    from toy import NanAt
+    from helpers.toy import NanAt
 
     trainer = Trainer(NanAt((3, 4)), make_args(logging_steps=2, num_train_epochs=1), train_dataset=rows(32))
     trainer.train()

@@ -7,11 +7,11 @@ import shutil
 import peft
 import pytest
 import torch
-import toy
 import transformers
-from compare import same
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import HFModule, set_seed
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError

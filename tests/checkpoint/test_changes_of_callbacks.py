@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from toy import Classifier, rows
 
 import hf_compat
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing

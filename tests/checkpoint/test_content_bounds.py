@@ -8,8 +8,8 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError

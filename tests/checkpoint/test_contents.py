@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
-from compare import same
 from safetensors.torch import save_file
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import get_last_checkpoint
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.model_state import MODEL_INDEX, OPTIMIZER_INDEX, PlainState

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 import transformers
-from compare import same
 from safetensors.torch import load_file
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.files import member_of
 from hf_compat.checkpoint.reading import read_torch_file

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 from safetensors.torch import save_file
 
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.checkpoint.convert import convert
 from hf_compat.cli.main import main as command

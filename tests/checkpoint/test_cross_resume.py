@@ -6,13 +6,13 @@ import warnings
 
 import lightning.pytorch as pl
 import pytest
-import toy
 import transformers
-from compare import same
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import HFDataModule, HFModule
 from hf_compat.cli.main import main as command
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import toy
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
+from helpers import toy
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import model_state as shards
 from hf_compat.checkpoint.convert import convert

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 import torch
-import toy
-from compare import same
 from safetensors.torch import load_file, save_file
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert

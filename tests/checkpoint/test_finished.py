@@ -6,8 +6,8 @@ import os
 
 import pytest
 import torch
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, set_seed
 
 

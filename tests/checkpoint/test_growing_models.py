@@ -8,8 +8,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import CheckpointError
 

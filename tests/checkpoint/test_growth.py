@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.checkpoint import manifest, reading
 from hf_compat.checkpoint import manifest as sealing

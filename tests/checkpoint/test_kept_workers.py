@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, set_seed
 from hf_compat.data.loader import PreparedDataLoader
 

@@ -10,8 +10,8 @@ import types
 
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.runtime import device_copies as frozen_copies

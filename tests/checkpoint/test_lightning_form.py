@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 
-import damage
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 
+from helpers import damage, toy
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.checkpoint.convert import check_lightning
 from hf_compat.errors import CheckpointError

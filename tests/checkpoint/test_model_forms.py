@@ -7,12 +7,12 @@ import json
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 import transformers
-from compare import same
 from safetensors import safe_open
 from torch import nn
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, set_seed
 
 # torch.compile, peft and Lightning warn about their own insides

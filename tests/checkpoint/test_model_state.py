@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import schedulefree
 import torch
-import toy
-from compare import same
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat.checkpoint.deepspeed_state import DeepSpeedState
 from hf_compat.checkpoint.model_state import FSDP2State, PlainState, make_model_state
 from hf_compat.errors import CheckpointError, CheckpointMismatch

@@ -12,11 +12,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from compare import first_difference, same
-from old_runs import FORMS, SAVED_AT, SEVERAL, digest, run
+
+from helpers.old_runs import FORMS, SAVED_AT, SEVERAL, digest, run
+from helpers.parity.compare import first_difference, same
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "old_runs.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "old_runs.py"
 EXPECTED = json.loads((HERE / "old_checkpoints" / "expected.json").read_text())
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.checkpoint.run_state import readable_state
 from hf_compat.errors import CallbackError

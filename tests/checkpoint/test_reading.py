@@ -7,10 +7,10 @@ import os
 
 import pytest
 import torch
-import toy
-from compare import same
 from safetensors.torch import save_file
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.reading import (
     names_of,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
-from compare import same
 from safetensors.torch import load_file, save_file
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, TrainerState, get_last_checkpoint
 from hf_compat.errors import CheckpointError
 

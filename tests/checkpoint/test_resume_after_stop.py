@@ -8,9 +8,11 @@ from datetime import timedelta
 
 import lightning.pytorch.callbacks as plc
 import pytest
-import toy
 import transformers
-from resume_runs import (
+
+import hf_compat
+from helpers import toy
+from helpers.resume_runs import (
     LightningStop,
     Run,
     assert_as_transformers,
@@ -21,8 +23,6 @@ from resume_runs import (
     pairs,
     stop_and_save,
 )
-
-import hf_compat
 
 AXES = {
     "stopper": ("callback", "max_steps", "lightning", "signal"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import transformers
-from resume_runs import OF_A_STEP, Run, assert_same, assert_uninterrupted, names, pairs
 
 import hf_compat
+from helpers.resume_runs import OF_A_STEP, Run, assert_same, assert_uninterrupted, names, pairs
 
 AXES = {
     "save": ("steps", "epoch", "best", "on_evaluate", "on_epoch_end", "on_log"),

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.manifest import SavingPlace
@@ -391,7 +391,7 @@ def test_a_save_in_place_whose_hidden_folder_is_gone_is_no_checkpoint_and_stays(
 TWO_RANKS = """
 import sys
 from pathlib import Path
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 
 class Own(Trainer):

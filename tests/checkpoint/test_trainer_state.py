@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, get_last_checkpoint
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.errors import CheckpointError

@@ -11,8 +11,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert
@@ -20,8 +20,8 @@ from hf_compat.errors import CheckpointError, CheckpointMismatch, LossError
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
-import damage
-import payloads
+from helpers import damage
+from sweeps.faults import payloads
 
 VALUES = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import user_scripts
+
+from helpers import user_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -17,7 +18,7 @@ TESTS = ROOT / "tests"
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-import toy
+from helpers import toy
 from transformers import Trainer, TrainingArguments
 print("said by the script")
 

@@ -1,6 +1,6 @@
 """What arguments of older releases write of themselves is taken back here: by the constructor, a file, a command line.
 
-`tests/releases/dumps.py` has written the dumps, from the real packages.
+`tests/sweeps/releases/dumps.py` has written the dumps, from the real packages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hf_compat import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArgume
 from hf_compat.cli.main import main
 from hf_compat.errors import HfCompatWarning, InertArgumentWarning
 
-DUMPS = Path(__file__).resolve().parents[1] / "releases" / "dumps"
+DUMPS = Path(__file__).resolve().parents[1] / "sweeps" / "releases" / "dumps"
 RELEASES = sorted(path.stem for path in DUMPS.glob("*.json"))
 CLASSES = {one.__name__: one for one in (TrainingArguments, Seq2SeqTrainingArguments)}
 CASES = [(release, name) for release in RELEASES for name in json.loads((DUMPS / f"{release}.json").read_text())]

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-import user_scripts
 
+from helpers import user_scripts
 from hf_compat.cli.main import main
 
 

@@ -102,7 +102,7 @@ def project(tmp_path_factory):
     from pydoc_data.topics import topics
 
     sys.path.insert(0, str(TESTS))
-    from toy import tiny_bert, tiny_tokenizer
+    from helpers.toy import tiny_bert, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("project")
     tokenizer = tiny_tokenizer()
@@ -233,7 +233,7 @@ def test_the_trainer_section_says_the_same_in_lightnings_words(project):
 )  # fmt: skip
 def test_mistakes_are_told_with_a_way_out(project, change, words, parts):
     (project / "wrong.yaml").write_text(yaml.safe_dump({**CONFIG, "args": ARGUMENTS, **change}))
-    (project / "toy.py").write_text((TESTS / "toy.py").read_text())
+    (project / "toy.py").write_text((TESTS / "helpers" / "toy.py").read_text())
     done = run(project, "fit", "--config", "wrong.yaml", "--output_dir", "wrong", *words, status=2)
     for part in parts:
         assert part in done.stderr, done.stderr
@@ -252,7 +252,7 @@ from hf_compat import HFDataModule, HFModule
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, count: int = 16, seed: int = 0):
-        from toy import rows
+        from helpers.toy import rows
         self.rows = rows(count, seed)
     def __len__(self):
         return len(self.rows)
@@ -269,7 +269,7 @@ if __name__ == "__main__":
     config = {
         "seed_everything": 3,
         "model": {
-            "model": {"class_path": "toy.Classifier", "init_args": {"features": 8}},
+            "model": {"class_path": "helpers.toy.Classifier", "init_args": {"features": 8}},
             "args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
                      "use_cpu": True},
             "compute_metrics": {"class_path": "torchmetrics.classification.MulticlassAccuracy",

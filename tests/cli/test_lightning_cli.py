@@ -13,8 +13,8 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from toy import Classifier, rows, tiny_gpt2
 
+from helpers.toy import Classifier, rows, tiny_gpt2
 from hf_compat import HFCallbackAdapter, HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
 
@@ -51,7 +51,7 @@ def spec_of(path, **init_args):
     return {"class_path": path, "init_args": init_args}
 
 
-MODEL = {"model": spec_of("toy.Classifier", features=8), "args": {"learning_rate": 0.01, "use_cpu": True}}
+MODEL = {"model": spec_of("helpers.toy.Classifier", features=8), "args": {"learning_rate": 0.01, "use_cpu": True}}
 QUIET = {
     "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_progress_bar": False,
     "enable_model_summary": False, "enable_checkpointing": False,
@@ -202,7 +202,9 @@ def test_subclass_mode():
     cli = command_line(words, HFModule, HFDataModule, **options)
     assert isinstance(cli.model, Sized) and cli.model.classes == 4 and cli.model.steps.args.learning_rate == 0.3
     assert isinstance(cli.datamodule, Rows) and len(cli.datamodule.train_dataset) == 8
-    anything = command_line(["--model", "hf_compat.HFModule", "--model.model", "toy.Classifier"], None, None, run=False)
+    anything = command_line(
+        ["--model", "hf_compat.HFModule", "--model.model", "helpers.toy.Classifier"], None, None, run=False
+    )
     assert type(anything.model) is HFModule and type(anything.model.model) is Classifier
 
 
@@ -210,7 +212,7 @@ def test_the_configuration_that_is_saved_is_read_again(folder):
     first = ["--trainer.default_root_dir", "first"]
     cli = command_line(["fit", "-c", "run.yaml", *first], save_config_callback=SaveConfigCallback)
     saved = yaml.safe_load(Path("first/config.yaml").read_text())
-    assert saved["model"]["args"] and saved["model"]["model"]["class_path"] == "toy.Classifier"
+    assert saved["model"]["args"] and saved["model"]["model"]["class_path"] == "helpers.toy.Classifier"
     again = ["--trainer.default_root_dir", "second"]
     other = command_line(
         ["fit", "-c", "first/config.yaml", *again], save_config_callback=SaveConfigCallback,
@@ -243,13 +245,13 @@ def test_several_files_and_one_a_section():
 def test_defaults_of_the_trainer_and_of_the_parser():
     stopping = EarlyStopping("eval_loss", patience=2)
     cli = command_line(
-        ["fit", "--model.model", "toy.Classifier"], trainer_defaults={**QUIET, "callbacks": [stopping]},
+        ["fit", "--model.model", "helpers.toy.Classifier"], trainer_defaults={**QUIET, "callbacks": [stopping]},
         seed_everything_default=5, parser_kwargs={"fit": {"default_config_files": ["defaults.yaml"]}},
     )  # fmt: skip
     assert stopping in cli.trainer.callbacks and cli.config.fit.seed_everything == 5
     Path("defaults.yaml").write_text("data: {count: 8}\n")
     cli = command_line(
-        ["fit", "--model.model", "toy.Classifier"], trainer_defaults=QUIET,
+        ["fit", "--model.model", "helpers.toy.Classifier"], trainer_defaults=QUIET,
         parser_kwargs={"fit": {"default_config_files": ["defaults.yaml"]}},
     )  # fmt: skip
     assert cli.trainer.global_step == 2
@@ -305,7 +307,10 @@ def test_settings_of_the_trainer_that_are_class_paths(setting, value):
 def test_models_and_data_of_functions_and_from_pretrained():
     tiny_gpt2().save_pretrained("model")
     pretrained = spec_of("transformers.AutoModelForCausalLM.from_pretrained", pretrained_model_name_or_path="model")
-    data = {"train_dataset": spec_of("toy.blocks", count=8), "eval_dataset": {"a": spec_of("toy.blocks", count=4)}}
+    data = {
+        "train_dataset": spec_of("helpers.toy.blocks", count=8),
+        "eval_dataset": {"a": spec_of("helpers.toy.blocks", count=4)},
+    }
     Path("run.yaml").write_text(yaml.safe_dump({"model": {"model": pretrained}, "data": data, "trainer": QUIET}))
     cli = command_line(["fit", "-c", "run.yaml"], HFModule, HFDataModule)
     assert type(cli.model.model).__name__ == "GPT2LMHeadModel" and cli.trainer.global_step == 1
@@ -318,8 +323,8 @@ def test_models_and_data_of_functions_and_from_pretrained():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (spec_of("toy.Classifier", feature=3), "did you mean 'features'"),
-        (spec_of("toy.Clasifier"), "did you mean toy.Classifier"),
+        (spec_of("helpers.toy.Classifier", feature=3), "did you mean 'features'"),
+        (spec_of("helpers.toy.Clasifier"), "did you mean helpers.toy.Classifier"),
         (spec_of("transformers.AutoModelForCausalLM.from_pretraned"), "did you mean"),
         (spec_of("nowhere.Model"), "no module named 'nowhere'"),
     ],

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 
 import pytest
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer
 from hf_compat.cli.main import main
 from hf_compat.tools.commands.plot import panels_of, read_run

@@ -19,7 +19,7 @@ import torch
 torch.set_num_threads(1)
 import transformers
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, set_seed
-from toy import blocks, tiny_gpt2
+from helpers.toy import blocks, tiny_gpt2
 
 class Count(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
@@ -79,7 +79,7 @@ import logging, sys
 sys.path.insert(0, {str(TESTS)!r})
 import torch
 torch.set_num_threads(1)
-from toy import blocks, tiny_gpt2
+from helpers.toy import blocks, tiny_gpt2
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging as verbosity
 

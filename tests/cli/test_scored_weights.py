@@ -19,7 +19,7 @@ from hf_compat.cli.main import main
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHANGED = ("_runtime", "_per_second", "_preparation_time", "epoch")
 DATA = """
-from toy import Classifier, rows
+from helpers.toy import Classifier, rows
 
 def train(): return rows(48)
 def held_out(): return rows(24, 1)
@@ -34,7 +34,7 @@ class Deeper(Classifier):
 """
 ADAPTED = """
 from peft import LoraConfig, get_peft_model
-from toy import blocks
+from helpers.toy import blocks
 from transformers import AutoModelForCausalLM
 
 def data(): return blocks(16)
@@ -43,7 +43,7 @@ def model():
     return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, fan_in_fan_out=True))
 """
 CONFIG = {
-    "model": {"class_path": "toy.Classifier"},
+    "model": {"class_path": "helpers.toy.Classifier"},
     "data": {"train_dataset": "scored.train", "eval_dataset": "scored.held_out", "test_dataset": "scored.held_out"},
     "compute_metrics": "scored.accuracy",
     "args": {
@@ -179,10 +179,10 @@ def test_the_weights_that_the_model_makes_are_scored_on_request(project, capsys)
 
 
 def test_a_pretrained_model_is_scored_as_it_is_and_the_command_says_so(project, capsys):
-    from toy import tiny_gpt2
+    from helpers.toy import tiny_gpt2
 
     tiny_gpt2().save_pretrained("pretrained")
-    (project / "scored.py").write_text("from toy import blocks\ndef held_out(): return blocks(8)\n")
+    (project / "scored.py").write_text("from helpers.toy import blocks\ndef held_out(): return blocks(8)\n")
     model = {
         "class_path": "transformers.AutoModelForCausalLM.from_pretrained",
         "init_args": {"pretrained_model_name_or_path": "pretrained"},
@@ -211,7 +211,7 @@ def test_fit_goes_on_from_a_ckpt_path(trained, capsys):
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 def test_an_adapter_is_scored(project):
-    from toy import tiny_gpt2
+    from helpers.toy import tiny_gpt2
 
     tiny_gpt2().save_pretrained("pretrained")
     (project / "scored.py").write_text(ADAPTED)

@@ -42,7 +42,7 @@ CONFIG = {
 
 @pytest.fixture
 def project(tmp_path):
-    (tmp_path / "toy.py").write_text((TESTS / "toy.py").read_text())
+    (tmp_path / "toy.py").write_text((TESTS / "helpers" / "toy.py").read_text())
     (tmp_path / "project.py").write_text(PROJECT % SECRET)
     return tmp_path
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from toy import Classifier, rows
+from helpers.toy import Classifier, rows
 
 def train(): return rows(32)
 def held_out(): return rows(8, 1)

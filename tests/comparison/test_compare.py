@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import user_scripts
+
+from helpers import user_scripts
 
 CHANGED = Path(__file__).with_name("changed.py")
 

@@ -3,10 +3,10 @@
 import sys
 
 import pytest
-import toy
-from compare import same
 from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampler
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, trainer_pt_utils
 from hf_compat.data.loader import RankSlice
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage

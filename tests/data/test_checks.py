@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 import torch
-import toy
 from torch.utils.data import DataLoader
 
+from helpers import toy
 from hf_compat import Trainer, default_data_collator
 from hf_compat.data.collators import check_dataset, check_iterable
 from hf_compat.errors import DataError, LossError, OverrideError

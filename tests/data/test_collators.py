@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from compare import same
 
+from helpers.parity.compare import same
 from hf_compat.data.collators import RemoveColumnsCollator, default_data_collator
 from hf_compat.errors import DataError, MissingPackage
 

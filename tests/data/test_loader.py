@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import toy
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.data.loader import (
     BatchSamplerSlice,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
 import transformers
-from compare import same
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, set_seed
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import toy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
+from helpers import toy
 from hf_compat.data.loader import _END, PreparedDataLoader
 
 MARK = "enumerate(DataLoader)"

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 import transformers
 import yaml
-from pretended import pretended_device
 from torch import nn
 from torch.utils.data import DataLoader
 
 import hf_compat
+from helpers import toy
+from helpers.pretended import pretended_device
 from hf_compat import HFCallbackAdapter, HFDataModule, HFModule, LightningCallbackAdapter, TrainingArguments
 from hf_compat.engine import strategies
 from hf_compat.errors import LossError, UnsupportedArgument

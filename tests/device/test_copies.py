@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
-import toy
 import transformers
-from pretended import RaceError, pretended_device
 
 import hf_compat
+from helpers import toy
+from helpers.pretended import RaceError, pretended_device
 from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.runtime import nested

@@ -10,11 +10,10 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from device_matrix import run_apart, verdict
-from pretended import pretended_device
-from waits import APIS, CONFIGURATIONS, difference, waits
-
 import hf_compat
+from helpers.pretended import pretended_device
+from sweeps.device.device_matrix import run_apart, verdict
+from sweeps.device.waits import APIS, CONFIGURATIONS, difference, waits
 
 SAMPLE = ["fp16_overflow_adamw_torch_fused", "fp16_overflow_adamw_torch", "load_best", "tf32", "bf16_causal_lm"]
 

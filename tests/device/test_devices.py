@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
-from pretended import pretended_device
 
+from helpers import toy
+from helpers.pretended import pretended_device
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli import run
 from hf_compat.errors import ArgumentError

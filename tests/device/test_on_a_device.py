@@ -9,11 +9,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-import toy
-from pretended import pretended_device
 from transformers.trainer_pt_utils import set_rng_state_for_device
 from transformers.utils import is_torch_cuda_available
 
+from helpers import toy
+from helpers.pretended import pretended_device
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, set_seed
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.runtime.launch import Launch

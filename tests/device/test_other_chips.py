@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 import transformers
-from device_matrix import run_apart, verdict
-from pretended import pretended_device
 
 import hf_compat
+from helpers import toy
+from helpers.pretended import pretended_device
 from hf_compat import TrainingArguments, explain
 from hf_compat.errors import ArgumentError
 from hf_compat.plan.argument_support import _accelerator
+from sweeps.device.device_matrix import run_apart, verdict
 
 HERE = Path(__file__).resolve().parent
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
-# `python tests/device/device_matrix.py --kind mps` runs all
+# `python tests/sweeps/device/device_matrix.py --kind mps` runs all
 SAMPLE = ["fp16_overflow_adamw_torch_fused", "bf16", "load_best", "memory"]
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but not supported on MPS")
 
@@ -143,7 +143,7 @@ def test_intels_is_refused_and_the_cpu_beside_it_trains(tmp_path):
 def test_huaweis_is_refused_and_the_cpu_beside_it_trains(tmp_path):
     # A process of its own: torch keeps the name `npu`
     code = (
-        "from pretended import pretended_device\n"
+        "from helpers.pretended import pretended_device\n"
         "import pytest, hf_compat, test_other_chips as tests\n"
         "with pretended_device('npu'):\n"
         "    with pytest.raises(hf_compat.errors.ArgumentError, match=tests.OF_LIGHTNING.format('npu')):\n"

@@ -7,9 +7,10 @@ import io
 
 import pytest
 import torch
-from pretended import RaceError, pretended_device
 from torch import nn
 from torch.utils.data import DataLoader
+
+from helpers.pretended import RaceError, pretended_device
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from compare import first_difference, same
-from two_gpus import CONFIGURATIONS
 
-JOB = Path(__file__).with_name("two_gpus.py")
+from helpers.parity.compare import first_difference, same
+from sweeps.device.two_gpus import CONFIGURATIONS
+
+JOB = Path(__file__).resolve().parents[1] / "sweeps" / "device" / "two_gpus.py"
 
 
 def of_two_processes(api: str, name: str, folder: Path) -> list[dict]:

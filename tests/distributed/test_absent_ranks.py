@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import pytest
-import toy
-from forking import run_ranks, start_ranks, wait_for_ranks
 
+from helpers import toy
+from helpers.forking import run_ranks, start_ranks, wait_for_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.runtime import collectives
 

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 import yaml
-from launching import JOB, result
+
+from helpers.launching import JOB, result
 
 PLAN = """
 import dataclasses, json, sys

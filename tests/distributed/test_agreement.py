@@ -7,9 +7,9 @@ import json
 import logging
 
 import pytest
-import toy
-from forking import run_ranks
 
+from helpers import toy
+from helpers.forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from launching import result, series
+
+from helpers.launching import result, series
 
 WORDS = ("model=plain", "samples=32", "num_train_epochs=1", "save_strategy=no")
 COMPILED = ("torch_compile=True", "torch_compile_backend=eager")

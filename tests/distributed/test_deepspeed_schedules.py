@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import TORCHRUN, start
 
-JOB = Path(__file__).resolve().parent / "deepspeed_job.py"
+from helpers.launching import TORCHRUN, start
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "deepspeed_job.py"
 AUTO = dict.fromkeys(("warmup_num_steps", "total_num_steps", "warmup_min_lr", "warmup_max_lr"), "auto")
 ONE_CYCLE = {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3}
 # (the section, the stage of ZeRO, further arguments)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from forking import free_port, run_ranks
 from torch.distributed import TCPStore
 
+from helpers.forking import free_port, run_ranks
 from hf_compat import TrainingArguments
 from hf_compat.runtime.collectives import gather_objects, start_processes
 
@@ -30,7 +30,7 @@ import json, os, sys, time
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint, set_seed
 
 class Watch(TrainerCallback):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 
 import pytest
-from kill_rank import kill_and_resume
-from launching import OURS, TORCHRUN, result, start
+
+from helpers.launching import OURS, TORCHRUN, result, start
+from sweeps.distributed.kill_rank import kill_and_resume
 
 EVALUATE = """
 import sys, json
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-import toy
+from helpers import toy
 from torchmetrics.classification import MulticlassAccuracy
 from hf_compat import Trainer, TrainingArguments
 

@@ -22,7 +22,13 @@ SLEEPING = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600
     [("DDP", 3), *(pytest.param(strategy, 2, marks=pytest.mark.matrix) for strategy in ("FSDP2", "ZeRO2"))],
 )
 def test_killed_jobs_end_and_resume_to_the_whole_run(strategy, kills):
-    command = [sys.executable, str(HERE / "kill_strategies.py"), strategy, str(kills), "3"]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve().parents[1] / "sweeps" / "distributed" / "kill_strategies.py"),
+        strategy,
+        str(kills),
+        "3",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     report = json.loads(done.stdout.strip().splitlines()[-1])

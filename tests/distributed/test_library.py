@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from launching import HERE, result
 from safetensors.torch import load_file
 
-JOB = HERE / "library_job.py"
+from helpers.launching import result
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "library_job.py"
 SHARDS = "fsdp_config={'state_dict_type': 'SHARDED_STATE_DICT'}"
 
 

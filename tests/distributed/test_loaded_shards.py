@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import TORCHRUN, result, start
 from transformers import AutoModelForCausalLM
 
-JOB = Path(__file__).with_name("loaded_job.py")
+from helpers.launching import TORCHRUN, result, start
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "loaded_job.py"
 FOUR = [*TORCHRUN[:-1], "4"]
 
 

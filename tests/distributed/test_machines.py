@@ -9,8 +9,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from forking import free_port
-from launching import JOB, OURS, TORCHRUN, result, start
+
+from helpers.forking import free_port
+from helpers.launching import JOB, OURS, TORCHRUN, result, start
 
 WORDS = ["model=plain", "max_steps=4", "save_strategy='no'"]
 SRUN = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2",

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import TORCHRUN, result, start
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-JOB = Path(__file__).with_name("made_in_parts_job.py")
+from helpers.launching import TORCHRUN, result, start
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "made_in_parts_job.py"
 
 
 def weights(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import lightning.pytorch as pl
-import toy
+from helpers import toy
 from hf_compat import DefaultFlowCallback, HFCallbackAdapter, HFDataModule, HFModule, TrainingArguments
 
 devices, size = int(sys.argv[1]), int(sys.argv[2])

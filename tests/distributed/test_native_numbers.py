@@ -9,11 +9,11 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
-from forking import run_ranks
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import hf_compat
+from helpers import toy
+from helpers.forking import run_ranks
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 
 BASE = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1,

@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from compare import first_difference, same
-from differences import IN_TWO_PROCESSES as DIFFERENCES
-from differences import names_to_run
+
+from helpers.parity.compare import first_difference, same
+from helpers.parity.differences import IN_TWO_PROCESSES as DIFFERENCES
+from helpers.parity.differences import names_to_run
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNNER = ROOT / "tests" / "parity" / "runner.py"
+RUNNER = ROOT / "tests" / "helpers" / "parity" / "runner.py"
 DOCS = ROOT / "docs" / "differences.md"
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 
-# Of tests/parity/cases.py: what several processes change. (All 132 were compared once.)
+# Of tests/helpers/parity/cases.py: what several processes change. (All 132 were compared once.)
 ONE_MODEL = ("baseline", "evaluate_before_training", "causal_lm")
 NAMES = [
     "baseline",

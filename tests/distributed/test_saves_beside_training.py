@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import toy
-from forking import run_ranks
-
+from helpers import toy
+from helpers.forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import TORCHRUN, start
 
-JOB = Path(__file__).resolve().parent / "search_job.py"
+from helpers.launching import TORCHRUN, start
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "search_job.py"
 
 
 def ranks(folder: Path, api: str, what: str) -> list[dict]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import result
-from test_strategies import STRATEGIES, words_of
 
-JOB = Path(__file__).with_name("seq2seq_job.py")
+from distributed.test_strategies import STRATEGIES, words_of
+from helpers.launching import result
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "seq2seq_job.py"
 
 
 @pytest.fixture(scope="module")

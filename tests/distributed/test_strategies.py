@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import result, series, start
 from safetensors.torch import load_file
 
+from helpers.launching import result, series, start
 from hf_compat.checkpoint.convert import convert
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"

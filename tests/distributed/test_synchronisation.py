@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-from launching import HERE, OURS, result
+from helpers.launching import OURS, result
 
-JOB = HERE / "sync_job.py"
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "sync_job.py"
 
 
 def test_one_process_waits_for_nothing_between_logs(tmp_path):

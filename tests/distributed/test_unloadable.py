@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import result
+
+from helpers.launching import result
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
-import damage
-import payloads
+from helpers import damage
+from sweeps.faults import payloads
 
 STRATEGIES = {"ddp": (), "fsdp 2": ("fsdp=full_shard", "fsdp_config={'version': 2}", "model=plain")}
 

@@ -25,10 +25,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import prepared
 import pytest
 
 import hf_compat
+from helpers import prepared
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -51,10 +51,10 @@ NOT_RUN = {
     ".venv/bin/mkdocs ": "`test_site.py` builds the site",
     "mkdocs ": "`test_site.py` builds the site",
     "hf-compat compare --against ": "needs an environment of that release",
-    "python tests/matrix.py": "needs an environment of each release",
+    "python tests/sweeps/releases/matrix.py": "needs an environment of each release",
     "accelerate launch --use_fsdp … ": "needs devices that Accelerate knows; `tests/distributed` starts it",
     "deepspeed script.py ": "its launcher needs GPUs",
-    "from ray.train": "needs a Ray cluster; `tests/ray/run.py` starts one",
+    "from ray.train": "needs a Ray cluster; `tests/sweeps/ray/run.py` starts one",
 }
 
 

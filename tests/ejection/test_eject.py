@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from ejection_outcomes import differences
+
+from helpers.ejection_outcomes import differences
 
 pytestmark = pytest.mark.real_python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
-OUTCOMES = HERE / "ejection_outcomes.py"
+OUTCOMES = Path(__file__).resolve().parents[1] / "helpers" / "ejection_outcomes.py"
 # Each of these is the script's bit for bit on the CPU.
 SAME = (
     "accumulation", "classification", "early_stopping", "language_model", "lora", "plain_module", "resumed", "seq2seq",

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from ejection_outcomes import differences
+
+from helpers.ejection_outcomes import differences
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-OUTCOMES = HERE / "ejection_outcomes.py"
+OUTCOMES = Path(__file__).resolve().parents[1] / "helpers" / "ejection_outcomes.py"
 # In the style of scripts for 4.x; each is the project's bit for bit. `save_override` leaves a push to the Hub to do.
 SCRIPTS = ("distillation", "evaluate_metric")
 MORE_SCRIPTS = (

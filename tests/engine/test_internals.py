@@ -6,8 +6,8 @@ import warnings
 
 import lightning
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine import internals
 from hf_compat.errors import HfCompatWarning, warn_once

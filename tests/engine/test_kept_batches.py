@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-import toy
 
 import hf_compat
+from helpers import toy
 from hf_compat.engine import evaluation
 from hf_compat.engine.evaluation import KeptBatches
 

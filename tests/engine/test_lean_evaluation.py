@@ -11,10 +11,10 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-import toy
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
 from hf_compat.engine.window_trainer import LeanEvaluationLoop

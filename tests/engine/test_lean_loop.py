@@ -8,10 +8,10 @@ import logging
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
 from hf_compat.engine.window_trainer import find_listeners

@@ -8,8 +8,8 @@ import pickle
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule
 from hf_compat.engine.strategies import AutocastForward, ForwardPrecision, wrap_forward
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import HfCompatWarning
 

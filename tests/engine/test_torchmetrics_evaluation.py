@@ -9,8 +9,8 @@ import pytest
 import torch
 from torchmetrics import MeanSquaredError, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-from toy import Classifier, TupleRegressor, pad, regression_rows, rows, sequences, tagger_with_config
 
+from helpers.toy import Classifier, TupleRegressor, pad, regression_rows, rows, sequences, tagger_with_config
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine import evaluation as evaluation_module
 from hf_compat.errors import ArgumentError

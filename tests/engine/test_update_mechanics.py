@@ -5,12 +5,12 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 from lomo_optim import Lomo
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import ForwardPrecision, UpdateMechanics

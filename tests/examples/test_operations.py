@@ -148,7 +148,7 @@ def test_the_batch_script_trains_on_two_machines(folder):
 
 
 def test_the_script_for_ray_names_what_ray_and_this_package_have():
-    """Ray itself is in no environment of the tests: tests/ray/run.py trains with it."""
+    """Ray itself is in no environment of the tests: tests/sweeps/ray/run.py trains with it."""
     import hf_compat
 
     tree = ast.parse((EXAMPLES / "ray_train.py").read_text())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import arguments
 import numpy as np
 import pytest
 import torch
 
 from hf_compat import TrainingArguments
 from hf_compat.errors import ArgumentError
+from sweeps.faults import arguments
 
 
 def test_values_are_taken_or_refused_by_name():

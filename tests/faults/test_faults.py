@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
-from compare import same
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError, OutputFolderError
 
-KILL = Path(__file__).with_name("kill.py")
+KILL = Path(__file__).resolve().parents[1] / "sweeps" / "faults" / "kill.py"
 
 
 def make(make_args, folder, **values):

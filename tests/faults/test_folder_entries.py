@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import toy
 from safetensors.torch import load_file, save_file
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.layout import DELETED, REPLACED, list_checkpoints

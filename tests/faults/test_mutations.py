@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import random
 
-import damage
-import mutations
 import pytest
 import torch
 
+from helpers import damage
 from hf_compat.checkpoint.forms import check_optimizer, check_schedule, random_states_problem, refuse
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.seeding import read_rng
+from sweeps.faults import mutations
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import pickle
 
-import payloads
 import pytest
 import torch
+
+from sweeps.faults import payloads
 
 
 def test_no_payload_runs():

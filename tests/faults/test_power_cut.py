@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest

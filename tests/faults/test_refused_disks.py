@@ -6,8 +6,8 @@ import errno
 import os
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.checkpoint import manifest
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.run_lock import LOCK_NAME
@@ -181,7 +181,7 @@ def test_the_folder_is_made_and_left_empty(make_args, tmp_path):
 RUN = """
 import sys, time
 sys.path.insert(0, {tests!r})
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 class Wait(TrainerCallback):

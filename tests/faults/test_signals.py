@@ -11,16 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-import toy
-from compare import same
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.runtime.signals import is_requeued, requeue
 
 SCRIPT = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
-import toy, torch
+import torch
+from helpers import toy
 torch.set_num_threads(1)
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import toy
-from compare import same
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.errors import InertArgumentWarning
 

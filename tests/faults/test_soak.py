@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import soak
+from sweeps.faults import soak
 
 
 def test_nothing_grows(tmp_path):

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-import user_code
-from leftovers import Picture, holders_of_shared_tensors, hooks
-from user_faults import FAULTS
 
+from helpers.leftovers import Picture, holders_of_shared_tensors, hooks
 from hf_compat import Trainer
+from sweeps.faults import user_code
+from sweeps.faults.user_faults import FAULTS
 
 SAMPLE = [
     ("sample: None", "plain"),
@@ -64,7 +64,7 @@ def test_what_holds_a_shared_tensor_is_said():
 
 
 def test_a_hook_that_is_left_is_seen(make_args):
-    import toy
+    from helpers import toy
 
     trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8))
     trainer.train()

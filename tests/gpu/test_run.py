@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-RUN = Path(__file__).with_name("run.py")
+RUN = Path(__file__).resolve().parents[1] / "sweeps" / "gpu" / "run.py"
 
 
 @pytest.fixture

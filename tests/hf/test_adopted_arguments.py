@@ -7,10 +7,10 @@ import dataclasses
 import pickle
 
 import pytest
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import HFModule, Trainer, TrainerCallback
 from hf_compat.errors import ArgumentError, HfCompatWarning
 

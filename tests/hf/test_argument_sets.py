@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argument_sets
 import pytest
 
+from helpers import argument_sets
 from hf_compat import TrainingArguments
 from hf_compat.errors import HfCompatWarning
 
 ALL = [(generation, number) for generation, sets in argument_sets.SETS.items() for number in range(len(sets))]
-# One of each generation that is run at every commit; all of them: `python tests/argument_sets.py`.
+# One of each generation that is run at every commit; all of them: `python tests/helpers/argument_sets.py`.
 SAMPLE = [("3.5", 0), ("4.19", 1), ("4.46", 1), ("4.57", 1), ("5.2", 2)]
 READ_OTHERWISE = {
     "evaluation_strategy", "no_cuda", "debug", "do_eval", "logging_dir", "fsdp", "optim", "max_steps", "eval_steps",

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import toy
 import transformers
 
+from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.errors import ArgumentError, UnsupportedArgument
 

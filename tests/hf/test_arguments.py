@@ -13,8 +13,8 @@ import pytest
 import transformers
 import transformers.debug_utils
 import transformers.training_args
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.hf import arguments, enums
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, AcceleratorConfig, Row
@@ -226,7 +226,7 @@ def test_upstreams_parser_reads_our_fields():
 
 
 def test_the_table_in_the_docs_is_made_from_the_code():
-    from arguments_page import arguments_page
+    from house.arguments_page import arguments_page
 
     page = Path(__file__).parents[2] / "docs" / "arguments.md"
     assert page.read_text() == arguments_page(), "run: python tests/house/arguments_page.py docs/arguments.md"

@@ -7,9 +7,9 @@ import pickle
 from dataclasses import dataclass, field
 
 import pytest
-import toy
 import transformers
 
+from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
 from hf_compat.interop.arguments import as_our_arguments

@@ -21,7 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 from IPython.utils.capture import capture_output
 InteractiveShell.instance().config["IPKernelApp"] = Config()
-import toy, torch
+import torch
+from helpers import toy
 api = __import__(sys.argv[1])
 values = json.loads(sys.argv[2])
 values |= {"output_dir": "out", "use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 2}

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.real_python, pytest.mark.whole_file]
 TESTS = Path(__file__).resolve().parents[1]
 CELLS = [
     """
-import toy, torch, transformers, hf_compat
+import torch, transformers, hf_compat
+from helpers import toy
 class Wrong(toy.Classifier):
     def forward(self, x, labels=None):
         return {"loss": torch.zeros(3) @ torch.zeros(4)}

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import toy
 import transformers
 
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.legacy import OLD_NAMES

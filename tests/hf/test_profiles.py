@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.cli.main import main as command
 from hf_compat.cli.run import tell_defaults

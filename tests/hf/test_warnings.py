@@ -7,8 +7,8 @@ import inspect
 import warnings
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
 
 

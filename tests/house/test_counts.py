@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
-import counts
 import pytest
+
+from house import counts
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 # What a machine may lack: a GPU's absence is asked for, mounting needs root, a browser is not pip's.
-# `test_beside_release` runs beside each release of transformers (`tests/matrix.py --tests`), and some of its tests are
-# about others. MLflow is not installed for the run: its rows are of the matrix, and a stand-in runs the same tests.
+# `test_beside_release` runs beside each release of transformers (`sweeps/releases/matrix.py --tests`), and some of its
+# tests are about others. MLflow is not installed for the run: its rows are of the matrix, and a stand-in runs the same
+# tests.
 MAY_SKIP = {
     "test_bad_input.py", "faults/test_faults.py", "cli/test_plot.py", "isolation/test_isolation.py",
     "interop/test_beside_release.py", "callbacks/test_mlflow.py",

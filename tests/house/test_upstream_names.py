@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-import upstream_names
+from house import upstream_names
 
 ROOT = upstream_names.KNOWN.parents[2]
 
@@ -26,7 +26,7 @@ def test_a_name_that_is_not_known_is_listed_with_its_place(monkeypatch):
 
 
 def test_every_dependency_has_a_suite_beside_its_oldest_release_or_a_reason():
-    import bounds
+    from sweeps.releases import bounds
 
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"[\w-]+", line)[0] for line in lines}

@@ -37,7 +37,7 @@ PLACES = {
 
 def installed() -> dict[str, list[str]]:
     """Return the names of each kind that the installed releases have."""
-    from test_lightning_internals import HOMES, INTERNALS, accesses
+    from house.test_lightning_internals import HOMES, INTERNALS, accesses
 
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}

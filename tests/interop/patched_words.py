@@ -11,12 +11,13 @@ import hf_compat
 hf_compat.patch()
 
 import torch
-from toy import Classifier, rows
 from transformers import EarlyStoppingCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.testing_utils import CaptureLogger
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.utils import logging
+
+from helpers.toy import Classifier, rows
 
 
 class Own(TrainerCallback):

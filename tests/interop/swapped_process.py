@@ -13,11 +13,11 @@ import warnings
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 import transformers
-from toy import blocks, tiny_gpt2
 from transformers import Trainer as Original
 from transformers import TrainingArguments as OriginalArguments
 
 import hf_compat
+from helpers.toy import blocks, tiny_gpt2
 from hf_compat.interop.patching import HOMES
 
 torch.set_num_threads(1)

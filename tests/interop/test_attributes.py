@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import warnings
 
-import attributes
 import pytest
-import toy
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import AbsentName, InertArgumentWarning
+from sweeps.releases import attributes
 
 TABLE = json.loads(attributes.TABLE.read_text())
 

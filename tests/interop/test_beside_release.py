@@ -1,6 +1,6 @@
 """Beside the installed transformers, of whatever release: what its scripts read, declare and copy.
 
-The run of every commit has one release; `python tests/matrix.py --tests` runs this, and more, beside each.
+The run of every commit has one release. `python tests/sweeps/releases/matrix.py --tests` runs this beside each.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import attributes
 import pytest
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import HfCompatWarning, OverrideError
 from hf_compat.hf.arguments_rules import followed
 from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
+from sweeps.releases import attributes
 
 THEIRS, ARGUMENTS = transformers.Trainer, transformers.TrainingArguments
 FIELDS = {field.name for field in dataclasses.fields(ARGUMENTS)}

@@ -8,9 +8,9 @@ import warnings
 from types import ModuleType
 
 import pytest
-import toy
 
 import hf_compat
+from helpers import toy
 from hf_compat.errors import OverrideError
 
 READ = "import inspect\ndef rewrite(trainer):\n    return inspect.getsource(trainer._inner_training_loop)\n"

@@ -8,12 +8,12 @@ import types
 
 import lightning.pytorch as pl
 import pytest
-import toy
 import transformers
-from model_cases import lora
 from transformers.integrations import liger as upstream
 
 import hf_compat
+from helpers import toy
+from helpers.parity.model_cases import lora
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import transformers
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer, explain
 from hf_compat.errors import HfCompatWarning
 

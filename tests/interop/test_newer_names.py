@@ -7,9 +7,9 @@ import warnings
 import pytest
 import transformers
 import transformers.trainer_seq2seq
-from toy import Classifier, rows
 
 import hf_compat
+from helpers.toy import Classifier, rows
 from hf_compat.errors import HfCompatWarning, warn_once
 
 OURS, THEIRS = (hf_compat.Trainer, hf_compat.TrainerCallback), (transformers.Trainer, transformers.TrainerCallback)

@@ -1,4 +1,7 @@
-"""Beside older releases of transformers: what they lack is not asked for. `tests/matrix.py` runs the real ones."""
+"""Beside older releases of transformers: what they lack is not asked for.
+
+`tests/sweeps/releases/matrix.py` runs the real ones.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import InertArgumentWarning
 from hf_compat.interop import releases, transformers_models
 
-STAND_IN = Path(__file__).resolve().parents[1] / "releases" / "beside_older.py"
+STAND_IN = Path(__file__).resolve().parents[1] / "sweeps" / "releases" / "beside_older.py"
 
 
 @pytest.mark.real_python

@@ -6,10 +6,10 @@ import warnings
 from unittest import mock
 
 import pytest
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat.interop.transformers_models import global_of_trainer
 from hf_compat.plan.translate import ddp_options
 

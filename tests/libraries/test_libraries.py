@@ -1,4 +1,4 @@
-"""A sample of `python tests/libraries/run.py`: the cases whose packages the tests have."""
+"""A sample of `python tests/sweeps/libraries/run.py`: the cases whose packages the tests have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).resolve().parent / "run.py"
+RUN = Path(__file__).resolve().parents[1] / "sweeps" / "libraries" / "run.py"
 
 
 @pytest.mark.timeout(400)

@@ -6,8 +6,8 @@ import dataclasses
 import inspect
 
 import pytest
-from migrated import left, today
 
+from helpers.migrated import left, today
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, is_harmless
 from hf_compat.tools.migration.report import Target

@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
-from migrated import today
 
+from helpers.migrated import today
 from hf_compat.cli.main import main
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.python_source import rewrite_python

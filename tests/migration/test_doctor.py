@@ -6,8 +6,8 @@ import ast
 import json
 
 import pytest
-from migrated import SCRIPTS
 
+from helpers.migrated import SCRIPTS
 from hf_compat.cli.main import main
 from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.migrate import migrate

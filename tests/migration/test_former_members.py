@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from migrated import left, today
 
 import hf_compat.tools.migration.names as names_of_today
+from helpers.migrated import left, today
 from hf_compat.interop.former_names import REFUSED_OVERRIDES
 from hf_compat.tools.migration.imports import NEIGHBOURS
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names

@@ -6,8 +6,8 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from migrated import left, today
 
+from helpers.migrated import left, today
 from hf_compat.tools.migration.report import Target
 
 

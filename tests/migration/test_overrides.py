@@ -7,8 +7,8 @@ import inspect
 import textwrap
 
 import pytest
-from migrated import left, today
 
+from helpers.migrated import left, today
 from hf_compat.tools.migration.report import Target
 
 HEAD = "from transformers import Trainer, TrainerCallback\n\n\n"

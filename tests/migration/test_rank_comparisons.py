@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import transformers  # noqa: F401 - its release is asked for
-from migrated import left
 
+from helpers.migrated import left
 from hf_compat.errors import HfCompatWarning, warn_once
 from hf_compat.interop.user_script import run_script
 from hf_compat.tools.migration.rank_comparisons import comparisons_with_zero

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import transformers
-from migrated import left, today
 
+from helpers.migrated import left, today
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.report import Target

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from migrated import NAMES, SCRIPTS
 
+from helpers.migrated import NAMES, SCRIPTS
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Target
 

@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 import transformers
-from toy import Classifier, rows, weights
 
 import hf_compat
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError, UnsupportedArgument, warn_once
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 
-import combination_rows
 import lightning.pytorch as pl
-import native_combinations
 import pytest
-import toy
-from combination_parts import metric
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, TrainingArguments
+from sweeps.native import combination_rows, native_combinations
+from sweeps.native.combination_parts import metric
 
 ROWS = {
     "a stream goes on without losing a window": {"task": "shuffled_stream", "length": "17 updates", "resume": "native"},

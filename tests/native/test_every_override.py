@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import OverrideError
 from hf_compat.native.overrides import HONOURED, REFUSED

@@ -11,7 +11,8 @@ import pytest
 
 HEAD = """
 import sys; sys.path.insert(0, {tests!r})
-import lightning, torch, toy
+import lightning, torch
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from torch.utils.data import DataLoader
 """
@@ -66,8 +67,8 @@ LightningCLI(Module, Data, args=["fit", "--trainer.max_epochs=2"])
 DOORS = {"Trainer": OURS, "native": NATIVE, "no validation": NO_VALIDATION, "checkpoints": CHECKPOINTS,
          "two processes": TWO_PROCESSES, "LightningCLI": CLI}  # fmt: skip
 CONFIG = """
-model: {class_path: toy.Classifier}
-data: {train_dataset: {class_path: toy.rows}, eval_dataset: {class_path: toy.rows}}
+model: {class_path: helpers.toy.Classifier}
+data: {train_dataset: {class_path: helpers.toy.rows}, eval_dataset: {class_path: helpers.toy.rows}}
 args: {output_dir: out, per_device_train_batch_size: 8, eval_strategy: epoch}
 """
 

@@ -9,13 +9,13 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 from lightning.pytorch.callbacks import BasePredictionWriter, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
-from toy import Classifier, rows, weights
 
+from helpers import toy
+from helpers.toy import Classifier, rows, weights
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, TrainerCallback, TrainingArguments
 from hf_compat.errors import (
     ArgumentError,

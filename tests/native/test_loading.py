@@ -20,8 +20,8 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
 from torch import nn
-from toy import Classifier, blocks, rows, tiny_gpt2
 
+from helpers.toy import Classifier, blocks, rows, tiny_gpt2
 from hf_compat import HFDataModule, HFModule, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError, HfCompatWarning
@@ -305,7 +305,7 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 from lightning.pytorch.cli import LightningCLI
 from hf_compat import HFDataModule, HFModule
-from toy import rows
+from helpers.toy import rows
 
 class Rows(HFDataModule):
     def __init__(self, count: int = 16):
@@ -320,7 +320,7 @@ if __name__ == "__main__":
 def test_a_checkpoint_of_lightning_cli_says_how_to_make_its_module(tmp_path):
     (tmp_path / "cli.py").write_text(CLI)
     module = {
-        "model": {"class_path": "toy.Classifier", "init_args": {"classes": 3, "dropout": 0.0}},
+        "model": {"class_path": "helpers.toy.Classifier", "init_args": {"classes": 3, "dropout": 0.0}},
         "args": {"learning_rate": 0.02, "hub_token": "hf_aSecret", "use_cpu": True},
         "compute_metrics": {
             "class_path": "torchmetrics.classification.MulticlassAccuracy",
@@ -353,11 +353,11 @@ def test_a_checkpoint_of_lightning_cli_says_how_to_make_its_module(tmp_path):
 
 def test_what_the_command_trained_is_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "taught.py").write_text("from toy import rows\ndef data(): return rows(16)\n")
+    (tmp_path / "taught.py").write_text("from helpers.toy import rows\ndef data(): return rows(16)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     words = [
         "--model",
-        "toy.Classifier",
+        "helpers.toy.Classifier",
         "--data.train_dataset",
         "taught.data",
         "--output_dir",
@@ -373,14 +373,14 @@ def test_what_the_command_trained_is_loaded(tmp_path, monkeypatch):
     assert module.steps.args.learning_rate == 0.5
 
 
-# What `tests/releases/pickles` holds and today's transformers is told: in the words of today.
+# What `tests/sweeps/releases/pickles` holds and today's transformers is told: in the words of today.
 OF_TRANSFORMERS = {
     "learning_rate": 3e-3, "weight_decay": 0.05, "label_smoothing_factor": 0.1, "warmup_steps": 0.1, "adam_beta2": 0.98,
     "lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}, "optim": "sgd",
     "optim_args": "momentum=0.9", "neftune_noise_alpha": 2.0, "train_sampling_strategy": "group_by_length",
 }  # fmt: skip
 LEFT_TO_LIGHTNING = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "use_cpu": True}
-PICKLES = sorted((TESTS / "releases" / "pickles").glob("*.bin"))
+PICKLES = sorted((TESTS / "sweeps" / "releases" / "pickles").glob("*.bin"))
 
 
 def a_folder_of_transformers(folder, arguments=None):

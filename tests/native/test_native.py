@@ -6,8 +6,8 @@ import warnings
 
 import lightning.pytorch as pl
 import pytest
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 

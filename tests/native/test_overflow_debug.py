@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
-import toy
 import transformers
 from lightning.pytorch import LightningModule
 from torch import nn
 from transformers.debug_utils import DebugUnderflowOverflow as Upstream
 
 import hf_compat
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine.model_hooks import watch_for_overflow
 from hf_compat.errors import NonFiniteNumber, UnsupportedArgument

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import HfCompatWarning, OverrideError
 

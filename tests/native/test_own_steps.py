@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Classifier, Stream, rows, weights
 
+from helpers.toy import Classifier, Stream, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, LossError, OverrideError
 

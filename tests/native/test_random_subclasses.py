@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Classifier, rows
 from transformers import get_linear_schedule_with_warmup
 
+from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 
 pytestmark = [

@@ -7,12 +7,12 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
-from compare import same
 from lightning.pytorch.callbacks import ModelCheckpoint
-from resume_runs import OPTIONS, LightningStop
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
+from helpers.resume_runs import OPTIONS, LightningStop
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*defined a `validation_step` but have no `val_dataloader`"),

@@ -7,11 +7,11 @@ import warnings
 
 import lightning.pytorch as pl
 import pytest
-from cases import CASES
-from compare import same
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import hf_compat
+from helpers.parity.cases import CASES
+from helpers.parity.compare import same
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 
 # Cases of the parity suite, without what Lightning's trainer decides by itself: when to evaluate, log and save.

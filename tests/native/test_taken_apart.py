@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 
 pytestmark = [

@@ -25,8 +25,8 @@ from lightning.pytorch.plugins import HalfPrecision, TorchCheckpointIO
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument
 
@@ -156,7 +156,7 @@ def test_devices(fit):
 
 @flag("num_nodes", "how many machines, each with `devices` processes")
 def test_num_nodes_is_what_the_processes_share_the_data_by(fit, monkeypatch):
-    from test_native_numbers import NODES
+    from distributed.test_native_numbers import NODES
 
     assert NODES == 2
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import CallbackError, OverrideError
 

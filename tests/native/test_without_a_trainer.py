@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Classifier, rows, weights
 
+from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.engine.windows import Window
 from hf_compat.errors import ArgumentError

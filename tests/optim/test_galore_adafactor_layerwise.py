@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import toy
 import transformers
-from compare import same
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
 
 VALUES = {
     "optim_target_modules": ["inner", "outer"],

@@ -3,13 +3,13 @@
 import logging
 import sys
 
-import optimizer_stand_ins
 import pytest
 import torch
 import transformers
 from torch import nn
 from transformers.training_args import OptimizerNames as UpstreamNames
 
+from helpers import optimizer_stand_ins
 from hf_compat import HFModule, Trainer, explain
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import combinations
 import pytest
-from combination_calls import CALLS
-from combination_features import FEATURES
-from combination_rules import RULES
-from combinations import Table, drawn, parse
+
+from sweeps.parity import combinations
+from sweeps.parity.combination_calls import CALLS
+from sweeps.parity.combination_features import FEATURES
+from sweeps.parity.combination_rules import RULES
+from sweeps.parity.combinations import Table, drawn, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
 # Each of these has differed once, or is of a kind in which faults were found.

@@ -7,7 +7,8 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from compare import first_difference, same
+
+from helpers.parity.compare import first_difference, same
 
 ONE = torch.ones(2, 3)
 LAST_BIT = torch.tensor(1.0 + 2**-52, dtype=torch.float64)  # which float32 does not hold

@@ -3,7 +3,8 @@
 import dataclasses
 
 import transformers
-from cases import CASES
+
+from helpers.parity.cases import CASES
 
 _SEVERAL = "it needs several processes: tests/distributed"
 _STRATEGY = "it needs several processes: tests/distributed/test_strategies.py, tests/plan"

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from optimizer_runs import STEPS_AS_TORCH, compare
 
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.optimizers import OPTIMIZERS
 from hf_compat.runtime.text import is_installed
+from sweeps.parity.optimizer_runs import STEPS_AS_TORCH, compare
 
 IN_EVERY_RUN = ("adamw_bnb_8bit", "apollo_adamw", "galore_adamw", "grokadamw", "stable_adamw")
 

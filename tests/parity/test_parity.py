@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import transformers
-from cases import CASES
-from compare import first_difference, same
-from differences import IN_ONE_PROCESS as DIFFERENCES
-from differences import names_to_run
 
-RUNNER = Path(__file__).with_name("runner.py")
+from helpers.parity.cases import CASES
+from helpers.parity.compare import first_difference, same
+from helpers.parity.differences import IN_ONE_PROCESS as DIFFERENCES
+from helpers.parity.differences import names_to_run
+
+RUNNER = Path(__file__).resolve().parents[1] / "helpers" / "parity" / "runner.py"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 

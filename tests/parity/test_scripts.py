@@ -13,14 +13,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import seq2seq_cases as cases
-import toy
-from compare import first_difference, same
-from runner import without_times
 from safetensors.torch import load_file
-from script_runner import RUNS, SCRIPTS, words_of
 
-RUNNER = Path(__file__).with_name("script_runner.py")
+from helpers import toy
+from helpers.parity import seq2seq_cases as cases
+from helpers.parity.compare import first_difference, same
+from helpers.parity.runner import without_times
+from helpers.parity.script_runner import RUNS, SCRIPTS, words_of
+
+RUNNER = Path(__file__).resolve().parents[1] / "helpers" / "parity" / "script_runner.py"
 TWO = {
     "python": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "hf-compat": ["-m", "hf_compat", "run", "--devices", "2"],

@@ -1,9 +1,9 @@
 """`parallelism_config`: copies and shards are DDP, FSDP 2 and both; other dimensions are refused with the reason."""
 
 import pytest
-import toy
 from accelerate import ParallelismConfig
 
+from helpers import toy
 from hf_compat import Trainer, explain, translate
 from hf_compat.errors import ArgumentError, HfCompatError, UnsupportedArgument
 from hf_compat.plan.translate import parallel_sizes

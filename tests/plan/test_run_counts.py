@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import toy
 import transformers
 from torch.utils.data import DataLoader
 
+from helpers import toy
 from hf_compat import TrainingArguments
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.plan.translate import ENDLESS_EPOCHS, RunCounts, make_run_counts

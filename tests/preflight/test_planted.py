@@ -6,13 +6,13 @@ import json
 import os
 import tempfile
 
-import planted_mistakes as planted
 import pytest
 import torch
-import toy
 import transformers
-from planted_mistakes import PLANTED, Planted, made
 
+from helpers import planted_mistakes as planted
+from helpers import toy
+from helpers.planted_mistakes import PLANTED, Planted, made
 from hf_compat import PreflightReport
 
 # One row of each kind; the rest is the matrix.

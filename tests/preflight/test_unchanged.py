@@ -9,9 +9,9 @@ import random
 import numpy as np
 import pytest
 import torch
-import toy
 from transformers import DataCollatorForLanguageModeling
 
+from helpers import toy
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.errors import HfCompatWarning
 from hf_compat.tools.preflight.snapshot import Snapshot

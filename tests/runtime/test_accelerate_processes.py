@@ -10,12 +10,12 @@ import time
 
 import pytest
 import torch
-import toy
 import transformers
 from accelerate.logging import get_logger
 from accelerate.state import AcceleratorState, PartialState
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.process_state import may_be_asked, start_deepspeed

@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.runtime.device_copies import CopyMemory, frozen_copy
 

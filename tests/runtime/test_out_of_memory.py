@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import MissingPackage
 

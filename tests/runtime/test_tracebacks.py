@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 import torch
-from toy import Classifier, rows
 
+from helpers.toy import Classifier, rows
 from hf_compat import Trainer
 from hf_compat.errors import HfCompatError
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-import toy
 import transformers
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import GradientState
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.errors import MissingPackage
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
 import transformers
-from accelerator_idioms import CASES
 
 import hf_compat
+from helpers import toy
+from helpers.accelerator_idioms import CASES
 
 SAMPLE = {
     "backward_twice_through_one_graph", "accumulate_with_steps_of_its_own", "goes_back_to_a_state", "reads_the_states",

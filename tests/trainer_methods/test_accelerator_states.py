@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-import toy
 import transformers
 from torch import nn
 
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.checkpoint.model_state import FSDP2State
 from hf_compat.errors import CheckpointError, HfCompatWarning, MissingPackage, UnsupportedArgument

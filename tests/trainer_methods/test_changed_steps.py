@@ -11,11 +11,11 @@ from unittest import mock
 import lomo_optim
 import pytest
 import torch
-import toy
 import transformers
-from resume_runs import Run, assert_as_transformers, assert_same, without
 
 import hf_compat
+from helpers import toy
+from helpers.resume_runs import Run, assert_as_transformers, assert_same, without
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument, warn_once
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import check_request

@@ -1,4 +1,4 @@
-"""`torch_compile`: compiled models, number of graphs, and files. Numbers are in tests/parity/model_cases.py."""
+"""`torch_compile`: compiled models, number of graphs, and files. Numbers are in tests/helpers/parity/model_cases.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 import pytest
 import safetensors.torch
 import torch
-import toy
 from torch._dynamo.utils import counters
 
 import hf_compat
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError
 from hf_compat.plan.translate import Compilation, compilation_of

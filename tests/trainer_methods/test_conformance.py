@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-import toy
 import transformers
 from torch import nn
 from transformers import trainer_callback
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf import callbacks, state

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
-from compare import same
 
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.interop.transformers_models import check_placement, is_model_parallel

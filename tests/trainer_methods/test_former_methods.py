@@ -4,8 +4,8 @@ import os
 import shutil
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.errors import AbsentName, HfCompatWarning
 from hf_compat.trainer_methods.upstream_hooks import FORMER_METHODS

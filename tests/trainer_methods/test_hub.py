@@ -10,12 +10,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import toy
 import transformers
-from hub_runs import TOKEN, make, pushed_by
-from hub_server import running_hub, talked_to
 
 import hf_compat
+from helpers import toy
+from helpers.hub_runs import TOKEN, make, pushed_by
+from helpers.hub_server import running_hub, talked_to
 from hf_compat import Trainer
 from hf_compat.errors import HubError, MissingPackage
 from hf_compat.hub import model_card

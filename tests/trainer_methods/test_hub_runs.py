@@ -12,16 +12,18 @@ import time
 import warnings
 from pathlib import Path
 
-import forking  # noqa: F401 - files that fork run by themselves
 import lightning.pytorch as pl
 import pytest
-import toy
 import transformers
-from hub_runs import TOKEN, make, make_model, pushed_by
-from hub_server import running_hub, talked_to
 from peft import LoraConfig, get_peft_model
 
 import hf_compat
+from helpers import (
+    forking,  # noqa: F401 - files that fork run by themselves
+    toy,
+)
+from helpers.hub_runs import TOKEN, make, make_model, pushed_by
+from helpers.hub_server import running_hub, talked_to
 from hf_compat import HFDataModule, HFModule
 from hf_compat.hub import client
 
@@ -32,7 +34,7 @@ pytestmark = [
 
 SCRIPT = """
 import os, signal, sys
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 
 class Interrupts(TrainerCallback):

@@ -8,11 +8,11 @@ import weakref
 import lightning.pytorch as pl
 import optuna
 import pytest
-import toy
 import transformers
-from searches import SAVES, files, make_trainer, rate, recorder, samples, search
 
 import hf_compat
+from helpers import toy
+from helpers.searches import SAVES, files, make_trainer, rate, recorder, samples, search
 from hf_compat.errors import (
     ArgumentError,
     MissingSearchBackend,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import HFModule, Trainer
 from hf_compat.errors import ArgumentError, HfCompatWarning
 

@@ -10,14 +10,14 @@ from datetime import timedelta
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
-from compare import same
-from forking import run_ranks
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.profilers import SimpleProfiler
-from toy import Classifier, rows
 
+from helpers import toy
+from helpers.forking import run_ranks
+from helpers.parity.compare import same
+from helpers.toy import Classifier, rows
 from hf_compat import LightningOptions, Trainer, TrainerCallback, set_seed
 from hf_compat.errors import ArgumentError, UnknownArgument, UnsupportedArgument
 

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.errors import InertArgumentWarning
 from hf_compat.trainer_methods import upstream_hooks

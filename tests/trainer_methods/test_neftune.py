@@ -5,12 +5,12 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 import transformers
-from compare import same
 from torch import nn
 
 import hf_compat
+from helpers import toy
+from helpers.parity.compare import same
 from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError
 

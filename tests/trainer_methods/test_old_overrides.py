@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from helpers import toy
 from hf_compat import Trainer
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.errors import ArgumentError, OutputFolderError
 

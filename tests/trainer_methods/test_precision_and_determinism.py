@@ -8,10 +8,10 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, translate
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf import arguments_rules

@@ -8,11 +8,11 @@ import types
 
 import pytest
 import torch
-import toy
 import transformers
 
 import hf_compat
 import hf_compat.trainer_callback
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning, OverrideError
 from hf_compat.runtime import console

@@ -9,10 +9,9 @@ import threading
 import time
 from pathlib import Path
 
-import launching
 import pytest
-import toy
 
+from helpers import launching, toy
 from hf_compat import Trainer, set_seed
 from hf_compat.checkpoint import files, reading
 from hf_compat.errors import CheckpointError
@@ -20,7 +19,7 @@ from hf_compat.errors import CheckpointError
 FAILS_TO_LIST = """
 import sys
 sys.path.insert(0, {tests!r})
-import toy
+from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.errors import CheckpointError

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import toy
 
+from helpers import toy
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.hf.callbacks import JITCheckpointCallback
 from hf_compat.trainer_methods import steps

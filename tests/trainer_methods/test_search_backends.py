@@ -12,11 +12,11 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-import toy
 import transformers
 import wandb.sdk.lib.config_util  # transformers' callback imports it, so it stays the real one
 
 import hf_compat
+from helpers import toy
 from hf_compat.errors import ArgumentError, UnknownArgument
 
 RATES = (1e-4, 3e-2, 1e-2)

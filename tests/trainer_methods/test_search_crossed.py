@@ -11,12 +11,24 @@ from pathlib import Path
 import lightning.pytorch as pl
 import optuna
 import pytest
-import toy
 import transformers
-from searches import SAVES, files, loss, make_model, make_trainer, name_of, rate, recorder, samples, search, space
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hf_compat
+from helpers import toy
+from helpers.searches import (
+    SAVES,
+    files,
+    loss,
+    make_model,
+    make_trainer,
+    name_of,
+    rate,
+    recorder,
+    samples,
+    search,
+    space,
+)
 from hf_compat.errors import SearchError
 from hf_compat.plan.deepspeed import deepspeed_config
 
@@ -149,7 +161,8 @@ def test_the_page_s_example_runs(tmp_path):
 
 
 SCRIPT = """
-import optuna, toy
+import optuna
+from helpers import toy
 from transformers import Trainer, TrainingArguments
 
 args = TrainingArguments("out", max_steps=2, report_to="none", use_cpu=True, disable_tqdm=True, save_steps=2)

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer`: names, refusals and warnings. tests/parity/seq2seq_cases.py compares its numbers."""
+"""`Seq2SeqTrainer`: names, refusals and warnings. tests/helpers/parity/seq2seq_cases.py compares its numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pickle
 import sys
 
 import pytest
-import seq2seq_cases as cases
 import torch
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
+from helpers.parity import seq2seq_cases as cases
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 from hf_compat.hf.argument_values import ROWS

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-import seq2seq_cases as cases
 import torch
-import toy
 import yaml
-from compare import first_difference, same
 from lightning.pytorch.cli import LightningCLI
 
+from helpers import toy
+from helpers.parity import seq2seq_cases as cases
+from helpers.parity.compare import first_difference, same
 from hf_compat import HFDataModule, HFModule, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments, set_seed
 from hf_compat.cli.main import main
 from hf_compat.errors import ArgumentError

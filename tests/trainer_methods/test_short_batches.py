@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import toy
 import transformers
 from torch.utils.data import DataLoader
 
 import hf_compat
+from helpers import toy
 
 OPTIONS = (None, {"dispatch_batches": False}, {"dispatch_batches": False, "even_batches": False})
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 
 import hf_compat
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.errors import OverrideError
 from hf_compat.interop.patching import refuse_edited_methods

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import transformers
-from compare import first_difference, same
-from upstream_user_runs import CASES, CROSSES, crosses_of, run
 
 import hf_compat
+from helpers.parity.compare import first_difference, same
+from helpers.upstream_user_runs import CASES, CROSSES, crosses_of, run
 
 # Overrides of older releases, and loaders that are none of torch's: transformers 5.23 fails, or does not call them.
 OURS_ALONE = {

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-import toy
 import transformers
 
 import hf_compat
+from helpers import toy
 from hf_compat.training_run.loss_log import LossLog
 
 NAN, INF = float("nan"), float("inf")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import toy
 
+from helpers import toy
 from hf_compat import Trainer
 from hf_compat.training_run.resumer import STAGES, ResumeAt
 

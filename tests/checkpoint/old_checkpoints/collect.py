@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from old_runs import FORMS, SAVED_AT, digest
+from helpers.old_runs import FORMS, SAVED_AT, digest
 
 NAMES = {"native": "it.ckpt", "adapter": "checkpoint-3.ckpt"}
 

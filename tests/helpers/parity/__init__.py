@@ -1,0 +1,1 @@
+"""Configurations that run under both trainers, and the comparison of what they leave."""

@@ -1,0 +1,1 @@
+"""Costs beside transformers'."""

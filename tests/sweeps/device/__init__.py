@@ -1,0 +1,1 @@
+"""Every configuration on a pretended GPU."""

@@ -1,0 +1,1 @@
+"""Kills of ranks and launchers."""

@@ -1,0 +1,1 @@
+"""Kills, damaged files, hostile values, faulty user code."""

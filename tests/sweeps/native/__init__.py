@@ -1,0 +1,1 @@
+"""Random native modules beside Lightning's and the Trainer."""

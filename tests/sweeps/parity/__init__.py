@@ -1,0 +1,1 @@
+"""Random configurations under both trainers."""

@@ -1,0 +1,1 @@
+"""Older releases of transformers and of our dependencies."""
