@@ -19,7 +19,7 @@ from hf_compat.tools.explanation import explain
 TESTS = Path(__file__).resolve().parent.parent
 SECRET = "hf_aSecretOfMine"
 PROJECT = """
-import toy
+from helpers import toy
 
 def data(token=None):
     return toy.rows()
