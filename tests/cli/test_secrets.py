@@ -30,7 +30,7 @@ class Check:
         open(args.output_dir + "/stamp", "w").write("seen")
 """
 CONFIG = {
-    "model": {"class_path": "toy.Classifier"},
+    "model": {"class_path": "helpers.toy.Classifier"},
     "data": {"train_dataset": {"class_path": "project.data", "init_args": {"token": SECRET}}},
     "callbacks": ["project.Check"],
     "args": {
@@ -42,7 +42,8 @@ CONFIG = {
 
 @pytest.fixture
 def project(tmp_path):
-    (tmp_path / "toy.py").write_text((TESTS / "helpers" / "toy.py").read_text())
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "toy.py").write_text((TESTS / "helpers" / "toy.py").read_text())
     (tmp_path / "project.py").write_text(PROJECT % SECRET)
     return tmp_path
 
