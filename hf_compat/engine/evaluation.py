@@ -415,11 +415,7 @@ class EvaluationRun:
                 f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels. Each "
                 "may be None."
             ) from error
-        losses = None
-        if loss is not None:  # filling new memory takes a third of the time of `repeat`
-            is_one = type(loss) is torch.Tensor and not loss.ndim  # an overridden `prediction_step` may return others
-            size, full = self.batch_size, torch.contiguous_format
-            losses = self._gathered(loss.expand(size).clone(memory_format=full) if is_one else loss.repeat(size), batch)
+        losses = None if loss is None else self._repeated(loss, batch)
         inputs = self._main_input(batch) if "inputs" in self._included else None
         if self._gathers_predictions and not self._is_alone:
             labels, logits = self._padded(labels), self._padded(logits)
@@ -435,6 +431,18 @@ class EvaluationRun:
         if self._ends_batches:
             self._pending = batch, (losses, logits, labels, inputs)
         return loss
+
+    def _repeated(self, loss: torch.Tensor, batch: EvaluationBatch) -> Nested | None:
+        """Gather a batch's loss from all ranks, once for each of its samples."""
+        if isinstance(loss, (int, float)):
+            raise OverrideError(
+                f"`prediction_step` returned the loss {loss!r}, and losses are gathered as tensors.\n\n"
+                "Hint: return the tensor, without `.item()` or `float(…)`."
+            )
+        size, full = self.batch_size, torch.contiguous_format
+        if type(loss) is torch.Tensor and not loss.ndim:  # filling new memory takes a third of the time of `repeat`
+            return self._gathered(loss.expand(size).clone(memory_format=full), batch)
+        return self._gathered(loss.repeat(size), batch)  # an overridden `prediction_step` may return others
 
     def _main_input(self, batch: EvaluationBatch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")

@@ -482,7 +482,7 @@ class HFModule(OverridePoints, LoadableModule):
         if not self._is_set_up:
             return loss_of_batch(self._without_trainer(), window)
         if self.automatic_optimization:
-            return loss_of_batch(steps, window)
+            return loss_of_batch(steps, window, is_final=not self._has_own_step)
         first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
         if not isinstance(window, Window):
             self._waiting.append(window)

@@ -22,9 +22,10 @@ from torchmetrics import Metric
 
 from hf_compat.callbacks.hf_in_lightning import as_lightning
 from hf_compat.data.types import Batch
+from hf_compat.engine.losses import LossFacts, Maker, is_trainable, refuse
 from hf_compat.engine.strategies import autocast_of
 from hf_compat.engine.windows import Items, Window
-from hf_compat.errors import ArgumentError, LossError, OverrideError, warn_once, warn_user
+from hf_compat.errors import ArgumentError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric, is_schedule_of
@@ -32,7 +33,7 @@ from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import accepting, is_replaced
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import nested_detach
-from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
+from hf_compat.trainer_methods.dataloaders import model_with_forward
 
 Method = Callable[..., object]  # or a hook, or a step
 Given = ParamSpec("Given")
@@ -389,11 +390,14 @@ class AuthorStep:
         self.output = nested_detach(dict(result)) if isinstance(result, Mapping) else None
         if loss is None:
             return torch.zeros((), device=steps.args.device)  # as in Lightning, such a batch trains nothing
-        if not isinstance(loss, torch.Tensor):
-            raise LossError(
-                f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__} instead of a loss.\n\n"
-                "Hint: return a tensor, or a mapping with one under `loss`. None leaves a batch out."
-            )
+        if not is_trainable(loss):
+            facts = LossFacts(
+                loss=loss, maker=Maker.STEP, owner=self.module, model=model_with_forward(steps),
+                label_names=steps.label_names, inputs=batch,
+            )  # fmt: skip
+            if not facts.is_one_number:
+                refuse(facts)
+        assert isinstance(loss, torch.Tensor)
         size = steps.current_gradient_accumulation_steps
         if size != 1:
             own, is_scaled = self._losses_of_hf.get(id(loss), (None, loss))
@@ -401,11 +405,7 @@ class AuthorStep:
             is_of_hf = own is loss and steps._is_scaled_for_window(num_items_in_batch)
             loss = is_scaled if is_of_hf else loss / size
         self._losses_of_hf = {}
-        try:
-            steps.accelerator.backward(loss)
-        except RuntimeError as error:
-            raise_for_bad_loss(loss, error, self.module)
-            raise
+        steps.accelerator.backward(loss)
         return loss.detach()
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
@@ -431,14 +431,27 @@ def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = Non
     inputs = steps._prepare_inputs(batch)
     with steps.compute_loss_context_manager():
         compute_loss = accepting(steps.compute_loss, "num_items_in_batch")
-        return checked_loss(compute_loss(steps.model_wrapped, inputs, num_items_in_batch=num_items))
+        loss = compute_loss(steps.model_wrapped, inputs, num_items_in_batch=num_items)
+    if not isinstance(loss, torch.Tensor):
+        refuse(steps.facts_of_loss(loss, inputs))
+    return loss
 
 
-def loss_of_batch(steps: NativeSteps, batch: Batch | Window) -> torch.Tensor:
-    """Compute HF's loss of a batch or a window, with its graph. A window's is the loss of its update."""
+def loss_of_batch(steps: NativeSteps, batch: Batch | Window, is_final: bool = False) -> torch.Tensor:
+    """Compute HF's loss of a batch or a window, with its graph. A window's is the loss of its update.
+
+    A window's losses have to be numbers, as their sum would hide all else. So has one that is `final`: a caller who
+    gets another one may take its mean.
+    """
+    micro_batches, items = (batch, batch.num_items) if isinstance(batch, Window) else ([batch], None)
+    losses = []
+    for inputs in micro_batches:
+        loss = loss_of_micro_batch(steps, inputs, items)
+        if (is_final or isinstance(batch, Window)) and torch.is_grad_enabled() and not is_trainable(loss):
+            steps.check_loss(loss, inputs)
+        losses.append(loss)
     if not isinstance(batch, Window):
-        return loss_of_micro_batch(steps, batch)
-    losses = [loss_of_micro_batch(steps, inputs, batch.num_items) for inputs in batch]
+        return losses[0]
     total = torch.stack(losses).sum()
     return total if steps._is_scaled_for_window(batch.num_items) else total / len(losses)
 

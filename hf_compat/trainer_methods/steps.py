@@ -14,7 +14,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.errors import DataError, LossError, warn_once
+from hf_compat.engine.losses import (
+    LossFacts,
+    Maker,
+    answer_of,
+    is_trainable,
+    note_answer,
+    refuse,
+    warn_of_mean,
+)
+from hf_compat.errors import DataError, warn_once
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
@@ -29,6 +38,7 @@ from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced
 from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
 from hf_compat.trainer_methods.base import StepsBase
+from hf_compat.trainer_methods.dataloaders import model_with_forward
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
@@ -69,20 +79,42 @@ class StepMethods(StepsBase):
             with self.compute_loss_context_manager():
                 compute_loss = accepting(self.compute_loss, ITEMS)
                 loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            if not is_trainable(loss):
+                self.check_loss(loss, inputs)
+            assert isinstance(loss, torch.Tensor)
             del inputs
             every = self.args.torch_empty_cache_steps
             if every is not None and self.state.global_step % every == 0:
                 empty_device_cache()
-            loss = checked_loss(loss)
             micro_batches = self.current_gradient_accumulation_steps
             if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
                 loss = loss / micro_batches
-            try:
-                self.accelerator.backward(loss)
-            except RuntimeError as error:
-                raise_for_bad_loss(loss, error, model)
-                raise
+            self.accelerator.backward(loss)
             return loss.detach()
+
+    def check_loss(self, loss: object, inputs: Inputs) -> None:
+        """Refuse a loss that is not one number with a gradient. An override of the step may take one of a dimension."""
+        facts = self.facts_of_loss(loss, inputs)
+        if not (facts.is_one_number and is_replaced(self, "training_step", StepMethods)):
+            refuse(facts)
+
+    def facts_of_loss(self, loss: object, inputs: object, with_outputs: bool = False) -> LossFacts:
+        """Collect what is known of a loss that `compute_loss` has returned, or for evaluations the outputs, too."""
+        model, owner = model_with_forward(self), None
+        maker = Maker.FORWARD if self.compute_loss_func is None else Maker.LOSS_FUNCTION
+        if is_replaced(self, "compute_loss", StepMethods):
+            maker, owner = Maker.COMPUTE_LOSS, getattr(self.compute_loss, "__self__", self)
+        elif maker is Maker.FORWARD:
+            owner = model
+        return LossFacts(
+            loss=loss,
+            maker=maker,
+            owner=owner,
+            model=model,
+            label_names=self.label_names,
+            inputs=inputs,
+            with_outputs=with_outputs,
+        )
 
     def _prepare_context_parallel_inputs(
         self, model: nn.Module, inputs: Inputs
@@ -141,12 +173,41 @@ class StepMethods(StepsBase):
             shift = is_causal_lm(self.accelerator.unwrap_model(model))
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
         else:
-            loss = first_loss(outputs, inputs)
+            loss = self._loss_of(outputs, inputs)
         divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         is_counted = num_items_in_batch is not None and self.args.average_tokens_across_devices
         if is_counted and divides and (ranks := self.accelerator.num_processes) > 1:
             loss = loss * ranks  # it is divided by the items of all ranks, and gradients are averaged over them
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_of(self, outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
+        """Find the loss among a model's outputs: under `loss` in a mapping or object, first in a tuple."""
+        loss: torch.Tensor | None
+        if type(outputs) is dict or isinstance(outputs, Mapping):  # the first test avoids the slow abstract class
+            loss = outputs.get("loss")
+        elif isinstance(outputs, torch.Tensor):
+            loss = outputs
+        elif not isinstance(outputs, (list, tuple)) and getattr(outputs, "loss", None) is not None:
+            loss = outputs.loss
+        else:
+            try:
+                loss = outputs[0]
+            except (TypeError, IndexError, KeyError):
+                loss = None
+        if loss is None:
+            model = model_with_forward(self)
+            facts = LossFacts(
+                loss=None,
+                maker=Maker.FORWARD,
+                owner=model,
+                model=model,
+                label_names=self.label_names,
+                inputs=inputs,
+                answer=answer_of(outputs, None),
+            )
+            refuse(facts)
+        note_answer(outputs, loss)
+        return loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[None]:
         """Give the loss an empty context, as the model's forward runs under autocast itself."""
@@ -256,9 +317,13 @@ class StepMethods(StepsBase):
                 context, inputs = self._prepare_context_parallel_inputs(model, inputs)
                 with self.compute_loss_context_manager(), context():
                     compute_loss = accepting(self.compute_loss, "return_outputs", ITEMS)
-                    loss, outputs = compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
+                    returned = compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
+                loss, outputs = self._checked_pair(returned, inputs)
+                if loss.ndim:
+                    given = {**inputs, **dict(zip(self.label_names, labels, strict=False))}
+                    warn_of_mean(self.facts_of_loss(loss, given))
+                    loss = loss.mean()
                 loss = loss.detach()
-                loss = loss.mean() if loss.ndim else loss
             else:
                 with self.compute_loss_context_manager():
                     outputs = call_model(model, inputs)
@@ -275,6 +340,15 @@ class StepMethods(StepsBase):
             logits = outputs[1:] if with_loss else outputs
         known = nested_detach(labels[0] if len(labels) == 1 else tuple(labels)) if with_loss else None
         return loss, nested_detach(logits[0] if len(logits) == 1 else logits), known
+
+    def _checked_pair(self, returned: Any, inputs: Inputs) -> tuple[torch.Tensor, ModelOutput]:
+        """Refuse what `compute_loss` has returned unless it is the loss and the outputs."""
+        is_pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+        loss, outputs = returned if is_pair else (None, None)
+        if not isinstance(loss, torch.Tensor):
+            is_number = isinstance(loss, (int, float))
+            refuse(self.facts_of_loss(loss if is_number else returned, inputs, with_outputs=not is_number))
+        return loss, outputs
 
     def _has_loss(self, inputs: Inputs) -> bool:
         """Whether the model computes a loss from the inputs."""
@@ -356,57 +430,6 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
         raise_for_bad_batch(inputs, "the model")
         error.add_note(f"The model was called with {', '.join(inputs)}.")
         raise
-
-
-def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
-    """Explain why a loss has no backward pass, unless the loss is not the cause of torch's error."""
-    if loss.numel() != 1:
-        found, hint = f"has the shape {tuple(loss.shape)}, and is not a scalar", "take its mean"
-    elif loss.device.type == "meta":
-        found, hint = "is on the meta device, which holds no numbers", "load the model's weights"
-    elif not any(parameter.requires_grad for parameter in model.parameters()):
-        found = "does not require grad, and no parameter of the model does, as all are frozen"
-        hint = "call `requires_grad_(True)` on the parameters to train, before making the Trainer"
-    elif not loss.requires_grad:
-        found = "does not require grad"
-        hint = "compute it from parameters with `requires_grad=True`, without `detach`, `item` or `no_grad`"
-    else:
-        return
-    raise LossError(f"The loss {found}, so there is no gradient to train with.\n\nHint: {hint}.") from error
-
-
-def checked_loss(loss: object) -> torch.Tensor:
-    """Refuse a result of `compute_loss` that is not a tensor."""
-    if not isinstance(loss, torch.Tensor):
-        raise LossError(
-            f"`compute_loss` returned {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
-            "Hint: the model has to return its loss first. Are the labels among the inputs?"
-        )
-    return loss
-
-
-def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
-    """Find the loss among a model's outputs: under `loss` in a mapping or object, first in a tuple."""
-    if type(outputs) is dict or isinstance(outputs, Mapping):  # the first test avoids the slow abstract class
-        loss: torch.Tensor | None = outputs.get("loss")
-        if loss is None:
-            raise LossError(
-                "The model did not return a loss from the inputs, only the following keys: "
-                f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
-                "Hint: are the labels among the inputs, under the name that the model expects?"
-            )
-        return loss
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    if not isinstance(outputs, (list, tuple)) and getattr(outputs, "loss", None) is not None:
-        return outputs.loss
-    try:
-        return outputs[0]
-    except (TypeError, IndexError, KeyError):
-        raise LossError(
-            f"The model returned a {type(outputs).__name__} that does not start with a loss.\n\n"
-            "Hint: return the loss first, in a tuple, or under `loss` in a mapping."
-        ) from None
 
 
 class OptimizationMethods(StepsBase):

@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.errors import LossError
 from hf_compat.runtime.collectives import gather_objects, is_distributed
+from hf_compat.runtime.text import brief
 
 LoggedValue = float | torch.Tensor | Metric
 
@@ -75,16 +76,19 @@ class StepAverages:
 
 
 def raise_for_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
-    """Explain why a step's loss could not be added on a device. Return if it is a valid loss."""
+    """Explain why an own step's loss could not be added on a device. Return if it is a valid loss."""
+    hint = "end it with `return loss.detach()`"
     if not isinstance(loss, torch.Tensor):
-        found = f"{loss!r}, not a tensor"
-    elif loss.numel() != 1:
+        found = f"{brief(loss, 80)}, not a tensor"
+        hint += ", without `.item()`" if isinstance(loss, (int, float)) else "" if loss is None else " alone"
+    elif loss.ndim:
         found = f"a tensor of shape {tuple(loss.shape)}, not a scalar"
+        hint = "return the number that its backward pass began at, or of losses their mean, `loss.mean().detach()`"
     elif loss.device != device:
         found = f"a tensor on {loss.device}, and the run is on {device}"
     else:
         return
-    raise LossError(f"`training_step` returned {found}.\n\nHint: return the loss, detached.") from error
+    raise LossError(f"`training_step` returned {found}.\n\nHint: {hint}.") from error
 
 
 class LossLog:

@@ -188,7 +188,7 @@ def test_a_step_may_leave_a_batch_out(make, lightning):
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (lambda self, batch, batch_idx: 3.0, r"returned float(.|\n)*Hint: return a tensor"),
+        (lambda self, batch, batch_idx: 3.0, r"returned a float(.|\n)*Hint: .*Return the tensor"),
         (lambda self, batch, batch_idx: self.model(**batch)["loss"].detach(), "does not require grad"),
     ],
 )

@@ -55,7 +55,7 @@ def forward(do: Callable[[dict], Any], at: int = 6, training: bool = True) -> Ca
 
 
 ANSWERS: list[tuple[str, Callable[[dict], Any], Expected]] = [
-    ("returns None", lambda out: None, ours(LossError, "NoneType")),
+    ("returns None", lambda out: None, ours(LossError, "None")),
     ("returns an empty dict", lambda out: {}, ours(LossError, "loss")),
     ("returns no loss", lambda out: {"logits": out["logits"]}, ours(LossError, "loss", "logits")),
     ("returns text", lambda out: "text", ours(LossError, "str")),
