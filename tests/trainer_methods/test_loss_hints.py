@@ -11,9 +11,9 @@ from typing import NamedTuple
 import lightning.pytorch as pl
 import pytest
 import torch
-import toy
 from torch import nn
 
+from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import HfCompatWarning, LossError, OverrideError
 

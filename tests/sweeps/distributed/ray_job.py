@@ -22,10 +22,9 @@ def work(config: dict) -> None:
 
 
 def main() -> None:
+    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-
-    import ray
 
     folder, *words = sys.argv[1:]
     ray.init(num_cpus=2, include_dashboard=False)

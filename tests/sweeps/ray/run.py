@@ -101,11 +101,10 @@ def weights_of(checkpoint) -> dict:
 
 
 def main() -> int:
+    import ray
     import torch
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
-
-    import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver="--verbose" in sys.argv)
     root = Path(tempfile.mkdtemp(prefix="hf_compat_ray_"))
