@@ -18,7 +18,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +27,7 @@ from hf_compat.checkpoint.files import first_line, is_inside, open_regular, writ
 from hf_compat.checkpoint.reading import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.threads import Helpers
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,9 @@ def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = 
     for name, is_own in entries(root).items():
         if is_own and name not in unlisted:
             files.append(name)
-    with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
-        facts = threads.map(functools.partial(_facts, flushes=flushes), map(root.joinpath, files))
-        listed = dict(zip(files, facts, strict=True))
+    with Helpers[Listed](_THREADS) as threads:  # both wait outside Python
+        facts = {name: threads.submit(_facts, root / name, flushes) for name in files}
+        listed = {name: found.result() for name, found in facts.items()}
     _replace_manifest(root, listed, writer, is_durable=flushes)
     if flushes:
         _flush_folders(root, listed)

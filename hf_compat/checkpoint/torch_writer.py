@@ -12,12 +12,14 @@ import inspect
 import os
 import pickle
 import struct
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+
+from hf_compat.runtime.threads import Helpers
 
 try:  # the extra `speed`: the same checksums, six times as fast
     from isal.isal_zlib import crc32
@@ -40,8 +42,8 @@ def save_torch(data: object, path: str) -> None:
     if not can_write or list(inspect.signature(make_records).parameters) != _PARAMETERS:
         torch.save(data, path)
         return
-    with open(path, "wb") as file, ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-        archive = _Archive(file.fileno(), Path(path).stem, threads)
+    with open(path, "wb") as file, Helpers[None](min(_THREADS, os.cpu_count() or 1)) as threads:
+        archive = _Archive(file, Path(path).stem, threads)
         make_records(data, archive, pickle, torch.serialization.DEFAULT_PROTOCOL, False)
         archive.write_record("version", "3\n", 2)
         archive.close()
@@ -92,7 +94,7 @@ def _short(number: int) -> int:
 class _Archive:
     """Takes records from torch. It knows at once where each begins, and threads write them."""
 
-    def __init__(self, file: int, root: str, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, file: BinaryIO, root: str, threads: Helpers[None]) -> None:
         self._file, self._root, self._threads = file, root, threads
         self._records: list[_Record] = []
         self._under_way: collections.deque[tuple[int, Future[None]]] = collections.deque()
@@ -136,7 +138,7 @@ class _Archive:
         view = memoryview(content)
         done = 0
         while done < len(view):
-            done += os.pwrite(self._file, view[done:], offset + done)
+            done += os.pwrite(self._file.fileno(), view[done:], offset + done)
 
     def close(self) -> None:
         """Wait for the threads, and write the archive's directory."""

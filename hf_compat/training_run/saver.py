@@ -18,9 +18,8 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
+from hf_compat.runtime.threads import Helpers, end, start
 from hf_compat.training_run.run import RunHost, TrainingRun, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -155,8 +155,9 @@ class OutputFolder:
 
     def release(self) -> None:
         """Unlock every folder."""
-        for lock in self._locks.values():
-            lock.release()
+        with contextlib.ExitStack() as each:  # Ctrl-C in one leaves no other one locked
+            for lock in self._locks.values():
+                each.callback(lock.release)
 
 
 def is_from_run(run: TrainingRun, path: str, writer: Writer | None) -> bool:
@@ -435,7 +436,7 @@ class Saver:
         """Write a checkpoint's files with the Trainer's methods."""
         host, args = self._host, self._host.args
         saves_optimizer, written = not args.save_only_model, None
-        with ThreadPoolExecutor(1, "hf_compat-optimizer") as beside:
+        with Helpers[None](1, "hf_compat-optimizer") as beside:
             if saves_optimizer and host._model_state.can_be_copied and not any(map(self._overrides, _WRITERS)):
                 os.makedirs(folder, exist_ok=True)
                 written = beside.submit(host._save_optimizer_and_scheduler, folder)  # both writers work outside Python
@@ -518,30 +519,22 @@ class BackgroundWriter:
     """Runs one write at a time beside the training. The next call raises its error. The process exits after it."""
 
     def __init__(self) -> None:
-        # The last write, until its error is asked for. The lock is taken once, by the write or by who gives it up
-        self.under_way: tuple[threading.Thread, threading.Lock] | None = None
-        self._error: BaseException | None = None
+        self.under_way: Future[None] | None = None  # the last write, until its error is asked for
 
     def submit(self, *parts: Callable[[], None]) -> None:
         """Start a write of several parts. First wait for the write before, and raise its error."""
         self.wait()
-        begun = threading.Lock()
+        self.under_way = Future()
 
-        def run() -> None:
-            try:
-                for part in parts if begun.acquire(blocking=False) else ():
-                    part()
-            except BaseException as error:
-                self._error = error
+        def write() -> None:
+            for part in parts:
+                part()
 
-        # no daemon, so that the interpreter does not exit before the checkpoint is complete
-        thread = threading.Thread(target=run, name="hf_compat-checkpoint", daemon=False)
-        self.under_way = thread, begun
-        thread.start()
+        start(self.under_way, write, "hf_compat-checkpoint")
 
     def wait(self, only_if_ended: bool = False) -> None:
         """Wait for the running write, and raise its error. With `only_if_ended` one that still runs is left alone."""
-        if only_if_ended and self.under_way is not None and self.under_way[0].is_alive():
+        if only_if_ended and self.under_way is not None and not self.under_way.done():
             return
         error = self.settle()
         if error is not None:
@@ -550,16 +543,15 @@ class BackgroundWriter:
     def settle(self) -> BaseException | None:
         """Wait for the running write, and return its error. For a caller with another error to raise.
 
-        Ctrl-C may interrupt `submit` before the thread runs. Taking `begun` here keeps such a write from ever
-        beginning. If it has begun, the thread runs and can be joined.
+        Ctrl-C is raised when the write has ended. If it has interrupted `submit` before the write began, the write
+        never begins.
         """
-        if self.under_way is not None:
-            thread, begun = self.under_way
-            if not begun.acquire(blocking=False):
-                thread.join()
-            self.under_way = None
-        error, self._error = self._error, None
-        return error
+        write = self.under_way
+        if write is None:
+            return None
+        end([write])
+        self.under_way = None
+        return None if write.cancelled() else write.exception()
 
 
 def _not_written(final: str, cause: BaseException) -> CheckpointWriteError:
