@@ -35,6 +35,7 @@ from hf_compat.runtime.collectives import failing_together, naming_absent_ranks,
 from hf_compat.runtime.console import brief, follow_level, log_line, show_logs
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
@@ -335,5 +336,5 @@ class Trainer(
         """
         from hf_compat.tools.preflight.checking import check  # a tool, so import it only here
 
-        folder = str(self.args.output_dir) if output_dir is None else output_dir
+        folder = str(self.args.output_dir) if output_dir is None else local_path("output_dir", output_dir)
         return check(self, resume_from_checkpoint, folder)

@@ -572,7 +572,6 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None
     evaluates = IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS
     settings: dict[str, object] = {
-        "output_dir": trainer.default_root_dir,
         "max_steps": trainer.max_steps,
         "num_train_epochs": epochs if epochs > 0 else _NO_END,
         "logging_steps": max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
@@ -586,7 +585,6 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
         settings["metric_for_best_model"] = of_module.metric_for_best_model or "loss"
     else:
         args = TrainingArguments(
-            trainer.default_root_dir,
             gradient_accumulation_steps=trainer.accumulate_grad_batches,
             metric_for_best_model="loss",
             max_grad_norm=trainer.gradient_clip_val or 0.0,
@@ -594,6 +592,7 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
         )
     for name, value in settings.items():
         setattr(args, name, value)
+    vars(args)["output_dir"] = trainer.default_root_dir  # unchecked: Lightning also writes to other storage
     return args
 
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from torch import nn
 
 from hf_compat.checkpoint.files import first_line, read_json, write_new
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.hf.legacy import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import need
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ class RunMemory:
         known[self.tracker] |= values
         partial = f"{self.path}.tmp"
         try:
+            local_path("output_dir", self.path)  # Lightning's folder may be elsewhere
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
             write_new(partial, json.dumps(known, indent=2).encode())
             os.replace(partial, self.path)
-        except OSError as error:
-            self._warn_once(
-                f"{self.path} cannot be written ({error.strerror}). A resumed training will start new runs."
-            )
+        except (ArgumentError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not on this machine"
+            self._warn_once(f"{self.path} cannot be written ({why}). A resumed training will start new runs.")
 
     def _records(self) -> dict[str, dict[str, object]]:
         """Read the records of all trackers. If any of them is damaged, there are none."""

@@ -59,6 +59,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteErro
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.nested import leaves
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.runtime.text import brief
 
@@ -118,14 +119,14 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
     """Check the paths of a conversion.
 
     Raises:
-        ArgumentError: A value is not a path, the source is missing, or the target cannot be made.
+        ArgumentError: A value is not a path of this machine, the source is missing, or the target cannot be made.
     """
     paths = []
     for name, given in (("source", source), ("target", target)):
         path = os.fspath(given) if isinstance(given, os.PathLike) else given
         if not isinstance(path, str) or not path.strip() or "\0" in path:
             raise ArgumentError(f"`{name}` is {brief(given, 60)}, not a path.\n\nHint: name a file or a folder.")
-        paths.append(path.rstrip(os.sep) or os.sep)
+        paths.append(local_path(name, path).rstrip(os.sep) or os.sep)
     from_path, to_path = paths
     if not os.path.lexists(from_path):
         raise ArgumentError(f"There is nothing to convert: {from_path!r} does not exist.\n\nHint: name a checkpoint.")
@@ -159,10 +160,10 @@ def writing(target: str) -> Iterator[str]:
     """Give a path in a hidden folder beside the target. The file or folder that is written there then gets its name.
 
     Raises:
-        ArgumentError: Something has the target's name.
+        ArgumentError: Something has the target's name, or it is no path of this machine.
         CheckpointWriteError: Something could not be written. The message names the target and the cause.
     """
-    beside, name = os.path.split(os.path.abspath(target))
+    beside, name = os.path.split(os.path.abspath(local_path("target", target)))
     try:
         os.makedirs(beside, exist_ok=True)
         layout.remove_ended(beside, layout.CONVERTING)

@@ -29,6 +29,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.runtime.paths import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def seal_edited(folder: str) -> str:
         ArgumentError: There is no such folder.
         CheckpointError: It is damaged. Its manifest stays as it is.
     """
-    root = Path(folder)
+    root = Path(local_path("FOLDER", folder))
     if not os.path.isdir(root):
         raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
     before = read_manifest(root)

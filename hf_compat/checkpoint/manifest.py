@@ -27,6 +27,7 @@ from hf_compat.checkpoint.files import first_line, is_inside, open_regular, writ
 from hf_compat.checkpoint.reading import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.threads import Helpers
 
 logger = logging.getLogger(__name__)
@@ -500,7 +501,8 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     with the reason.
 
     Raises:
-        FileNotFoundError: `folder` does not exist.
+        ArgumentError: `folder` is an address of other storage.
+        FileNotFoundError: It does not exist.
         CheckpointError: It cannot be listed.
 
     Mirrors:
@@ -509,7 +511,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     Differs:
         Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs.
     """
-    if not os.path.isdir(folder):
+    if not os.path.isdir(local_path("folder", folder)):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if is_free(folder):
         recover(os.fspath(folder))

@@ -27,6 +27,7 @@ from hf_compat.runtime.launch import (
     let_children_import_from,
     read_launch,
 )
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import parse_switch, shown
 
 
@@ -205,7 +206,7 @@ def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> i
     shown_by_rank = []
     if chosen.log_dir is not None:
         environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank ${rank}]: "
-        shown_by_rank = ["--log_dir", chosen.log_dir, "--tee", "3"]
+        shown_by_rank = ["--log_dir", local_path("--log-dir", chosen.log_dir), "--tee", "3"]
     port = machines.port or 29500  # torchrun's
     if machines.most == 1 and machines.port is None:
         meeting = ["--standalone"]

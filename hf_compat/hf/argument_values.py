@@ -34,6 +34,7 @@ from hf_compat.hf.value_types import (
     choice,
     either,
     list_of,
+    local_path_value,
     member,
     number,
     options_value,
@@ -297,7 +298,7 @@ MESH = or_none(passing("a ParallelismConfig of Accelerate", lambda value: hasatt
 def checkpoint(value: object) -> object:
     """A path, or a value that scripts test with `if args.resume_from_checkpoint`."""
     is_tested = isinstance(value, bool) or (isinstance(value, str) and not value)
-    return value if is_tested else path_value.read(value)
+    return value if is_tested else local_path_value.read(value)
 
 
 @_or_empty

@@ -35,7 +35,7 @@ from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
-from hf_compat.hf.value_types import NAME, Range, options_value, path_value
+from hf_compat.hf.value_types import NAME, Range, local_path_value, options_value
 from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import shown
 
@@ -181,8 +181,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     # fmt: off
     output_dir: str | None = _arg(
         None, "Folder for checkpoints and results, by default `trainer_output`.", Row(
-        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=path_value, takes_none=True,
-        form=values.folder, native=""))
+        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=local_path_value,
+        takes_none=True, form=values.folder, native=""))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
         "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True))

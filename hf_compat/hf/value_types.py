@@ -21,6 +21,7 @@ from typing import Any, Union
 import torch
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.paths import way_to_path
 from hf_compat.runtime.text import bool_or_none, did_you_mean, nearest, shown
 
 # Counts go through floats, in which larger whole numbers are no longer exact.
@@ -181,6 +182,16 @@ def path_value(value: object) -> str:
         raise Unreadable
     if not path.strip():
         raise Unreadable("it names nothing.")
+    return path
+
+
+@typed("a path")
+def local_path_value(value: object) -> str:
+    """A path of this machine, as text."""
+    path = path_value.read(value)
+    way_out = way_to_path(path)
+    if way_out:
+        raise Unreadable(way_out)
     return path
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, list_checkpoints
 from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import brief
 
 _TIMED = ("_runtime", "_per_second", "_preparation_time")
@@ -42,7 +43,7 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
     Raises:
         ArgumentError: The state is missing or cannot be read. The message names the file and the field.
     """
-    file = _state_file(path)
+    file = _state_file(local_path("RUN", path))
     try:
         state = read_json(file, STATE_FILE_BYTES)
     except CheckpointError as error:

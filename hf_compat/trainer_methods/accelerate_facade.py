@@ -47,6 +47,7 @@ from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.nested import Nested, leaves, slice_nested
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import LEGACY_GLOBALS
 from hf_compat.runtime.text import need
 
@@ -579,10 +580,10 @@ class AcceleratorFacade(ProcessMembers):
         if output_dir is None or save_model_func_kwargs:
             what = "no `output_dir`" if output_dir is None else ", ".join(save_model_func_kwargs)
             raise ArgumentError(f"`accelerator.save_state` got {what}.\n\nHint: pass the folder, and nothing else.")
+        folder = os.path.expanduser(local_path("output_dir", output_dir))
         if not self._models:
             warn_once("`accelerator.save_state` saves no model, as none is prepared and none is trained yet.")
         self._check_whole_models()
-        folder = os.path.expanduser(output_dir)
         of_accelerate(self, "save_state")(folder, safe_serialization)
         return Path(folder)
 
@@ -606,7 +607,7 @@ class AcceleratorFacade(ProcessMembers):
         """
         if input_dir is None:
             raise ArgumentError("`accelerator.load_state` got no `input_dir`.\n\nHint: pass the folder.")
-        folder = os.path.expanduser(input_dir)
+        folder = os.path.expanduser(local_path("input_dir", input_dir))
         if not os.path.isdir(folder):
             raise CheckpointError(f"{folder} is not a folder.\n\nHint: name one that `save_state` has written.")
         self._check_whole_models()

@@ -43,6 +43,7 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
@@ -118,7 +119,7 @@ class CheckpointMethods(TrainerBase):
             output_dir: The folder. By default the output folder.
             _internal_call: Whether the caller handles the Hub. Otherwise `push_to_hub=True` pushes the model.
         """
-        folder = output_dir if output_dir is not None else self.args.output_dir
+        folder = self.args.output_dir if output_dir is None else local_path("output_dir", output_dir)
         if not _internal_call:
             log_line(f"Saving model checkpoint to {folder}")
             stepping_of(self.optimizer).tell_of_saving()

@@ -34,6 +34,7 @@ from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.run import RunHost, TrainingRun
 
@@ -108,6 +109,7 @@ class Resumer:
         `unloadable` are folders that could not be loaded, with the reasons.
 
         Raises:
+            ArgumentError: The named one is an address of other storage.
             CheckpointError: There is none, or the named one is damaged.
         """
         output_dir = str(self._host.args.output_dir)
@@ -116,6 +118,8 @@ class Resumer:
                 "Can't find a valid checkpoint at '': `resume_from_checkpoint` is empty.\n\n"
                 "Hint: leave it out to train from the start, or name a checkpoint-<updates> folder."
             )
+        if isinstance(wanted, (str, os.PathLike)):
+            wanted = local_path("resume_from_checkpoint", wanted)
         if not wanted and broadcast_object(is_requeued(output_dir)):
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
+from hf_compat.runtime.paths import local_path
 from hf_compat.tools.commands.isolated import add_options, add_script, call_again
 from hf_compat.tools.terminal import say
 
@@ -35,7 +36,7 @@ def main(words: Sequence[str]) -> int:
         if target.startswith("-"):
             raise ArgumentError(f"The last word is {target!r}, not a folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
         # Make the project's folder, so that it stays real in the isolation. An empty one is removed again
-        folder = Path(target).absolute()
+        folder = Path(local_path("DIR", target)).absolute()
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         if missing:
             folder.mkdir(parents=True)

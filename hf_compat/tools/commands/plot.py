@@ -21,6 +21,7 @@ import jinja2
 
 from hf_compat.checkpoint.files import open_regular
 from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import need
 from hf_compat.tools.curves import RunCurves, read_run
 
@@ -280,6 +281,7 @@ def plot(
             f"`--watch` is {watch:g}: so many seconds cannot be waited.\n\n"
             f"Hint: give a number above 0 and up to {_LONGEST_WAIT_SECONDS}."
         )
+    output = local_path("--output", output)
     files = [Path(f"{output}.{suffix}") for suffix in ("png", "html") if kind in (suffix, "both")]
     for file in files:
         _check_target(file)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.user_script import require_script
+from hf_compat.runtime.paths import local_path
 from hf_compat.tools.comparison.reading import FILES, End, Findings, read_records, same
 from hf_compat.tools.comparison.running import Limits, Progress, Side, Tell, run_side, sides_of
 from hf_compat.tools.comparison.verdicts import (
@@ -122,7 +123,7 @@ def compare(
         require_script(script.path, "hf-compat compare [options] SCRIPT [arguments]")
     sides = sides_of(against)
     try:
-        place = tempfile.mkdtemp(prefix="hf_compat_compare_") if output is None else output
+        place = tempfile.mkdtemp(prefix="hf_compat_compare_") if output is None else local_path("--output", output)
         os.makedirs(place, exist_ok=True)
         is_empty = not os.listdir(place)
     except OSError as error:

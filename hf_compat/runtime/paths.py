@@ -1,0 +1,43 @@
+"""Paths of this machine, and addresses of other storage, which a system takes for paths below the current folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from hf_compat.errors import ArgumentError
+from hf_compat.runtime.text import brief, shown
+
+# A scheme has two characters or more: `C:` is a drive. fsspec chains schemes by `::`. `pathlib` and `normpath` leave
+# one slash of two, which only a known scheme is told by: a folder's name may end with a colon, too.
+_KNOWN = (
+    "abfss?|adl|az|cos|dbfs|file|ftp|gcs|gs|hdfs|hf|https?|local|memory|oci|oss|r2|s3[an]?|sftp|viewfs|wasbs?|webhdfs"
+)
+_ADDRESS = re.compile(rf"([a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+:/|({_KNOWN}):)/", re.IGNORECASE)
+
+
+def way_to_path(text: str) -> str:
+    """The way out for an address of other storage. Empty for a path of this machine."""
+    if _ADDRESS.match(text) is None:
+        return ""
+    parts = urlsplit(text)
+    if parts.scheme in ("file", "local") and parts.netloc in ("", "localhost") and parts.path:
+        return f"write it as {brief(unquote(parts.path))}."
+    return (
+        "it is an address of other storage. Only folders of this machine are written and read, mounted ones included: "
+        f"name one, and copy between it and {brief(text)} with a tool of that storage."
+    )
+
+
+def local_path(name: str, path: str | os.PathLike[str]) -> str:
+    """Return the value of an argument that is a path.
+
+    Raises:
+        ArgumentError: It is an address of other storage, such as `s3://bucket/run`.
+    """
+    text = os.fspath(path)
+    way_out = way_to_path(text) if isinstance(text, str) else ""
+    if way_out:
+        raise ArgumentError(f"`{shown(name, text)}` is not a path.\n\nHint: {way_out}")
+    return text
