@@ -9,9 +9,9 @@ from pathlib import Path
 import fsspec
 import lightning
 import pytest
-import toy
 import transformers
 
+from helpers import toy
 from hf_compat import (
     HFCallbackAdapter,
     HFDataModule,
