@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Never
+from typing import NamedTuple, Never
 
 import torch
 from torch import nn
@@ -63,7 +63,7 @@ _ANSWERS = WeakTensorKeyDictionary()
 
 def answer_of(outputs: ModelOutput, loss: object) -> Answer:
     """Describe a model's answer, in which a loss was found."""
-    named: Mapping[str, Any] = {}
+    named: Mapping[str, object] = {}
     if isinstance(outputs, Mapping):
         named = {f"[{key!r}]": value for key, value in outputs.items()}
     elif isinstance(outputs, (list, tuple)):

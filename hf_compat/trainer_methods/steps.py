@@ -341,7 +341,7 @@ class StepMethods(StepsBase):
         known = nested_detach(labels[0] if len(labels) == 1 else tuple(labels)) if with_loss else None
         return loss, nested_detach(logits[0] if len(logits) == 1 else logits), known
 
-    def _checked_pair(self, returned: Any, inputs: Inputs) -> tuple[torch.Tensor, ModelOutput]:
+    def _checked_pair(self, returned: ModelOutput, inputs: Inputs) -> tuple[torch.Tensor, ModelOutput]:
         """Refuse what `compute_loss` has returned unless it is the loss and the outputs."""
         is_pair = isinstance(returned, (tuple, list)) and len(returned) == 2
         loss, outputs = returned if is_pair else (None, None)
