@@ -10,15 +10,9 @@ import signal
 import sys
 import tempfile
 
-# Before any package reads them: what the caller has set for its own runs is no part of a test, nor of its processes.
-for _name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "TRANSFORMERS_", "PYTHONWARNINGS"))]:
-    del os.environ[_name]
-os.environ.pop("OMP_NUM_THREADS", None)
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_DATASETS_CACHE": os.path.join(tempfile.gettempdir(), "hf_compat-tests-datasets"),
-}
+from warm_python import variables
+
+variables.take()  # before any package reads them
 
 import pytest
 import torch

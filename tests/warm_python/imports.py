@@ -57,8 +57,12 @@ class Loaded:
     path: list[str]
 
 
-def load() -> Loaded:
-    """Import everything, and hide the guests."""
+def load(ours: bool = True) -> Loaded:
+    """Import everything, and hide the guests; what is imported already costs nothing.
+
+    Args:
+        ours: Whether this package is a part of it.
+    """
     own = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     path = sys.path[:]
     for folder in own:
@@ -67,7 +71,7 @@ def load() -> Loaded:
     before = dict(os.environ)
     with _reads_noted() as read, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in (*CORE, *_ours(), *OF_GUESTS):
+        for name in (*CORE, *(_ours() if ours else ()), *OF_GUESTS):
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as error:  # an extra that is not installed

@@ -26,15 +26,13 @@ class Server:
     Args:
         folder: The session's folder; its name is the address.
         session: Process id of the test session.
+        loaded: What this process has imported.
+        listener: Listens at the address.
     """
 
-    def __init__(self, folder: Path, session: int) -> None:
-        self.folder = folder
-        self.loaded = imports.load()
+    def __init__(self, folder: Path, session: int, loaded: imports.Loaded, listener: socket.socket) -> None:
+        self.folder, self.loaded, self.listener = folder, loaded, listener
         self.selector = selectors.DefaultSelector()
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(b"\0" + folder.name.encode())
-        self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(os.pidfd_open(session), selectors.EVENT_READ, lambda: sys.exit(0))
 
@@ -95,6 +93,14 @@ class Server:
             log.write(f"{said}: {' '.join(words)[:200]!r}\n")
 
 
+def listening(folder: Path) -> socket.socket:
+    """Listen at a session's address."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(b"\0" + folder.name.encode())
+    listener.listen(64)
+    return listener
+
+
 def _received(connection: socket.socket) -> tuple[dict, list[int]]:
     numbers = array.array("i")
     header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_LEN(3 * numbers.itemsize))
@@ -122,7 +128,8 @@ def _send(pid: int, number: int, to_group: bool) -> None:
 def main(folder: str, session: str) -> None:
     """Import everything, then serve the clients of a test session."""
     del sys.path[0]  # tests/, for this package alone
-    server = Server(Path(folder), int(session))
+    loaded = imports.load()
+    server = Server(Path(folder), int(session), loaded, listening(Path(folder)))
     gc.collect()
     gc.freeze()  # what is imported: a collection in a fork would take 0.4 s for it, and copy its pages
     server.run()

@@ -1,0 +1,91 @@
+"""The measure of the tests: which mistakes `tests/mutants.py` plants, and that it tells killed ones from survivors."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mutation import command, places
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = '''"""A module."""
+import os
+
+LIMIT: int = 3
+__all__ = ["f"]
+
+
+def f(a: list[int], b=True) -> bool:
+    """A docstring with 3 words or 4."""
+    if a and not b:
+        raise ValueError("too many", 7)
+    if f"{a == b}":
+        return os.path.isfile("name")
+    g(a, b)
+    return all(one <= 2 for one in zip(a, b, strict=True))
+'''
+LAST = "all(one <= 2 for one in zip(a, b, strict=True))"
+
+
+def test_a_mistake_is_planted_wherever_the_code_decides():
+    found = {
+        (one.line, one.old, one.new, one.is_inside, one.names) for one in places.changes_in("hf_compat/x.py", SOURCE)
+    }
+    assert found == {
+        (4, "3", "4", False, ("LIMIT",)),
+        (4, "3", "2", False, ("LIMIT",)),
+        (8, "True", "False", False, ("f",)),
+        (10, "and", "or", True, ()),
+        (10, "not b", "(b)", True, ()),
+        (10, "a and not b", "(not (a and not b))", True, ()),
+        (12, 'f"{a == b}"', '(not (f"{a == b}"))', True, ()),
+        (13, 'os.path.isfile("name")', '(not (os.path.isfile("name")))', True, ()),
+        (13, '"name"', '"nameXX"', True, ()),
+        (14, "g(a, b)", "pass", True, ()),
+        (14, "a, b", "b, a", True, ()),
+        (15, LAST, f"(not ({LAST}))", True, ()),
+        (15, "<=", "<", True, ()),
+        (15, "<=", ">", True, ()),
+        (15, "2", "3", True, ()),
+        (15, "2", "1", True, ()),
+        (15, "a, b", "b, a", True, ()),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["engine/evaluation.py", "hf/arguments.py"])
+def test_every_mistake_is_python_and_leaves_the_lines_in_place(file):
+    path = places.PACKAGE / file
+    text = path.read_text()
+    changes = places.changes_of(path)
+    assert len({one.key for one in changes}) == len(changes) > 50
+    for change in changes[::10]:
+        planted = change.planted(text)
+        ast.parse(planted)
+        assert planted.count("\n") == text.count("\n")
+
+
+def test_each_listed_mistake_is_there_with_a_reason():
+    keys = {change.key for change in places.all_changes()}
+    listed = command.listed()
+    assert not listed.keys() - keys
+    assert all(listed.values())
+
+
+@pytest.mark.matrix
+@pytest.mark.real_python
+def test_a_planted_mistake_is_killed_by_a_test_that_reaches_it(tmp_path):
+    path = places.PACKAGE / "optim" / "lr_schedulers.py"
+    change = next(one for one in places.changes_of(path) if one.kind == "returned value")
+    results = tmp_path / "results.jsonl"
+    words = [sys.executable, str(ROOT / "tests" / "mutants.py"), "--only", change.key, "--results", str(results)]
+    before = path.read_text()
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text())
+    assert (found["status"], found["key"]) == ("killed", change.key)
+    assert found["by"].startswith("tests/optim/")
+    assert path.read_text() == before

@@ -1,0 +1,16 @@
+"""The variables of tests and of their processes."""
+
+import os
+import tempfile
+
+
+def take() -> None:
+    """Set them; what the caller has set for its own runs is no part of a test."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "TRANSFORMERS_", "PYTHONWARNINGS"))]:
+        del os.environ[name]
+    os.environ.pop("OMP_NUM_THREADS", None)
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_DATASETS_CACHE": os.path.join(tempfile.gettempdir(), "hf_compat-tests-datasets"),
+    }
