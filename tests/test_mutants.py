@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from mutation import command, places
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ast
 import base64
-import hashlib
 import json
 import lzma
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
 
 from mutation import recording
 from mutation.places import Change, core
@@ -32,13 +30,11 @@ def write(table: list[list], found: list[dict], at_import: bytes) -> None:
     columns = [recording.unpacked(one["hits"]) for one in found]
     sets: dict[bytes, int] = {}
     files: dict[str, dict[str, dict]] = {}
-    digests = {file: _digests(ROOT / file) for file in {row[0] for row in table}}
-    for number, (file, name, first, last) in enumerate(table):
-        start, digest = digests[file][name]
+    for number, (file, name, digest, first, last) in enumerate(table):
         bits = sum(1 << place for place, column in enumerate(columns) if column[number])
         reaching = bits.to_bytes(len(columns) // 8 + 1, "little")
         function = files.setdefault(file, {}).setdefault(name, {"digest": digest, "lines": []})
-        row = [first - start, last - start, sets.setdefault(reaching, len(sets)), at_import[number]]
+        row = [first, last, sets.setdefault(reaching, len(sets)), at_import[number]]
         function["lines"].append(row)
     document = {
         "tests": [[one["test"], one["seconds"], sum(column)] for one, column in zip(found, columns, strict=True)],
@@ -49,24 +45,6 @@ def write(table: list[list], found: list[dict], at_import: bytes) -> None:
 
 
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
-
-
-def _digests(path: Path) -> dict[str, tuple[int, str]]:
-    """Find where each function begins, and a digest of its text."""
-    text = path.read_text()
-    lines, found = text.splitlines(), {}
-
-    def visit(node: ast.AST, name: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            own = name
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                own = f"{name}.{child.name}" if name else child.name
-                body = "\n".join(lines[child.lineno - 1 : child.end_lineno])
-                found[own] = (child.lineno, hashlib.sha1(body.encode()).hexdigest()[:12])
-            visit(child, own)
-
-    visit(ast.parse(text), "")
-    return found
 
 
 class Reached:
@@ -99,7 +77,7 @@ class Reached:
 
     def _rows(self, change: Change, function: dict) -> list[list]:
         if change.file not in self._today:
-            self._today[change.file] = _digests(ROOT / change.file)
+            self._today[change.file] = recording.digests((ROOT / change.file).read_text())
         start, digest = self._today[change.file][change.function]
         if digest != function["digest"]:
             return function["lines"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import importlib._bootstrap_external as bootstrap
 import importlib.util
 import json
@@ -106,8 +107,13 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def instrument(path: Path, first: int) -> list[list]:
-    """Write a file's compiled form in which statements set their byte; return (file, function, first and last line)."""
+    """Write a file's compiled form in which statements set their byte.
+
+    Returns:
+        For each statement its file and function, a digest of the function, and the first and the last line in it.
+    """
     text = path.read_text()
+    functions = digests(text)
     tree = ast.parse(text)
     found = list(statements(tree))
     for number, (block, place, _, node) in sorted(enumerate(found), key=lambda one: -one[1][1]):
@@ -125,7 +131,26 @@ def instrument(path: Path, first: int) -> list[list]:
     compiled.parent.mkdir(exist_ok=True)
     compiled.unlink(missing_ok=True)
     compiled.write_bytes(bootstrap._code_to_hash_pyc(code, importlib.util.source_hash(text.encode()), False))
-    return [[str(path.relative_to(ROOT)), name, node.lineno, node.end_lineno] for _, _, name, node in found]
+    file = str(path.relative_to(ROOT))
+    rows = ((*functions[name], name, node) for _, _, name, node in found)
+    return [[file, name, digest, node.lineno - start, node.end_lineno - start] for start, digest, name, node in rows]
+
+
+def digests(text: str) -> dict[str, tuple[int, str]]:
+    """Find where each function of a text begins, and a digest of it."""
+    lines, found = text.splitlines(), {}
+
+    def visit(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            own = name
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own = f"{name}.{child.name}" if name else child.name
+                body = "\n".join(lines[child.lineno - 1 : child.end_lineno])
+                found[own] = (child.lineno, hashlib.sha1(body.encode()).hexdigest()[:12])
+            visit(child, own)
+
+    visit(ast.parse(text), "")
+    return found
 
 
 def record(arguments: list[str], groups: list[list[str]], keep: Path) -> tuple[list[list], list[dict], bytes]:

@@ -24,11 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_python import imports, server, variables
-
 from mutation import view
 from mutation.places import Change
 from mutation.view import ROOT
+from warm_python import imports, server, variables
 
 MEMORY_MIB = 6000  # of all processes of a trial, counted where the machine has less than this left
 MODULES_OF_PYTEST = ("pytest", "_pytest.assertion.rewrite", "_pytest.python", "_pytest.terminal", "_pytest.junitxml")
