@@ -128,12 +128,12 @@ def pack_legacy_rng(states: RandomStates) -> RandomStates:
     return {**states, "python": python, "numpy": of_numpy}
 
 
-# NumPy's rebuild function has both names, because files written under NumPy 1 use the older one
-_REBUILD = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
+# The function in every pickle of an array, under NumPy 1's name and NumPy 2's: a file may come from either
+_REBUILD = np.empty(0).__reduce__()[0]
 # The types and functions of NumPy's random state, for torch's allow-list
 LEGACY_GLOBALS: Sequence[object] = (
-    _REBUILD,
     (_REBUILD, "numpy.core.multiarray._reconstruct"),
+    (_REBUILD, "numpy._core.multiarray._reconstruct"),
     np.ndarray,
     np.dtype,
     type(np.dtype(np.uint32)),

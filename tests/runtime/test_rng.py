@@ -1,12 +1,15 @@
 """Random states as plain values: they survive a file that executes no pickle, and go to transformers and back."""
 
 import random
+import re
+import zipfile
 
 import numpy as np
 import pytest
 import torch
 
-from hf_compat.runtime.seeding import pack_legacy_rng, read_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.runtime.seeding import LEGACY_GLOBALS, pack_legacy_rng, read_legacy_rng, read_rng, unpack_rng, write_rng
 
 
 def draw():
@@ -28,6 +31,17 @@ def test_transformers_form_and_back():
     np.random.set_state(legacy["numpy"])
     again = pack_legacy_rng(legacy)
     assert again["python"] == states["python"] and torch.equal(again["numpy"][1], states["numpy"][1])
+
+
+@pytest.mark.parametrize("home", ["numpy.core.multiarray", "numpy._core.multiarray"])
+def test_states_that_either_numpy_has_written_are_read(tmp_path, home):
+    torch.save(read_legacy_rng(), tmp_path / "written.pth")
+    with zipfile.ZipFile(tmp_path / "written.pth") as written, zipfile.ZipFile(tmp_path / "states.pth", "w") as states:
+        for name in written.namelist():
+            states.writestr(name, re.sub(rb"numpy\._?core\.multiarray", home.encode(), written.read(name)))
+    expected = draw()
+    write_rng(read_torch_file(str(tmp_path / "states.pth"), allowed=LEGACY_GLOBALS))
+    assert draw() == expected
 
 
 @pytest.mark.parametrize(("device", "expected"), [(1, [7]), (5, None)])
