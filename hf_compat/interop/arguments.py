@@ -56,10 +56,15 @@ def as_our_arguments(args: object) -> TrainingArguments:
     values = {name: getattr(args, name) for name in names if hasattr(args, name)}
     defaults = {one.name: default_of(one) for one in fields(theirs or kind)}
     values |= asked_by_declared(args, declared, defaults, checks_of(kind, kind))
+    older = {one.name: one.default for one in fields(args) if one.name in OLD_NAMES and one.name not in declared}
+    unset = {name for name, default in older.items() if getattr(args, name, None) == default}
+    # where an older release has the old name alone, other values are checked with it
+    for name in older.keys() - unset:
+        value = getattr(args, name, None)
+        if OLD_NAMES[name].translate(value).keys() - values.keys():
+            values[name] = value
     ours = kind(**values)
-    # fields of an older release that have their defaults
-    unset = {one.name for one in fields(args) if one.name in OLD_NAMES and getattr(args, one.name, None) == one.default}
-    skipped = {*names, *declared, *_DERIVED, *unset, "compat"}
+    skipped = {*names, *values, *declared, *_DERIVED, *unset, "compat"}
     for name, value in vars(args).items():  # fields of a subclass or of an older release, and values set by a script
         if name not in skipped and not name.startswith("_"):
             setattr(ours, name, value)

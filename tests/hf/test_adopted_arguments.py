@@ -13,6 +13,7 @@ import hf_compat
 from helpers import toy
 from hf_compat import HFModule, Trainer, TrainerCallback
 from hf_compat.errors import ArgumentError, HfCompatWarning
+from hf_compat.interop.arguments import as_our_arguments
 
 
 @dataclasses.dataclass
@@ -128,3 +129,15 @@ def test_a_class_that_cannot_be_extended_is_copied_with_a_warning(tmp_path):
     with pytest.warns(HfCompatWarning, match="later edits of them do not count"):
         trainer = trainer_of(args)
     assert trainer.args is not args and trainer.args.output_dir == str(tmp_path)
+
+
+def test_an_old_name_that_is_all_a_release_has_counts_where_values_are_checked(tmp_path):
+    fields = [
+        ("output_dir", str),
+        *((name, object, None) for name in ("evaluation_strategy", "load_best_model_at_end")),
+    ]
+    fields += [("save_strategy", str, "steps"), ("use_cpu", bool, True)]
+    older = dataclasses.make_dataclass("TrainingArguments", fields)
+    older.__module__ = "transformers.training_args"  # as that of 4.40
+    args = as_our_arguments(older(str(tmp_path), evaluation_strategy="steps", load_best_model_at_end=True))
+    assert (args.eval_strategy, args.evaluation_strategy, args.load_best_model_at_end) == ("steps", "steps", True)

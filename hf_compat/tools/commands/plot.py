@@ -125,7 +125,9 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
     axes.set_xlabel("epoch" if by == "epoch" else "update")
     axes.grid(alpha=0.3)
     if lines and (len(runs) > 1 or len(names) > 1):
-        for text in axes.legend(lines, labels, fontsize="small").get_texts():
+        # matplotlib 3.8 leaves out a label that begins with `_`
+        for text, label in zip(axes.legend(lines, "-" * len(lines), fontsize="small").get_texts(), labels, strict=True):
+            text.set_text(label)
             text.set_parse_math(False)
 
 
