@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +9,9 @@ import pytest
 from helpers.parity.compare import first_difference, same
 from helpers.parity.differences import IN_TWO_PROCESSES as DIFFERENCES
 from helpers.parity.differences import names_to_run
+from helpers.two_sides import run_both
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNNER = ROOT / "tests" / "helpers" / "parity" / "runner.py"
 DOCS = ROOT / "docs" / "differences.md"
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 
@@ -97,31 +94,9 @@ def selected(session) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("two")
-    launchers = {
-        "transformers": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-        "hf_compat": ["-m", "hf_compat.cli.main", "run", "--devices", "2"],
-    }
-    runs = {}
-    for api, launcher in launchers.items():
-        (folder / api).mkdir()
-        names = names_to_run(api, [*selected(request.session), *DIFFERENCES], DIFFERENCES)
-        command = [sys.executable, *launcher, str(RUNNER), api, str(folder / api), *names]
-        with (folder / f"{api}.log").open("w") as log:
-            runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        for api, process in runs.items():
-            assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
-    finally:
-        for process in runs.values():
-            process.terminate()  # the launcher ends its ranks
-
-    def read(api: str, name: str, rank: int) -> dict:
-        for error in (folder / api).glob(f"{name}*.error"):
-            pytest.fail(f"{error.name} under {api}:\n{error.read_text()}")
-        return pickle.loads((folder / api / f"{name}.{rank}.pickle").read_bytes())
-
-    return read
+    chosen = [*selected(request.session), *DIFFERENCES]
+    names = {api: names_to_run(api, chosen, DIFFERENCES) for api in ("transformers", "hf_compat")}
+    return run_both(tmp_path_factory.mktemp("two"), names)
 
 
 def differing(results, name: str, rank: int) -> tuple[set[str], str]:

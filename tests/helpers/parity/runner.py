@@ -29,6 +29,7 @@ import torch
 
 from helpers.parity.cases import CASES
 from helpers.parity.differences import MENDED
+from helpers.parity.seam_cases import SEAMS
 from helpers.toy import EVENTS, FLAGS
 from sweeps.releases import mends
 from sweeps.releases import numbers_of_releases as releases
@@ -130,7 +131,7 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
     try:
         warnings.simplefilter("ignore")
         api = api_of(api_name)
-        result = run_case(api, {**CASES, **MENDED}[name], folder / name)
+        result = run_case(api, {**CASES, **MENDED, **SEAMS}[name], folder / name)
         written(result, folder / f"{name}{place}.pickle")
         status = 0
     except BaseException:
