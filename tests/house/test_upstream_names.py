@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
+import pytest
 
 from house import upstream_names
+from sweeps.releases import bounds
 
 ROOT = upstream_names.KNOWN.parents[2]
 
@@ -25,10 +25,17 @@ def test_a_name_that_is_not_known_is_listed_with_its_place(monkeypatch):
     assert "gone: _logger_connector\n    see hf_compat/engine" in text
 
 
-def test_every_dependency_has_a_suite_beside_its_oldest_release_or_a_reason():
-    from sweeps.releases import bounds
+def test_every_lower_bound_of_pyproject_has_a_row_of_tests_or_a_reason():
+    assert set(bounds.ROWS) == set(bounds.bounds())
+    assert all(bool(row.tests) != bool(row.left_out) for row in bounds.ROWS.values())
+    files = [word for row in bounds.ROWS.values() for word in row.tests if word.startswith("tests/")]
+    assert all((ROOT / file).exists() for file in files)
 
-    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.match(r"[\w-]+", line)[0] for line in lines}
-    assert set(bounds.oldest()) == names
-    assert set(bounds.SUITES) | set(bounds.LEFT_OUT) == names and not set(bounds.SUITES) & set(bounds.LEFT_OUT)
+
+@pytest.mark.parametrize("line", ["tqdm", "tqdm==4.64", "tqdm<5", "numpy>=1.25"])
+def test_a_requirement_whose_bound_cannot_be_installed_literally_is_refused(line):
+    text = (
+        f'[project]\nname = "x"\ndependencies = ["numpy>=1.26"]\noptional-dependencies.extra = ["x[other]", "{line}"]'
+    )
+    with pytest.raises(ValueError, match=line.split(">")[0]):
+        bounds.bounds(text)

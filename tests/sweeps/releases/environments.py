@@ -1,22 +1,26 @@
-"""An environment for a release of transformers: what it needs of its time, on the torch that runs this.
+"""Environments for other releases of packages, on the torch that runs this.
 
-The family (transformers, accelerate, peft, datasets, tokenizers, huggingface_hub) is installed by pip. Everything else
-is what this interpreter has: a folder of links to it, which lies outside of the environment, so that pip never removes
-a file of it.
+pip installs those. Everything else is what this interpreter has: a folder of links to it, which lies outside of the
+environment, so that pip never removes a file of it. For a release of transformers pip installs the family of its time
+(accelerate, peft, datasets, tokenizers, huggingface_hub).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[3]
 # Installed for each release; never taken from this interpreter.
@@ -26,7 +30,7 @@ SHARED = (
     "torch", "lightning", "torchmetrics", "jsonargparse", "typeshed-client", "numpy", "safetensors", "tqdm", "pandas",
     "pyarrow", "scikit-learn", "matplotlib", "pillow", "pyyaml", "regex", "requests", "httpx", "typer", "filelock",
     "psutil", "packaging", "xxhash", "dill", "multiprocess", "fsspec", "setuptools", "jinja2", "aiohttp",
-    "pytest", "pytest-timeout", "libcst",
+    "pytest", "pytest-timeout", "libcst", "covertable",
 )  # fmt: skip
 
 
@@ -62,48 +66,60 @@ def python_of(release: Release, folder: Path) -> Path:
         release: The release.
         folder: Where environments lie.
     """
-    place = folder / release.version
+    packages = [f"transformers=={release.version}", *release.companions]
+    return environment(folder / release.version, packages, SHARED, FAMILY)
+
+
+def environment(place: Path, packages: Sequence[str], linked: Sequence[str], without: Collection[str] = ()) -> Path:
+    """Return an environment's interpreter. The environment is made where it is not there yet, or holds something else.
+
+    Args:
+        place: Its folder.
+        packages: What pip installs there.
+        linked: The packages of this interpreter that it has, with all that they need.
+        without: Those that are not taken from this interpreter, whoever needs them.
+    """
     python, done = place / "bin" / "python", place / "installed"
-    wanted = "\n".join([f"transformers=={release.version}", *release.companions, f"torch=={torch.__version__}"])
-    shared = linked_packages(folder)
+    wanted = "\n".join([*packages, f"torch=={torch.__version__}", *linked, *sorted(without)])
     if done.is_file() and done.read_text() == wanted:
         return python
     venv.create(place, clear=True, symlinks=True)
+    links = place.with_name(f"{place.name}-links")
+    shutil.rmtree(links, ignore_errors=True)
+    links.mkdir()
+    for name in sorted(_closure(linked, without)):
+        for entry in _top_level(importlib.metadata.distribution(name)):
+            link = links / entry.name
+            if not link.is_symlink():
+                link.symlink_to(entry)
     site = next((place / "lib").glob("python3*")) / "site-packages"
-    (site / "of_this_interpreter.pth").write_text(f"{shared}\n")
-    (folder / "constraints.txt").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
+    (site / "of_this_interpreter.pth").write_text(f"{links}\n")
+    (place / "constraints.txt").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-warn-conflicts"]
-    packages = [f"transformers=={release.version}", *release.companions]
-    subprocess.run([*install, "--constraint", str(folder / "constraints.txt"), *packages], check=True)
+    subprocess.run([*install, "--constraint", str(place / "constraints.txt"), *packages], check=True)
     done.write_text(wanted)
     return python
 
 
-def linked_packages(folder: Path) -> Path:
-    """Make the folder of links to this interpreter's packages, without the family."""
-    place = folder / "shared"
-    place.mkdir(parents=True, exist_ok=True)
-    for name in sorted(_closure(SHARED)):
-        for entry in _top_level(importlib.metadata.distribution(name)):
-            link = place / entry.name
-            if not link.is_symlink():
-                link.symlink_to(entry)
-    return place
-
-
-def _closure(names: tuple[str, ...]) -> set[str]:
-    """Return packages with all that they need, as far as they are installed."""
-    from packaging.requirements import Requirement
-
+def _closure(names: Sequence[str], without: Collection[str]) -> set[str]:
+    """Return packages with all that they need, as far as they are installed. Names may have extras."""
     found: set[str] = set()
-    left = list(names)
+    left = [Requirement(name) for name in names]
+    seen: set[tuple[str, str]] = set()
     while left:
-        name = left.pop().lower().replace("_", "-")
-        if name in found or name in FAMILY or not _is_installed(name):
+        one = left.pop()
+        name = canonicalize_name(one.name)
+        new = {(name, extra) for extra in ("", *one.extras)} - seen
+        if not new or name in without or not _is_installed(name):
             continue
         found.add(name)
-        needs = (Requirement(one) for one in importlib.metadata.requires(name) or ())
-        left += [one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})]
+        seen |= new
+        needs = (Requirement(need) for need in importlib.metadata.requires(name) or ())
+        left += [
+            need
+            for need in needs
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for _, extra in new)
+        ]
     return found
 
 
