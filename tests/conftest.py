@@ -17,7 +17,7 @@ variables.take()  # before any package reads them
 import pytest
 import torch
 
-pytest_plugins = ["selection", "warm_python.session"]
+pytest_plugins = ["selection", "suspects", "warm_python.session"]
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the background of a shell

@@ -13,7 +13,7 @@ import json
 import lzma
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from mutation import recording
@@ -74,6 +74,19 @@ class Reached:
         for tier in tiers:
             ordered |= dict.fromkeys(self._ordered(tier & self.there, change))
         return list(ordered)
+
+    def statements(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield file, function, line and the number of the set of tests of each statement; where it is today."""
+        for file, functions in self.files.items():
+            path = ROOT / file
+            today = recording.digests(path.read_text()) if path.is_file() else {}
+            for name, function in functions.items():
+                if name in today:
+                    yield from ((file, name, today[name][0] + row[0], row[2]) for row in function["lines"])
+
+    def named(self, number: int) -> set[str]:
+        """Return the ids of a set's tests."""
+        return {self.tests[place] for place in self._members(number)}
 
     def _rows(self, change: Change, function: dict) -> list[list]:
         if change.file not in self._today:
