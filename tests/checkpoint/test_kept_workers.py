@@ -33,7 +33,13 @@ def train(make_args, folder, data, checkpoint=None, **more):
 
 
 # before an evaluation, at an epoch's end; after an evaluation, within the second epoch
-@pytest.mark.parametrize(("data", "steps"), [*zip(DATA, [(3, 5), (4, 7)], strict=True)])
+@pytest.mark.parametrize(
+    ("data", "steps"),
+    [
+        pytest.param("rows", (3, 5), marks=pytest.mark.matrix),
+        ("a stream that is told of its epoch", (4, 7)),
+    ],
+)
 def test_a_resumed_run_equals_the_uninterrupted_one(make_args, tmp_path, data, steps, caplog):
     whole = train(make_args, tmp_path / "out", data)
     for step in steps:
@@ -54,7 +60,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("data", "changed", "setting", "before"), SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("data", "changed", "setting", "before"),
+    [
+        pytest.param(*row, id=name, marks=[pytest.mark.matrix] * (name == "more workers of a stream"))
+        for name, row in SETTINGS.items()
+    ],
+)
 def test_a_changed_setting_that_changes_the_run_is_named(make_args, tmp_path, data, changed, setting, before, caplog):
     whole = train(make_args, tmp_path / "out", data)
     caplog.clear()

@@ -86,8 +86,12 @@ def expected_events(whole: dict, step: int) -> list:
     return begin + ([["on_epoch_begin", step, epoch]] if within else []) + rest
 
 
+# Every second case; the others with `-m matrix`
+HALF = [pytest.param(name, marks=[pytest.mark.matrix] * (number % 2)) for number, name in enumerate(CASES)]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", HALF)
 def test_goes_on_after_the_moment_of_every_checkpoint(name, tmp_path):
     case = CASES[name]
     whole = run_whole(case, tmp_path)

@@ -112,17 +112,23 @@ def users_files(out):
 
 
 SHAPES = {
-    "its own": (Trainer, [], None, {}),
-    "its own, async": (Trainer, [], None, {"async_save": True}),
     "an override's": (Nested, [], None, {}),
     "a callback's": (Trainer, [AddsAdapter], None, {}),
-    "the user's": (Trainer, [], users_files, {}),
     "the user's, async": (Trainer, [], users_files, {"async_save": True}),
+}
+FURTHER = {
+    "its own": (Trainer, [], None, {}),
+    "its own, async": (Trainer, [], None, {"async_save": True}),
+    "the user's": (Trainer, [], users_files, {}),
     "the user's, in place": (Nested, [], users_files, {}),
 }
+ROWS = [
+    *(pytest.param(*shape, id=name) for name, shape in SHAPES.items()),
+    *(pytest.param(*shape, id=name, marks=pytest.mark.matrix) for name, shape in FURTHER.items()),
+]
 
 
-@pytest.mark.parametrize(("kind", "callbacks", "prepare", "values"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("kind", "callbacks", "prepare", "values"), ROWS)
 def test_all_entries_are_on_the_disk(make_args, tmp_path, monkeypatch, kind, callbacks, prepare, values):
     set_seed(3)
     out = tmp_path / "runs" / "of today" / "out"

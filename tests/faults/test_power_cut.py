@@ -142,7 +142,15 @@ RECORDED = {
 }
 
 
-@pytest.fixture(params=RECORDED.values(), ids=RECORDED)
+# What two of the rows show, the last shows in one
+FURTHER = ("seen", "in place")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(row, id=name, marks=[pytest.mark.matrix] * (name in FURTHER)) for name, row in RECORDED.items()
+    ]
+)
 def recorded(request, make_args, tmp_path, monkeypatch):
     return record(make_args, tmp_path / "out", monkeypatch, *request.param)
 
