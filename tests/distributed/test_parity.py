@@ -55,6 +55,7 @@ NAMES = [
     "metrics",
     "several_eval_sets",
     "batch_metrics",
+    "each_metric_over_each_data",
     "inputs_and_losses_for_metrics",
     "ragged_predictions",
     "batches_not_joined",

@@ -691,6 +691,7 @@ case(
 
 from helpers.parity import (
     field_cases,  # noqa: F401 - adds those of single fields
+    metric_cases,  # noqa: F401 - adds those of every kind of metric
     model_cases,  # noqa: F401 - adds those that change the model
     seq2seq_cases,  # noqa: F401 - adds those of Seq2SeqTrainer
 )
