@@ -7,15 +7,17 @@ and its treatment. DeepSpeed silently ignores other keys, so a warning names the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import options_of, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import check_sections
-from hf_compat.hf.value_types import Range, ValueType, number, read_options, whole_number
+from hf_compat.hf.value_types import Range, number, read_options, whole_number
 from hf_compat.runtime.text import did_you_mean, parse_switch
 
 
@@ -127,61 +129,45 @@ def uses_deepspeed(args: TrainingArguments, variables: Mapping[str, str]) -> boo
     return bool(args.deepspeed) or parse_switch(variables, "ACCELERATE_USE_DEEPSPEED")
 
 
-def deepspeed_config(
-    args: TrainingArguments, variables: Mapping[str, str], model_config: object | None = None
-) -> Config:
-    """Resolve a DeepSpeed configuration, without the sizes that follow the model if its configuration is unknown.
+def deepspeed_config(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None = None) -> Config:
+    """Resolve a DeepSpeed configuration. Without a model, sizes that follow it are left out where they are `auto`.
 
     Raises:
         ArgumentError: The configuration contradicts the arguments, or an `auto` cannot be resolved. All are listed.
 
     Mirrors:
-        `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
+        `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23, and `accelerate.utils.DeepSpeedPlugin`, 1.15.
     """
     config = _config_of(args, variables)
     if "bfloat16" in config:
         config.setdefault("bf16", config.pop("bfloat16"))
     check_keys(config)
     check_sections(config)
-    stage = (config.get("zero_optimization") or {}).get("stage")
-    if stage is not None:
-        read = read_options("deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": stage})
-        config["zero_optimization"]["stage"] = read["stage"]
     if "gradient_clipping" not in config and args.max_grad_norm and _is_set(args, "max_grad_norm"):
         _warn(
             f"`max_grad_norm={args.max_grad_norm}` has no effect: DeepSpeed clips, and its configuration has no "
             '`gradient_clipping`.\n\nHint: add "gradient_clipping": "auto" to it.'
         )
     _check_replaced(config, args)
-    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    rows: Rows = {
-        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", args.per_device_train_batch_size),
-        "gradient_accumulation_steps": ("gradient_accumulation_steps", args.gradient_accumulation_steps),
-        "train_batch_size": ("(batch size × accumulation × processes)", per_update),
-        "gradient_clipping": ("max_grad_norm", args.max_grad_norm),
-        "bf16.enabled": ("bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval)),
-        "fp16.enabled": ("fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval)),
-        "optimizer.params.lr": ("learning_rate", args.learning_rate),
-        "optimizer.params.betas": ("adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2]),
-        "optimizer.params.eps": ("adam_epsilon", args.adam_epsilon),
-        "optimizer.params.weight_decay": ("weight_decay", args.weight_decay),
-        **_rates(args),
-        # `schedule_section` resolves these once training begins
-        **dict.fromkeys(("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"), (None, 0)),
-    }
-    # The sizes that follow the model's hidden size, if its configuration has one
-    sizes = getattr(model_config, "hidden_sizes", None)
-    text = getattr(model_config, "text_config", None)
-    hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))
-    if hidden is not None:
-        rows["zero_optimization.reduce_bucket_size"] = None, hidden * hidden
-        rows["zero_optimization.stage3_prefetch_bucket_size"] = None, int(0.9 * hidden * hidden)
-        rows["zero_optimization.stage3_param_persistence_threshold"] = None, 10 * hidden
+    zero = config.get("zero_optimization") or {}
+    if model is None:
+        for name in [name for name in _SIZES if zero.get(name) == "auto"]:
+            del zero[name]
+    rows = _rows_of(args) | _rows_of_launcher(variables) | _rows_of_model(model)
+    # `schedule_section` resolves these once training begins
+    rows |= dict.fromkeys(("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"), (None, 0))
     _resolve(config, rows)
+    if zero.get("stage") is not None:
+        zero |= read_options(
+            "deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": zero["stage"]}
+        )
+    _complete_precision(config, args)
+    if args.save_on_each_node:
+        config["checkpoint"] = {**(config.get("checkpoint") or {}), "use_node_local_storage": True}
     # Drop the sections that the arguments replace, and set the keys that DeepSpeed then needs
     config.pop("optimizer", None)
     config.pop("scheduler", None)
-    config.setdefault("zero_allow_untested_optimizer", True)
+    config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     config.setdefault("train_micro_batch_size_per_gpu", args.per_device_train_batch_size)
     config.setdefault("gradient_accumulation_steps", args.gradient_accumulation_steps)
@@ -199,6 +185,94 @@ def zero_stage(config: Mapping[str, Setting]) -> int:
 # A setting's path, such as `optimizer.params.lr` → the argument that it has to agree with, or None, and its value.
 Rows = dict[str, tuple[str | None, Setting]]
 
+_HALVES = ("bf16", "fp16")
+_OFFLOADED = ("optimizer", "param")
+# Keys of `zero_optimization` that follow the model's hidden size.
+_SIZES: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+
+
+def _rows_of(args: TrainingArguments) -> Rows:
+    """The settings that follow the arguments alone."""
+    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    rows: Rows = {
+        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", args.per_device_train_batch_size),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps", args.gradient_accumulation_steps),
+        "train_batch_size": ("(batch size × accumulation × processes)", per_update),
+        "gradient_clipping": ("max_grad_norm", args.max_grad_norm),
+        "optimizer.params.lr": ("learning_rate", args.learning_rate),
+        "optimizer.params.betas": ("adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2]),
+        "optimizer.params.eps": ("adam_epsilon", args.adam_epsilon),
+        "optimizer.params.weight_decay": ("weight_decay", args.weight_decay),
+        "scheduler.params.warmup_min_lr": (None, 0),
+        "scheduler.params.warmup_max_lr": ("learning_rate", args.learning_rate),
+    }
+    for name in _HALVES:
+        is_asked = bool(getattr(args, name) or getattr(args, f"{name}_full_eval"))
+        by_launcher = args.mixed_precision == name and not is_asked
+        # transformers fills `deepspeed` before Accelerate reads the launcher's precision
+        value = is_asked or (by_launcher and not args.deepspeed)
+        rows[f"{name}.enabled"] = (None if by_launcher else name, value)
+    return rows
+
+
+def _rows_of_launcher(variables: Mapping[str, str]) -> Rows:
+    """The settings that follow the variables of `accelerate launch`, or Accelerate's defaults."""
+    name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+    rows: Rows = {
+        "zero_optimization.stage": (None, read_as(name, whole_number(_STAGES), variables.get(name, 2))),
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save": (
+            None,
+            parse_switch(variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"),
+        ),
+    }
+    for part in _OFFLOADED:
+        for key in ("device", "nvme_path"):
+            value = variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_{key}".upper(), "none")
+            rows[f"zero_optimization.offload_{part}.{key}"] = (None, value)
+    return rows
+
+
+def _rows_of_model(model: nn.Module | None) -> Rows:
+    """The sizes that follow the model's hidden size, if its configuration has one."""
+    config = getattr(model, "config", None)
+    owners, names = (config, getattr(config, "text_config", None)), ("hidden_size", "hidden_sizes")
+    hidden = next(filter(None, (getattr(owner, name, None) for owner in owners for name in names)), None)
+    if hidden is None:
+        return {}
+    largest = max(hidden) if isinstance(hidden, Sequence) else hidden
+    return {f"zero_optimization.{name}": (None, size(largest)) for name, size in _SIZES.items()}
+
+
+def _complete_precision(config: Config, args: TrainingArguments) -> None:
+    """Add the sections of half precision that are missing, and warn if one leaves the asked precision off.
+
+    Raises:
+        ArgumentError: Both precisions are enabled.
+
+    Mirrors:
+        `accelerate.utils.DeepSpeedPlugin.set_mixed_precision`, 1.15.
+    """
+    asked = args.mixed_precision
+    for name in _HALVES:
+        cast_inputs = {"auto_cast": True} if name == asked == "fp16" else {}
+        config.setdefault(name, {"enabled": name == asked, **cast_inputs})
+    enabled = [name for name in _HALVES if (config[name] or {}).get("enabled")]
+    if len(enabled) > 1:
+        raise ArgumentError(
+            "The DeepSpeed configuration enables `bf16` and `fp16`, and `auto` follows `bf16_full_eval` and "
+            "`fp16_full_eval`, too.\n\nHint: train and evaluate in one of them."
+        )
+    if asked != "no" and asked not in enabled:
+        given = f"{asked}=True" if getattr(args, asked) else f"ACCELERATE_MIXED_PRECISION={asked}"
+        _warn(
+            f"`{given}` has no effect, as the DeepSpeed configuration's section `{asked}` does not enable it.\n\n"
+            f'Hint: set `{asked}=True` and "enabled": "auto".'
+        )
+
 
 def _resolve(config: Config, rows: Rows) -> None:
     """Replace `auto` by the values of the rows.
@@ -212,7 +286,7 @@ def _resolve(config: Config, rows: Rows) -> None:
         section, key = held.get(path, ({}, ""))
         if section.get(key) == "auto":
             section[key] = value
-        elif path in held and argument is not None and section[key] != value:
+        elif path in held and argument is not None and section[key] not in (None, value):
             differing.append((f"{path} = {section[key]!r}", f"{argument} = {value!r}", "neither"))
     left, lines = [path for path, (section, key) in held.items() if section[key] == "auto"], []
     if differing[1:]:
@@ -239,38 +313,24 @@ def _config_of(args: TrainingArguments, variables: Mapping[str, str]) -> Config:
     if args.deepspeed:
         return options_of("deepspeed", args.deepspeed)
     file = variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if file != "none":
-        return options_of("deepspeed", file)
-    name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
-    stage = read_as(name, whole_number(_STAGES), variables.get(name, 2))
-    zero: Config = {"stage": stage}
-    for part in ("optimizer", "param"):
-        prefix = f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}"
-        device = variables.get(f"{prefix}_DEVICE", "none")
-        path = variables.get(f"{prefix}_NVME_PATH", "none")
-        if device != "none":
-            has_path = device == "nvme" and path != "none"
-            zero[f"offload_{part}"] = {"device": device, "nvme_path": path} if has_path else {"device": device}
-    if stage == 3:
-        zero["stage3_gather_16bit_weights_on_model_save"] = parse_switch(
-            variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
-        )
-    config: Config = {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": _number_of(variables, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", whole_number()),
-        "zero_optimization": zero,
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-    }
-    if variables.get("ACCELERATE_GRADIENT_CLIPPING") != "none":
-        config["gradient_clipping"] = _number_of(variables, "ACCELERATE_GRADIENT_CLIPPING", number())
+    config = _config_of_flags(variables) if file == "none" else options_of("deepspeed", file)
+    kinds = {"gradient_accumulation_steps": whole_number(), "gradient_clipping": number()}
+    for key, kind in kinds.items():
+        text = variables.get(name := f"ACCELERATE_{key}".upper(), "auto")
+        if config.get(key) == "auto" and text == "none":
+            del config[key]
+        elif config.get(key) == "auto" and text != "auto":
+            config[key] = read_as(name, kind, text)
     return config
 
 
-def _number_of(variables: Mapping[str, str], name: str, kind: ValueType) -> Setting:
-    text = variables.get(name, "auto")
-    return text if text == "auto" else read_as(name, kind, text)
+def _config_of_flags(variables: Mapping[str, str]) -> Config:
+    zero: Config = {"stage": "auto", "stage3_gather_16bit_weights_on_model_save": "auto"}
+    for part in _OFFLOADED:
+        is_on_disk = variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE") == "nvme"
+        zero[f"offload_{part}"] = {"device": "auto", "nvme_path": "auto" if is_on_disk else None}
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {**dict.fromkeys(keys, "auto"), "zero_optimization": zero}
 
 
 def _check_replaced(config: Config, args: TrainingArguments) -> None:
@@ -301,13 +361,6 @@ def _check_replaced(config: Config, args: TrainingArguments) -> None:
         )
 
 
-def _rates(args: TrainingArguments) -> Rows:
-    return {
-        "scheduler.params.warmup_min_lr": (None, 0),
-        "scheduler.params.warmup_max_lr": ("learning_rate", args.learning_rate),
-    }
-
-
 def _is_set(args: TrainingArguments, name: str) -> bool:
     default = TrainingArguments.__dataclass_fields__[name].default
     return getattr(args, name) not in (default, None, {})
@@ -329,8 +382,9 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
     """
     section = _config_of(args, variables).get("scheduler") if uses_deepspeed(args, variables) else None
     if section is not None:
-        rows = _rates(args)
+        rows = _rows_of(args)
         rows["scheduler.params.total_num_steps"] = "(updates of the training)", updates
-        rows["scheduler.params.warmup_num_steps"] = "warmup_steps", args.get_warmup_steps(updates)
+        # DeepSpeed refuses a warmup of no updates
+        rows["scheduler.params.warmup_num_steps"] = "max(1, warmup_steps)", max(1, args.get_warmup_steps(updates))
         _resolve({"scheduler": section}, rows)
     return section

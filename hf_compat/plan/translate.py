@@ -255,7 +255,7 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
         )
     if is_sharded_when_loaded(model):
         return "fsdp2", {"plan": _plan_of_loaded(args, environment, model)}
-    sizes, model_config = parallel_sizes(args, environment), getattr(model, "config", None)
+    sizes = parallel_sizes(args, environment)
     in_parts = model is not None and is_partitioned(model)
     if uses_deepspeed(args, environment):
         if args.world_size == 1 and not has_rendezvous():
@@ -263,7 +263,7 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
                 "`deepspeed` needs a launcher, and this process was started without one.\n\n"
                 "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
             )
-        resolved = deepspeed_config(args, environment, model_config)
+        resolved = deepspeed_config(args, environment, model)
         if in_parts and (stage := zero_stage(resolved)) != 3:
             raise ArgumentError(_IN_PARTS.format(f"the configuration asks for stage {stage}"))
         return "deepspeed", {"config": resolved}

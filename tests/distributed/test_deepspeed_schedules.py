@@ -11,22 +11,39 @@ from helpers.launching import TORCHRUN, start
 
 JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "deepspeed_job.py"
 AUTO = dict.fromkeys(("warmup_num_steps", "total_num_steps", "warmup_min_lr", "warmup_max_lr"), "auto")
+DECAY = {"type": "WarmupDecayLR", "params": AUTO}
+WARMUP = {"type": "WarmupLR", "params": {name: value for name, value in AUTO.items() if name != "total_num_steps"}}
+COSINE = {"type": "WarmupCosineLR", "params": dict.fromkeys(("warmup_num_steps", "total_num_steps"), "auto")}
 ONE_CYCLE = {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3}
+TORCHS_ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto",
+                                             "torch_adam": True}}  # fmt: skip
 # (the section, the stage of ZeRO, further arguments)
 ROWS = [
-    ({"type": "WarmupDecayLR", "params": AUTO}, 1, {"warmup_steps": 2}),
+    (DECAY, 1, {"warmup_steps": 2}),
     ({"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_type": "linear"}}, 2, {"warmup_steps": 3}),
-    ({"type": "WarmupCosineLR", "params": dict.fromkeys(("warmup_num_steps", "total_num_steps"), "auto")}, 3,
-     {"warmup_steps": 3}),
+    (COSINE, 3, {"warmup_steps": 3}),
     ({"type": "OneCycle", "params": ONE_CYCLE}, 2, {"gradient_accumulation_steps": 2}),
     ({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 1e-3, "lr_range_test_step_size": 2}}, 2, {}),
     # DeepSpeed does not clip then, whatever `max_grad_norm` is
     (None, 2, {"config": {"gradient_clipping": None}, "max_grad_norm": 0.05, "optim": "sgd", "learning_rate": 1e-2}),
+    # half precision needs no section
+    (None, 2, {"bf16": True, "reads_tokens": True}),
 ]  # fmt: skip
+# No warmup, one update, no clipping, no key for accumulation
+BORDERS = [
+    (section, stage, {**options, "config": {**options.get("config", {}), **optimizer}})
+    for stage in (0, 1, 2, 3)
+    for optimizer in ({}, {"optimizer": TORCHS_ADAMW})
+    for section, options in (
+        (DECAY, {}), (WARMUP, {}), (COSINE, {}), (DECAY, {"max_steps": 1}), (WARMUP, {"max_steps": 1}),
+        (COSINE, {"max_steps": 1}), (WARMUP, {"max_grad_norm": 0.0, "gradient_accumulation_steps": 2}),
+        (DECAY, {"gradient_accumulation_steps": 2, "config": {"gradient_accumulation_steps": None,
+                                                              "train_batch_size": None}}),
+    )
+]  # fmt: skip
+ROWS += BORDERS[::9]  # the diagonal: each border once, two under each stage
 
 
-TORCHS_ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto",
-                                             "torch_adam": True}}  # fmt: skip
 TALK = {"steps_per_print": 2, "wall_clock_breakdown": True, "memory_breakdown": False, "dump_state": False}
 # Keys that are passed on, or compared with the arguments
 KEYS = [
@@ -68,10 +85,19 @@ def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_
     found = found_by(tmp_path, [*ROWS, DECAYS])
     *ours, decayed, resumed = found["hf_compat"]
     *theirs, decayed_there = found["transformers"]
-    assert ours == theirs and len(ours) == len(ROWS) and all(len(logs) == 6 for logs in ours)
+    assert ours == theirs and len(ours) == len(ROWS)
+    assert all(len(logs) >= options.get("max_steps", 6) for (_, _, options), logs in zip(ROWS, ours, strict=True))
     assert resumed == ours[0]
     # upstream sums up the norm of gradients in another order
     assert [row[::2] for row in decayed] == [row[::2] for row in decayed_there]
+
+
+@pytest.mark.matrix
+def test_borders_give_transformers_numbers_under_each_stage(tmp_path):
+    found = found_by(tmp_path, BORDERS)
+    *ours, _ = found["hf_compat"]
+    differing = [row for row, *logs in zip(BORDERS, found["transformers"], ours, strict=True) if logs[0] != logs[1]]
+    assert differing == [] and all(logs for logs in ours)
 
 
 @pytest.mark.matrix

@@ -12,9 +12,9 @@ import torch
 from hf_compat import translate
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule
-from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section, uses_deepspeed, zero_stage
-
-AUTO = {"warmup_num_steps": "auto"}
+from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section
+from hf_compat.runtime.launch import environment
+from hf_compat.trainer_methods.accelerate_facade import DeepSpeedPlugin
 
 ZERO = {
     "zero_optimization": {"stage": 2},
@@ -68,46 +68,19 @@ def test_max_grad_norm_without_a_key_in_the_configuration(args_of):
 
 def test_an_auto_without_a_value_is_told(args_of):
     with pytest.raises(ArgumentError, match=r"zero_optimization\.reduce_bucket_size"):
-        translate(args_of(deepspeed={"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}))
+        translate(
+            args_of(deepspeed={"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}),
+            model=torch.nn.Linear(1, 1),
+        )
 
 
-class Sizes:
-    def __init__(self, **values):
-        vars(self).update(values)
-
-
-@pytest.mark.parametrize(
-    "model_config",
-    [Sizes(hidden_size=64), Sizes(hidden_sizes=[32, 64]), Sizes(text_config=Sizes(hidden_size=64))],
-    ids=["hidden_size", "hidden_sizes", "text_config"],
-)
-def test_sizes_follow_the_models_hidden_size(args_of, model_config):
+def test_sizes_that_follow_a_model_are_left_out_without_one(args_of):
+    """As `explain` plans without a model, and libraries read the configuration of `accelerator.state`."""
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-    config = {"zero_optimization": {"stage": 3, **dict.fromkeys(sizes, "auto")}}
-    zero = deepspeed_config(args_of(deepspeed=config), {}, model_config)["zero_optimization"]
-    assert [zero[name] for name in sizes] == [4096, 3686, 640]
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, {"stage": 2}),
-        ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, {"stage": 1}),
-        ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"},
-         {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}),
-        ({"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme",
-          "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": "/disk"},
-         {"stage": 2, "offload_optimizer": {"device": "cpu"},
-          "offload_param": {"device": "nvme", "nvme_path": "/disk"}}),
-    ],
-)  # fmt: skip
-def test_the_flags_of_accelerate_launch(args_of, variables, expected):
-    args = args_of(gradient_accumulation_steps=2)
-    assert uses_deepspeed(args, {"ACCELERATE_USE_DEEPSPEED": "true"}) and not uses_deepspeed(args, {})
-    config = deepspeed_config(args, variables)
-    assert config["zero_optimization"] == expected and zero_stage(config) == expected["stage"]
-    assert (config["train_batch_size"], config["gradient_accumulation_steps"]) == (128, 2)
-    assert "gradient_clipping" in config and config["bf16"] == {"enabled": False}
+    args = args_of(deepspeed={"zero_optimization": {"stage": 3, "overlap_comm": True, **dict.fromkeys(sizes, "auto")}})
+    assert translate(args).strategy_options["config"]["zero_optimization"] == {"stage": 3, "overlap_comm": True}
+    plugin = DeepSpeedPlugin(args)
+    assert plugin.zero_stage == 3 and plugin.is_zero3_init_enabled()
 
 
 def test_accelerates_own_values_have_to_agree(args_of):
@@ -151,8 +124,8 @@ def test_what_has_no_effect_is_warned_of_where_translate_is_called(args_of, sect
 
 def test_a_section_that_deepspeed_refuses_is_an_error_of_ours(args_of):
     parameter = torch.nn.Parameter(torch.zeros(1))
-    section = schedule_section(args_of(deepspeed={"scheduler": {"type": "WarmupLR", "params": AUTO}}), {}, 10)
-    with pytest.raises(ArgumentError, match=r"(?s)WarmupLR says: warmup_num_steps must be a positive.*Hint"):
+    section = schedule_section(args_of(deepspeed={"scheduler": {"type": "OneCycle", "params": {}}}), {}, 10)
+    with pytest.raises(ArgumentError, match=r"(?s)OneCycle says: .*cycle_min_lr.*Hint"):
         DeepSpeedSchedule(section, torch.optim.SGD([parameter], lr=0.1))
 
 
@@ -237,3 +210,35 @@ def test_keys_without_an_effect_are_warned_of(args_of, config, told):
 def test_the_old_name_of_bf16_is_read(args_of):
     config = translate(args_of(deepspeed={"bfloat16": {"enabled": "auto"}}, bf16=True)).strategy_options["config"]
     assert config["bf16"] == {"enabled": True} and "bfloat16" not in config
+
+
+def test_both_precisions_are_refused(args_of):
+    halves = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    with pytest.raises(ArgumentError, match="enables `bf16` and `fp16`"):
+        deepspeed_config(args_of(deepspeed=halves, bf16=True, fp16_full_eval=True), {})
+
+
+@pytest.mark.parametrize("section", [{}, None])
+def test_a_precision_that_its_section_leaves_off_is_warned_of(args_of, section):
+    with pytest.warns(InertArgumentWarning, match="`bf16=True` has no effect"):
+        deepspeed_config(args_of(deepspeed={"bf16": section}, bf16=True), {})
+
+
+def test_the_launchers_precision_does_not_fill_an_auto_of_the_arguments(args_of, monkeypatch):
+    monkeypatch.setitem(environment, "ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.warns(InertArgumentWarning, match="`ACCELERATE_MIXED_PRECISION=bf16` has no effect"):
+        config = deepspeed_config(args_of(deepspeed={"bf16": {"enabled": "auto"}}), {})
+    assert config["bf16"] == {"enabled": False}
+    with warnings.catch_warnings(action="error"):
+        assert deepspeed_config(args_of(deepspeed={"zero_optimization": {}}), {})["bf16"] == {"enabled": True}
+        assert deepspeed_config(args_of(deepspeed={"bf16": {"enabled": True}}), {})["bf16"] == {"enabled": True}
+        assert deepspeed_config(args_of(), {})["bf16"] == {"enabled": True}
+
+
+def test_a_warmup_of_no_updates_is_one_of_deepspeeds(args_of):
+    """A configuration that says 1 agrees with `warmup_steps=0`, and one that says 0 does not."""
+    section = {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}
+    assert schedule_section(args_of(deepspeed={"scheduler": section}), {}, 10) == section
+    section["params"]["warmup_num_steps"] = 0
+    with pytest.raises(ArgumentError, match=r"warmup_num_steps = 0.*max\(1, warmup_steps\) = 1"):
+        schedule_section(args_of(deepspeed={"scheduler": section}), {}, 10)
