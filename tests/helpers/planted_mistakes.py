@@ -242,7 +242,7 @@ PLANTED = {
     "empty evaluation data": Planted("evaluation", ("is empty",), "filtered", parts={"eval_dataset": []}),
     "no update": Planted("plan", ("0 updates",), "num_train_epochs", options={"num_train_epochs": 0}),
     "a warmup as long as the run": Planted(
-        "plan", ("500 updates", "12"), "warmup_steps", options={"warmup_steps": 500}, severity="warning"
+        "schedule", ("500 updates", "12"), "warmup_steps", options={"warmup_steps": 500}, severity="warning"
     ),
     "evaluations that never come": Planted(
         "plan", ("eval_steps=400", "12 updates"), "below 12", options={"eval_steps": 400}, severity="note"

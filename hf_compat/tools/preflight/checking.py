@@ -13,6 +13,7 @@ from hf_compat.tools.preflight.data_checks import check_columns, check_numbers, 
 from hf_compat.tools.preflight.evaluation import check_evaluation, check_memory, check_metric_name
 from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_followers, check_plan, check_space
 from hf_compat.tools.preflight.report import PreflightReport, line_of
+from hf_compat.tools.preflight.schedule import check_schedule
 from hf_compat.tools.preflight.session import Session, existing_parent, weights_in_bytes
 from hf_compat.tools.preflight.surroundings import check_hub, check_trackers, tell_of_callbacks, tell_of_old_fields
 from hf_compat.tools.preflight.update import check_resumption, check_update
@@ -31,6 +32,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
     check_devices,
     check_numbers,
     check_update,
+    check_schedule,
     check_columns,
     check_evaluation,
     check_memory,

@@ -18,6 +18,7 @@ from hf_compat.engine.windows import READ_PARAMETERS
 from hf_compat.errors import HfCompatError
 from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
 from hf_compat.runtime.inspection import has_length, placing
+from hf_compat.runtime.nested import find_batch_size
 from hf_compat.tools.preflight.report import line_of
 from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
@@ -65,7 +66,7 @@ def check_training_data(session: Session) -> None:
 def _read(session: Session) -> None:
     trainer = session.trainer
     without_workers(trainer.args)
-    loader = trainer.get_train_dataloader()
+    loader = session.loader = trainer.get_train_dataloader()
     session.counts = trainer.run_counts(trainer.args, loader)
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
@@ -158,8 +159,13 @@ def check_workers(session: Session) -> None:
     is_forked = getattr(context, "_name", context) == "fork"
     if not args.dataloader_num_workers or is_forked or one_shot_iterators(trainer.train_dataset):
         return
+    # A loader of the user's own may have no workers
     parts = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
-    for name, part in {**parts, "data_collator": trainer.data_collator}.items():
+    loaders = {name: f"get_{name.removesuffix('_dataset')}_dataloader" for name in parts}
+    parts = {name: part for name, part in parts.items() if not overrides(trainer, loaders[name])}
+    if parts:
+        parts["data_collator"] = trainer.data_collator
+    for name, part in parts.items():
         try:
             with open(os.devnull, "wb") as nowhere:
                 _Sender(nowhere).dump(part)
@@ -198,7 +204,8 @@ def check_numbers(session: Session) -> None:
         is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
         is_classifier = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "score")
         pads = [getattr(one, "pad_token_id", None) for one in (config, trainer.processing_class)]
-        if is_classifier and not is_encoder_decoder and trainer._train_batch_size > 1 and pads == [None, None]:
+        is_batched = any((find_batch_size(batch) or 0) > 1 for batch in session.batches)
+        if is_classifier and not is_encoder_decoder and is_batched and pads == [None, None]:
             session.error(
                 NUMBERS,
                 f"{type(model).__name__} finds a sequence's end by its padding, and `config.pad_token_id` is None.",

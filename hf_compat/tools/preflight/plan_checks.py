@@ -8,6 +8,7 @@ import shutil
 
 import torch
 
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.errors import HfCompatError
 from hf_compat.hf.callbacks import EarlyStoppingCallback, is_callback_of
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
@@ -28,7 +29,7 @@ _TOO_LONG = {
 
 
 def check_plan(session: Session) -> None:
-    """Compare epochs, updates, warmup and intervals."""
+    """Compare epochs, updates and intervals."""
     counts, args = session.counts, session.trainer.args
     if counts is None:
         session.leave_out(CHECK, "the training data does not say how many updates there are")
@@ -43,14 +44,6 @@ def check_plan(session: Session) -> None:
                 "set `num_train_epochs` or `max_steps`",
             )
             return
-        warmup = args.get_warmup_steps(updates)
-        if warmup >= updates:
-            session.warn(
-                CHECK,
-                f"The warmup takes {warmup} updates and the run has {updates}: the learning rate never reaches "
-                f"`learning_rate={args.learning_rate}`.",
-                f"set `warmup_steps` well below {updates}",
-            )
         steps = _intervals(session, updates)
         for name, consequence in _TOO_LONG.items():
             if getattr(args, f"{name}_strategy") == "steps" and steps[name] > updates:
@@ -65,17 +58,7 @@ def check_plan(session: Session) -> None:
                 f"the best {args.metric_for_best_model!r} may not be among those that are saved.",
                 "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
             )
-        # How much of an epoch `dataloader_drop_last` leaves out
-        data = session.trainer.train_dataset
-        if args.dataloader_drop_last and has_length(data):
-            used = counts.micro_batches_per_epoch * session.trainer._train_batch_size * args.world_size
-            if len(data) - used > len(data) / 4:
-                session.warn(
-                    CHECK,
-                    f"`dataloader_drop_last=True` leaves {len(data) - used} of {len(data)} training samples out of "
-                    "every epoch.",
-                    "use a smaller `per_device_train_batch_size`, or keep the last batch",
-                )
+        _check_dropped(session, counts.micro_batches_per_epoch)
         window = args.gradient_accumulation_steps
         if not counts.is_endless and counts.micro_batches_per_epoch < window:
             session.note(
@@ -86,6 +69,21 @@ def check_plan(session: Session) -> None:
             )
 
 
+def _check_dropped(session: Session, batches: int) -> None:
+    """Count the samples of an epoch that the run's own loader leaves out."""
+    loader = session.loader
+    if not isinstance(loader, PreparedDataLoader) or not loader.drops_last or not has_length(loader.dataset):
+        return
+    samples, size = loader.total_dataset_length, loader.total_batch_size
+    if size is not None and samples - batches * size > samples / 4:
+        session.warn(
+            CHECK,
+            f"`dataloader_drop_last=True` leaves {samples - batches * size} of {samples} training samples out of every "
+            "epoch.",
+            "use a smaller `per_device_train_batch_size`, or keep the last batch",
+        )
+
+
 def _intervals(session: Session, updates: int) -> dict[str, float]:
     """The updates between logs, evaluations and saves. A share of the run becomes a number of updates."""
     state = TrainerState()
@@ -94,23 +92,18 @@ def _intervals(session: Session, updates: int) -> dict[str, float]:
 
 
 def check_metric_followers(session: Session) -> None:
-    """Check that early stopping or a schedule that follows a metric gets one."""
-    trainer, args = session.trainer, session.trainer.args
-    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    callbacks = trainer.callback_handler.callbacks
+    """Check that early stopping gets a metric."""
+    args, callbacks = session.trainer.args, session.trainer.callback_handler.callbacks
     with session.checking(FOLLOWED):
-        followers = {
-            "EarlyStoppingCallback": any(is_callback_of(one, EarlyStoppingCallback) for one in callbacks),
-            f"`lr_scheduler_type={kind!r}`": trainer.lr_scheduler is None
-            and kind in ("reduce_lr_on_plateau", "greedy"),
-        }
-        for who in (name for name, follows in followers.items() if follows):
-            if args.metric_for_best_model is None:
-                problem = f"{who} follows a metric, and `metric_for_best_model` names none."
-                session.error(FOLLOWED, problem, 'set `metric_for_best_model="loss"`, say')
-            if args.eval_strategy == IntervalStrategy.NO:
-                problem = f"{who} follows a metric, and `eval_strategy='no'` makes no evaluation."
-                session.error(FOLLOWED, problem, 'set `eval_strategy="epoch"`, say')
+        if not any(is_callback_of(one, EarlyStoppingCallback) for one in callbacks):
+            return
+        told = "EarlyStoppingCallback follows a metric, and"
+        if args.metric_for_best_model is None:
+            problem = f"{told} `metric_for_best_model` names none."
+            session.error(FOLLOWED, problem, 'set `metric_for_best_model="loss"`, say')
+        if args.eval_strategy == IntervalStrategy.NO:
+            problem = f"{told} `eval_strategy='no'` makes no evaluation."
+            session.error(FOLLOWED, problem, 'set `eval_strategy="epoch"`, say')
 
 
 def check_devices(session: Session) -> None:
@@ -144,11 +137,13 @@ def check_space(session: Session) -> None:
     """Compare the checkpoints that the run keeps with the room for them, and check that it may write."""
     args, place = session.trainer.args, existing_parent(session.output_dir)
     counts, strategy = session.counts, SaveStrategy(args.save_strategy)
+    is_best = strategy == SaveStrategy.BEST  # an evaluation that is not better is not saved
+    when = args.eval_strategy if is_best else strategy
     saves = 0
-    if counts is not None and strategy != SaveStrategy.NO and counts.max_updates > 0:
-        every = _intervals(session, counts.max_updates)["save" if strategy == SaveStrategy.STEPS else "eval"]
+    if counts is not None and when != "no" and counts.max_updates > 0:
+        every = _intervals(session, counts.max_updates)["eval" if is_best else "save"]
         saves = max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1
-        if strategy == SaveStrategy.EPOCH:
+        if when == "epoch":
             saves = 1 if counts.is_endless else counts.num_train_epochs
     with session.checking(SPACE):
         if saves == 0:
@@ -175,9 +170,11 @@ def check_space(session: Session) -> None:
             fits = free // max(size, 1)
             limit = f"set `save_total_limit={max(fits - 2, 1)}`, save less often, or make room"
             more = "" if args.save_only_model else "; `save_only_model=True` leaves out what it takes to resume"
-            session.error(
+            report = session.warn if is_best else session.error
+            report(
                 SPACE,
-                f"The run keeps {kept} checkpoints of {in_words(size)} at once (of {counted} that it writes): "
+                f"The run keeps {kept} checkpoints of {in_words(size)} at once (of {counted} that it writes"
+                f"{' if each evaluation is better' if is_best else ''}): "
                 f"{in_words(needed)}, and {in_words(free)} are free in {place}.",
                 f"{limit if fits > 1 else 'make room'}{more}",
             )

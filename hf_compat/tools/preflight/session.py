@@ -54,6 +54,7 @@ class Session:
     resume_from_checkpoint: str | bool | None = None
     strategy: str = "one_device"
     counts: RunCounts | None = None  # updates, epochs and samples. None if the data does not give them
+    loader: object = None  # the training loader that was read
     batches: list[Batch] = field(default_factory=list)  # the collated micro-batches of the first update
     checkpoint_bytes: int | None = None
     metrics: dict[str, Nested] | None = None  # names and values of an evaluation. None if there was none
