@@ -9,13 +9,13 @@ from the checkpoint that was reported last. Needs Ray: `pip install 'hf-compat[r
 import argparse
 import os
 
+import ray
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 from ray.train.torch import TorchTrainer
 from sklearn.datasets import load_breast_cancer
 
-import ray
 from hf_compat import Trainer, TrainingArguments, set_seed
 
 
