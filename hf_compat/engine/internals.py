@@ -9,7 +9,7 @@ outside this file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,14 +122,15 @@ def is_training_batch(trainer: Trainer) -> bool:
     return bool(progress.ready > progress.processed)
 
 
-def skip_step_metrics(trainer: Trainer) -> None:
-    """Log no metrics of a batch without an update. Lightning would log the last update's values again.
+def skip_step_metrics(trainer: Trainer, names: Collection[str] | None = None) -> None:
+    """Log no metrics, or none of these, of a batch without an update. Lightning would log the last values again.
 
     Only for automatic optimization does Lightning check that a batch accumulates. Remove it when it also checks manual
     optimization.
     """
     for metric in (trainer._results or {}).values():
-        if metric.meta.on_step and not metric.meta.on_epoch:
+        is_named = names is None or metric.meta.name in names
+        if is_named and metric.meta.on_step and not metric.meta.on_epoch:
             metric.has_reset = True
 
 
@@ -270,6 +271,28 @@ def note_for_callbacks(trainer: Trainer, name: str, value: float) -> None:
     with `note_metrics`.
     """
     trainer._logger_connector._callback_metrics[name] = torch.tensor(value)
+
+
+def replace_schedule_steps(trainer: Trainer, step: Callable[..., None] | None) -> Callable[[str, bool], None]:
+    """Replace Lightning's steps of a fit's schedules, and return them. None restores them.
+
+    They take an interval, and whether the schedules that follow a metric are meant. Lightning steps all schedules in
+    automatic optimization, and none in manual. Remove it when a module can choose those that Lightning steps.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    loop.__dict__.pop("_update_learning_rates", None)
+    own: Callable[[str, bool], None] = loop._update_learning_rates
+    if step is not None:
+        loop._update_learning_rates = step  # type: ignore[method-assign]
+    return own
+
+
+def is_in_resumed_epoch(trainer: Trainer) -> bool:
+    """Whether a fit is in the epoch in which its checkpoint was saved. Metrics of its first part are lost.
+
+    Remove it when checkpoints hold the metrics of an epoch.
+    """
+    return bool(trainer.fit_loop.restarting)
 
 
 def replace_optimizer(trainer: Trainer, optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning.pytorch.utilities.types import LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
@@ -41,6 +41,15 @@ logger = logging.getLogger(__name__)
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
+
+
+def is_stepped_by_hf(config: LRSchedulerConfig, own: object) -> bool:
+    """Whether `config` holds HF's schedule `own`, which each update or evaluation steps.
+
+    A subclass may have given it another interval, or a metric of its own. Then Lightning steps it.
+    """
+    is_as_made = config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
+    return config.scheduler is own and is_as_made
 
 
 class WindowModule(HooksOfPlainBatches):
@@ -205,13 +214,13 @@ class WindowModule(HooksOfPlainBatches):
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
         is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
         if is_of_deepspeed and not is_skipped:
-            self._step_schedules("step", own)
+            self._step_schedules(own)
         rate = steps.optimizer.param_groups[0]["lr"] if is_replaced else steps._get_learning_rate()
         norms = {} if grad_norm is None else {"grad_norm": grad_norm}
         self.__dict__["measured"] = {"learning_rate": rate, **norms}
         vars(steps.optimizer)["step_was_skipped"] = is_skipped
         if not is_of_deepspeed and not is_skipped:
-            self._step_schedules("step", own)
+            self._step_schedules(own)
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
         model.zero_grad()
@@ -237,13 +246,17 @@ class WindowModule(HooksOfPlainBatches):
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
-    def _step_schedules(self, moment: Literal["step", "epoch"], own: LRScheduler | None = None) -> None:
-        """Step the schedules that a callback or a subclass has installed and that are due, and the steps' `own`."""
+    def _step_installed(self, moment: Literal["step", "epoch"]) -> None:
+        """Step the schedules that a callback has installed and that are due."""
         count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
             is_due = config.interval == moment and not config.reduce_on_plateau and count % config.frequency == 0
             if is_due and config.scheduler is not self.steps.lr_scheduler:
                 config.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
+
+    def _step_schedules(self, own: LRScheduler | None) -> None:
+        """Step those that a callback has installed for each update, and the steps' `own`."""
+        self._step_installed("step")
         if own is None or follows_metric(own):
             return
         # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
@@ -259,9 +272,9 @@ class WindowModule(HooksOfPlainBatches):
             groups.extend(added)
 
     def _has_other_schedule(self) -> bool:
-        """Whether a schedule that a callback or a subclass has installed replaces the steps' own."""
-        configs = self.trainer.lr_scheduler_configs
-        return bool(configs) and configs[0].scheduler is not self.steps.lr_scheduler
+        """Whether others replace the steps' own schedule, as a callback or a subclass has installed them."""
+        configs, own = self.trainer.lr_scheduler_configs, self.steps.lr_scheduler
+        return bool(configs) and not any(is_stepped_by_hf(config, own) for config in configs)
 
     def end_epoch(self) -> None:
         """Finish the epoch's data. Step a per-epoch schedule, which weight-averaging callbacks install.
@@ -271,7 +284,7 @@ class WindowModule(HooksOfPlainBatches):
         windows = self.trainer.train_dataloader
         if isinstance(windows, Windows):
             windows.finish_epoch()
-        self._step_schedules("epoch")
+        self._step_installed("epoch")
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""

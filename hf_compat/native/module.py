@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import torch
@@ -29,6 +29,7 @@ from hf_compat.engine.internals import (
     attached_trainer,
     compile_model_only,
     given_hyperparameters,
+    replace_schedule_steps,
     skip_step_metrics,
 )
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
@@ -58,6 +59,7 @@ from hf_compat.native.overrides import (
     tell_of_untrained,
     trained_names,
 )
+from hf_compat.native.schedules import LightningSchedules, read_schedules, take_schedules_read
 from hf_compat.native.steps import (
     OF_LOADER,
     OF_OPTIMIZER,
@@ -68,11 +70,9 @@ from hf_compat.native.steps import (
     check_strategy,
     count_updates,
     optimizers_of,
-    read_schedules,
     read_when_due,
     seed_from,
     share_arguments,
-    step_plateau,
     updates_of_fit,
     warn_of_unused,
 )
@@ -279,6 +279,11 @@ class HFModule(OverridePoints, LoadableModule):
         return self._has_own_step and self._said_automatic is None and not self.automatic_optimization
 
     @property
+    def _says_manual(self) -> bool:
+        """Whether a user-defined `training_step` is said to make the updates itself."""
+        return self._has_own_step and self._said_automatic is False
+
+    @property
     def _has_own_forward(self) -> bool:
         return type(self).forward is not HFModule.forward
 
@@ -359,7 +364,8 @@ class HFModule(OverridePoints, LoadableModule):
         check_native(steps.args, told)
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
-            read_schedules(self)
+            if not self._says_manual:  # the author steps them, as in any LightningModule
+                read_schedules(self)
             data = getattr(getattr(trainer, "datamodule", None), "steps", None)
             count_updates(trainer, 1 if isinstance(data, NativeSteps) else batches)
         elif batches > 1 and told_batches > 1:  # with windows it would be their product
@@ -383,6 +389,7 @@ class HFModule(OverridePoints, LoadableModule):
         if datamodule is not None and hasattr(datamodule, "is_set_up"):
             datamodule.is_set_up = False
         count_updates(self.trainer, 1)
+        replace_schedule_steps(self.trainer, None)
         self.leave_fit()
         self._leave_own_step()
         super().teardown(stage)
@@ -405,7 +412,7 @@ class HFModule(OverridePoints, LoadableModule):
                 "\n\nHint: set `max_steps` in TrainingArguments, or `num_training_updates` of the module."
             )
         chosen = super().configure_optimizers(updates)
-        if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler):
+        if isinstance(chosen, dict) and follows_metric(steps.lr_scheduler) and not self._says_manual:
             # the end of an evaluation steps it
             chosen["lr_scheduler"]["reduce_on_plateau"] = False  # type: ignore[typeddict-item]  # it has one
         return chosen
@@ -420,9 +427,7 @@ class HFModule(OverridePoints, LoadableModule):
             warn_of_unused(
                 self.steps.args, OF_OPTIMIZER, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's"
             )
-        read, strategy = {id(one.scheduler): one for one in self.configured_schedules or ()}, self.trainer.strategy
-        strategy.lr_scheduler_configs = [read.get(id(one.scheduler), one) for one in strategy.lr_scheduler_configs]
-        self.configured_schedules = None
+        take_schedules_read(self)
         if not self.automatic_optimization:
             count = len(optimizers_of(self.trainer))
             if count == 1 or not self._has_own_step or (count == 0 and self._returns_loss_for_updates):
@@ -438,6 +443,11 @@ class HFModule(OverridePoints, LoadableModule):
                 self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
             elif not self.automatic_optimization:
                 self._own_step = self.__dict__["training_step"] = GuardedStep(self, self.steps)
+        if not isinstance(self._own_step, GuardedStep):  # an author steps the schedules, as in any LightningModule
+            LightningSchedules(self)
+
+    def _step_installed(self, moment: Literal["step", "epoch"]) -> None:
+        """Leave the schedules of Lightning, and those of the author, to their owner."""
 
     def _leave_own_step(self) -> None:
         leave_own_step(vars(self))
@@ -494,10 +504,13 @@ class HFModule(OverridePoints, LoadableModule):
             batches, items = steps.get_batch_samples(iter(waiting), size, steps.args.device)
             window, first = Window(batches, items, is_complete=True, epoch_progress=0.0), batch_idx + 1 - size
         if author is not None:
-            author.batch_idx = first
+            author.batch_idx, author.gave_loss = first, False
         window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
         self.measured = {}
         loss = super().training_step(window, batch_idx)
+        if author is not None and not author.gave_loss:
+            loss = None
+            skip_step_metrics(self.trainer, {"loss", *self.measured} - author.logged)
         self._log_update(loss)
         return loss if self._own_step is None else self._own_step.update_made(loss)
 
@@ -540,7 +553,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     def _log_update(self, loss: torch.Tensor | None) -> None:
         measured = self.measured
-        if loss is None or not measured or self.trainer.barebones:  # no update was made, or nothing may be logged
+        if loss is None or not measured or self.trainer.barebones:  # nothing was trained, or nothing may be logged
             return
         logged = set() if self._author is None else self._author.logged
         if "loss" not in logged:
@@ -552,14 +565,11 @@ class HFModule(OverridePoints, LoadableModule):
                 self.log(name, value)
 
     def on_train_epoch_end(self) -> None:
-        """Finish the epoch, and step Lightning's schedules that follow a metric."""
+        """Finish the epoch's data."""
         windows = self.trainer.train_dataloader
         if self.trainer.is_last_batch and isinstance(windows, Windows):
             windows.leave_epoch(is_over=True)  # even if it has more data (`limit_train_batches`)
         self.end_epoch()
-        for config in self.trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau and not self.automatic_optimization:
-                step_plateau(self.trainer, config)
 
     def configure_gradient_clipping(
         self,
@@ -619,8 +629,8 @@ class HFModule(OverridePoints, LoadableModule):
                 f"HFModule's.\n\nHint: call `super().{step}(batch, batch_idx)` in it, or compute the metrics there."
             )
         metrics = self._evaluations.finish()
-        scheduler = self.steps.lr_scheduler
-        if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):
+        scheduler, is_in_fit = self.steps.lr_scheduler, self.trainer.validating and self.trainer.state.fn == "fit"
+        if is_in_fit and follows_metric(scheduler) and not self._has_other_schedule():
             scheduler.step(tracked_value(metrics, str(self.steps.args.metric_for_best_model)))
         return super().evaluated_numbers(metrics)
 

@@ -15,24 +15,28 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from lightning.pytorch.utilities.types import STEP_OUTPUT
+from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from hf_compat.callbacks.hf_in_lightning import as_lightning
 from hf_compat.data.types import Batch
-from hf_compat.engine.losses import LossFacts, Maker, is_trainable, refuse
+from hf_compat.engine.losses import LossFacts, Maker, hint_of, is_trainable, refuse
+from hf_compat.engine.module import is_stepped_by_hf
 from hf_compat.engine.strategies import autocast_of
 from hf_compat.engine.windows import Items, Window
-from hf_compat.errors import ArgumentError, OverrideError, warn_once, warn_user
+from hf_compat.errors import ArgumentError, LossError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.native.steps import NativeSteps
-from hf_compat.optim.lr_schedulers import follows_metric, is_schedule_of
+from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import accepting, is_replaced
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import nested_detach
+from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.dataloaders import model_with_forward
 
 Method = Callable[..., object]  # or a hook, or a step
@@ -48,6 +52,10 @@ OF_AUTOMATIC_OPTIMIZATION = {
     "clip_gradients": "set `max_grad_norm` in the arguments, or clip in `on_before_optimizer_step`",
     "lr_scheduler_step": "return a schedule with its `interval` and `frequency` from `configure_optimizers`",
 }
+
+
+class OutputError(LossError, MisconfigurationException):
+    """A user-defined `training_step` returned something that no update can be made of."""
 
 
 def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
@@ -332,7 +340,8 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
 
 def leave_own_step(attributes: dict[str, object]) -> None:
     """Restore the attributes of a module, or a copy of them, in which a fit has put its form of the step."""
-    attributes.pop("on_train_batch_start", None)
+    for hook in ("on_train_batch_start", "on_train_epoch_end"):
+        attributes.pop(hook, None)
     own = attributes.pop("_own_step", None)
     if isinstance(own, (AuthorStep, GuardedStep)):
         attributes.pop("training_step", None)
@@ -347,6 +356,7 @@ class AuthorStep:
 
     Attributes:
         runs: Whether the step is running.
+        gave_loss: Whether it has returned a loss for the update under way.
         batch: Its last micro-batch.
         output: The mapping that it returned last, detached.
         logged: Names of the values that it has logged.
@@ -357,7 +367,8 @@ class AuthorStep:
         self.before = module.__dict__.get("training_step")  # torch.compile puts one into the module itself
         self.step: Method = type(module).training_step.__get__(module)
         self.takes_index = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
-        self.runs, self.batch_idx = False, 0
+        self.runs = self.gave_loss = self._told_of_none = False
+        self.batch_idx = 0
         self.batch: Batch = None
         self.output: Mapping[str, object] | None = None
         self.logged: set[str] = set()
@@ -369,7 +380,8 @@ class AuthorStep:
 
         Raises:
             OverrideError: The step has made an update itself.
-            LossError: The step returned no loss with a gradient.
+            OutputError: The step returned something else than Lightning takes.
+            LossError: The loss has no gradient.
         """
         steps, updates = self.steps, self.module.trainer.global_step
         self._items, self._losses_of_hf = num_items_in_batch, {}
@@ -386,18 +398,15 @@ class AuthorStep:
             empty_device_cache()
         if self.module.trainer.global_step != updates:
             raise makes_updates(self.module, "stepped an optimizer")
-        loss = result.get("loss") if isinstance(result, Mapping) else result
+        loss = self._loss_of(result)
         self.output = nested_detach(dict(result)) if isinstance(result, Mapping) else None
         if loss is None:
             return torch.zeros((), device=steps.args.device)  # as in Lightning, such a batch trains nothing
+        self.gave_loss = True
         if not is_trainable(loss):
-            facts = LossFacts(
-                loss=loss, maker=Maker.STEP, owner=self.module, model=model_with_forward(steps),
-                label_names=steps.label_names, inputs=batch,
-            )  # fmt: skip
+            facts = self._facts(loss)
             if not facts.is_one_number:
                 refuse(facts)
-        assert isinstance(loss, torch.Tensor)
         size = steps.current_gradient_accumulation_steps
         if size != 1:
             own, is_scaled = self._losses_of_hf.get(id(loss), (None, loss))
@@ -407,6 +416,34 @@ class AuthorStep:
         self._losses_of_hf = {}
         steps.accelerator.backward(loss)
         return loss.detach()
+
+    def _loss_of(self, output: object) -> torch.Tensor | None:
+        """Judge what the step returned, as Lightning does where it makes the updates."""
+        kind = type(self.module).__name__
+        if output is None:
+            if not self._told_of_none:
+                warn_user(
+                    f"{kind}'s `training_step` returned `None`, and such a batch trains nothing.\n\n"
+                    "Hint: return the loss. If None is on purpose, ignore this warning."
+                )
+            self._told_of_none = True
+            return None
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if isinstance(loss, torch.Tensor):
+            return loss
+        names = f" with {brief(list(output), 80)}" if isinstance(output, Mapping) else ""
+        hint = "return the loss, or `{'loss': loss, …}`. None leaves a batch out"
+        raise OutputError(  # in words that a test of Lightning's own error looks for
+            f"`training_step` of {kind} returned a {type(output).__name__}{names}. It must return a Tensor, a dict, or "
+            "None, and in a dict the 'loss' key needs to be present, with a Tensor.\n\n"
+            f"Hint: {hint if loss is None else hint_of(self._facts(loss))}."
+        )
+
+    def _facts(self, loss: object) -> LossFacts:
+        return LossFacts(
+            loss=loss, maker=Maker.STEP, owner=self.module, model=model_with_forward(self.steps),
+            label_names=self.steps.label_names, inputs=self.batch,
+        )  # fmt: skip
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
         """The output of an update for callbacks: the step's mapping with the update's loss, or the loss."""
@@ -479,8 +516,8 @@ class GuardedStep:
         self.step: Method = module.training_step
         self.made_update = self.has_run = False
         self.loss_of_update: torch.Tensor | None = None
-        self._count_before: int | None = None  # HF's schedule's, before the first update that the step made itself
-        self._is_told = False
+        self._unstepped: list[tuple[LRSchedulerConfig, int]] | None = None  # and their counts, from the first update on
+        self._calls = self._first_epoch = 0  # since then
         functools.update_wrapper(self, self.step)
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
@@ -494,9 +531,9 @@ class GuardedStep:
         Raises:
             OverrideError: The step returned a loss that trains nothing, or reads a window as one batch.
         """
-        self._tell_of_schedule()
+        self._tell_of_schedules()
         self.made_update, self.loss_of_update, updates = False, None, self.module.trainer.global_step
-        count = getattr(self.steps.lr_scheduler, "last_epoch", None)
+        schedules = [] if self._unstepped is not None else self._counted()
         is_first = not self.has_run
         passes: list[object] = []  # the gradients that reach a parameter
         if isinstance(batch, Window):
@@ -513,8 +550,11 @@ class GuardedStep:
                 batch.poses_as_batch = True
         self._check(result, bool(passes))
         made_its_own = self.module.trainer.global_step > updates and not self.made_update
-        if made_its_own and self._count_before is None:
-            self._count_before = count
+        if self._unstepped is None and (made_its_own or self.made_update):
+            # HF's update leaves the author's schedules alone, and an update of the author's HF's
+            self._unstepped = [(one, count) for one, count in schedules if self._is_of_hf(one) != self.made_update]
+            self._first_epoch = self.module.trainer.current_epoch
+        self._calls += self._unstepped is not None
         accumulated = self.steps.args.gradient_accumulation_steps
         if is_first and made_its_own and not isinstance(batch, Window) and accumulated > 1:
             raise OverrideError(
@@ -526,22 +566,45 @@ class GuardedStep:
         self.has_run = True
         return result
 
-    def _tell_of_schedule(self) -> None:
-        """Warn once of HF's schedule if nothing has stepped it since the first update that the step made itself."""
-        schedule, args = self.steps.lr_scheduler, self.steps.args
-        if self._is_told or self._count_before is None or not is_schedule_of(schedule, self.steps.optimizer):
-            return
-        self._is_told = True
-        is_constant = follows_metric(schedule) or args.lr_scheduler_type == SchedulerType.CONSTANT
-        if is_constant or schedule.last_epoch != self._count_before:
-            return
-        rate = self.steps.optimizer.param_groups[0]["lr"]
-        clipping = f" `max_grad_norm={args.max_grad_norm}` is left to the step, too: `self.clip_gradients(…)`."
+    def _is_of_hf(self, config: LRSchedulerConfig) -> bool:
+        return is_stepped_by_hf(config, self.steps.lr_scheduler)
+
+    def _counted(self) -> list[tuple[LRSchedulerConfig, int]]:
+        """The schedules that change rates by themselves, and how often each was stepped."""
+        is_constant = self.steps.args.lr_scheduler_type == SchedulerType.CONSTANT
+        return [
+            (config, config.scheduler.last_epoch)
+            for config in self.module.trainer.lr_scheduler_configs
+            if isinstance(config.scheduler, LRScheduler)
+            and not follows_metric(config.scheduler)
+            and not (is_constant and self._is_of_hf(config))
+        ]
+
+    def _tell_of_schedules(self) -> None:
+        """Warn of each schedule that was to be stepped by now, and that nothing has stepped."""
+        waiting, left = self._unstepped or [], []
+        for config, count in waiting:
+            epochs = self.module.trainer.current_epoch - self._first_epoch
+            is_stepped = config.scheduler.last_epoch != count
+            is_due = (self._calls if config.interval == "step" else epochs) >= config.frequency
+            if not is_stepped and not is_due:
+                left.append((config, count))
+            elif not is_stepped:
+                self._tell_of(config)
+        if waiting:
+            self._unstepped = left
+
+    def _tell_of(self, config: LRSchedulerConfig) -> None:
+        norm, is_of_hf = self.steps.args.max_grad_norm, self._is_of_hf(config)
+        hint = "call `self.lr_schedulers().step()` after each step of the optimizer."
+        if not is_of_hf:
+            hint += " Or leave `automatic_optimization = False` out, and its `interval` and `frequency` count."
+        elif norm:
+            hint += f" `max_grad_norm={norm}` is left to the step, too: `self.clip_gradients(…)`."
         warn_user(
-            f"`training_step` of {type(self.module).__name__} made an update (`automatic_optimization = False`), and "
-            f"nothing has stepped the schedule: the learning rate stays {rate:g}.\n\n"
-            "Hint: call `self.lr_schedulers().step()` after each step of the optimizer."
-            + (clipping if args.max_grad_norm else "")
+            f"`training_step` of {type(self.module).__name__} {'made' if is_of_hf else 'lets HFModule make'} an update "
+            f"(`automatic_optimization = False`), and nothing has stepped {type(config.scheduler).__name__}: the "
+            f"learning rate stays {config.scheduler.optimizer.param_groups[0]['lr']:g}.\n\nHint: {hint}"
         )
 
     def _check(self, result: object, ran_backward: bool) -> None:

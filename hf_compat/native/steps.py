@@ -6,7 +6,6 @@ Also its evaluations, its number of updates in a user's own Lightning trainer, a
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -16,13 +15,12 @@ from weakref import WeakSet
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.data.types import Collator
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
-from hf_compat.engine.internals import automatic_schedules, fetch_without_prefetch
+from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.strategies import uncompiled
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
@@ -385,46 +383,3 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             steps.lr_scheduler = None
         return
     steps.optimizer, steps.lr_scheduler = made[0], None
-
-
-def read_schedules(module: pl.LightningModule) -> None:
-    """Read the schedules of the next `configure_optimizers` as in automatic optimization.
-
-    In manual optimization Lightning drops the metric that a schedule follows, as the module steps schedules itself. The
-    configurations are in the module's `configured_schedules`, or None if there are several optimizers.
-
-    The method may be a subclass's or LightningCLI's. It is called once a fit.
-    """
-    configure = module.configure_optimizers
-    own = module.__dict__.get("configure_optimizers")  # LightningCLI puts one into the module itself
-
-    @functools.wraps(configure)
-    def configured() -> object:
-        module.__dict__.pop("configure_optimizers", None)
-        if own is not None:
-            module.__dict__["configure_optimizers"] = own
-        chosen = configure()
-        optimizers, configs = ([], None) if chosen is None else automatic_schedules(chosen)
-        module.__dict__["configured_schedules"] = configs
-        return chosen if configs is None else (optimizers, [config.scheduler for config in configs])
-
-    module.__dict__["configure_optimizers"] = configured
-
-
-def step_plateau(trainer: pl.Trainer, config: LRSchedulerConfig) -> None:
-    """Step a schedule of Lightning's that follows a metric.
-
-    Raises:
-        ArgumentError: The metric was not logged.
-    """
-    value = trainer.callback_metrics.get(str(config.monitor))
-    if value is None:
-        if not config.strict:
-            return
-        raise ArgumentError(
-            f"The schedule follows {config.monitor!r}, which was not logged; there are "
-            f"{', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}.\n\n"
-            "Hint: name one of them as `monitor` in `configure_optimizers`."
-        )
-    assert isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    config.scheduler.step(value)
