@@ -36,6 +36,7 @@ from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
 from hf_compat.checkpoint.judging import as_named, holds_model_alone, no_checkpoint
+from hf_compat.checkpoint.moving import move
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
@@ -172,7 +173,7 @@ def writing(target: str) -> Iterator[str]:
             yield place
             if os.path.lexists(target):
                 raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
-            os.replace(place, target)
+            move(place, target)
     except HfCompatError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:

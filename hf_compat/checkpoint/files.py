@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
+from hf_compat.checkpoint.disks import force
 from hf_compat.errors import CheckpointError
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
@@ -50,7 +51,7 @@ def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = F
             file.write(content)
             file.flush()
             if is_durable:
-                os.fsync(file.fileno())
+                force(file.fileno(), path)
         except OSError:
             os.unlink(path)
             raise

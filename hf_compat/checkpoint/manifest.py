@@ -23,8 +23,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hf_compat.checkpoint import layout
+from hf_compat.checkpoint.disks import flush
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
-from hf_compat.checkpoint.reading import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest
+from hf_compat.checkpoint.moving import marker_of, move, take_out
+from hf_compat.checkpoint.reading import (
+    MANIFEST_KIND,
+    MANIFEST_NAME,
+    MANIFEST_WRITTEN_FIRST,
+    Listed,
+    Writer,
+    read_manifest,
+)
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.paths import local_path
@@ -44,8 +53,6 @@ _UNMARKED: set[tuple[int, int, int]] = set()
 
 Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
 
-_WRITTEN_FIRST = f".{MANIFEST_NAME}."
-
 
 @functools.cache
 def this_boot() -> str | None:
@@ -63,8 +70,8 @@ def entries(folder: Path) -> dict[str, bool]:
     """
     found = {}
     for path in sorted(folder.rglob("*")):
-        is_manifest = path.parent == folder and (path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST))
-        if not is_manifest and (path.is_symlink() or not path.is_dir()):
+        is_manifest = path.name == MANIFEST_NAME or path.name.startswith(MANIFEST_WRITTEN_FIRST)
+        if not (is_manifest and path.parent == folder) and (path.is_symlink() or not path.is_dir()):
             name = path.relative_to(folder).as_posix()
             found[name] = path.is_file() and is_inside(folder, name)
     return found
@@ -173,7 +180,7 @@ def _mark_refused(path: Path, error: OSError) -> bool:
     """
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
         return False
-    logger.error("%s could not be written to the disk: %s.", path, error.strerror)
+    logger.error("%s could not be written to the disk: %s.", path, os.strerror(error.errno or 0))
     try:
         os.utime(path, ns=(_REFUSED_NS, _REFUSED_NS))
     except OSError:
@@ -203,16 +210,6 @@ def _is_of_this_boot(facts: object) -> bool:
     return isinstance(facts, dict) and this_boot() is not None and facts.get("boot") == this_boot()
 
 
-def flush(path: Path) -> None:
-    """Force a file or folder to disk. Some systems cannot open folders for that."""
-    with contextlib.suppress(PermissionError, IsADirectoryError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _flush_folders(root: Path, files: Iterable[str]) -> None:
     """Force the entries of files, and of the folders that they are in, to the disk."""
     above = {folder for name in files for folder in Path(name).parents if is_inside(root, folder.as_posix())}
@@ -225,7 +222,7 @@ def _replace_manifest(
     root: Path, listed: Mapping[str, object], writer: Writer | None, is_durable: bool = True, place: Path | None = None
 ) -> None:
     """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant."""
-    written = root / f"{_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
+    written = root / f"{MANIFEST_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
     write_new(written, text.encode(), is_durable)
@@ -262,12 +259,11 @@ class SavingPlace:
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
             os.mkdir(self._before_named)
-            marker = {"kind": MANIFEST_KIND, "saving": self._owner.id, "name": os.path.basename(self.final)}
-            content = json.dumps(marker).encode()  # it lists no files
+            content = marker_of(self._owner.id, os.path.basename(self.final))
             write_new(os.path.join(self._before_named, MANIFEST_NAME), content, is_durable=True)
             flush(Path(self._before_named))
             self._set_aside()
-            os.replace(self._before_named, self.final)
+            move(self._before_named, self.final)
             self._is_begun = True
             flush(Path(self.run_dir))
 
@@ -300,7 +296,7 @@ class SavingPlace:
             if os.path.lexists(self.final):
                 _carry_over(Path(self.final), Path(self.folder))
                 self._set_aside()
-            os.replace(self.folder, self.final)
+            move(self.folder, self.final)
             if self._is_flushed:
                 flush(Path(self.run_dir))
         self._is_begun = False
@@ -324,7 +320,7 @@ class SavingPlace:
         elif not os.path.isdir(self.final):
             return
         os.mkdir(os.path.dirname(self._replaced))
-        os.replace(self.final, self._replaced)
+        move(self.final, self._replaced)
         for folder in (os.path.dirname(self._replaced), self.hidden, self.run_dir):
             flush(Path(folder))
 
@@ -354,7 +350,7 @@ def _carry_over(old: Path, new: Path) -> set[str]:
 def _take_out(checkpoint: str, place: str) -> None:
     """Move a checkpoint that did not become whole into a hidden folder, which is deleted."""
     os.makedirs(os.path.join(place, layout.DELETED), exist_ok=True)
-    os.replace(checkpoint, os.path.join(place, layout.DELETED, os.path.basename(checkpoint)))
+    take_out(checkpoint, os.path.join(place, layout.DELETED, os.path.basename(checkpoint)))
 
 
 def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
@@ -368,7 +364,7 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
             _take_out(path, place)
     for name in sorted(os.listdir(replaced)) if os.path.isdir(replaced) else ():
         if not os.path.lexists(os.path.join(run_dir, name)):
-            os.replace(os.path.join(replaced, name), os.path.join(run_dir, name))
+            move(os.path.join(replaced, name), os.path.join(run_dir, name))
 
 
 def remove(folder: str) -> None:

@@ -37,6 +37,7 @@ from hf_compat.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
+MANIFEST_WRITTEN_FIRST = f".{MANIFEST_NAME}."  # the beginning of its name until it is whole
 MANIFEST_KIND = "hf_compat checkpoint"
 _LARGEST_TURN = 2**53
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import functools
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
@@ -30,7 +30,9 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
+from hf_compat.checkpoint.disks import flush
 from hf_compat.checkpoint.manifest import SavingPlace
+from hf_compat.checkpoint.moving import renames_folders, try_disk
 from hf_compat.checkpoint.reading import Weights, Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
@@ -43,7 +45,7 @@ from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.stepping import stepping_of, unprepared
-from hf_compat.runtime.collectives import broadcast_object, failing_together
+from hf_compat.runtime.collectives import broadcast_object, failing_together, highest_each
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
@@ -132,7 +134,7 @@ class OutputFolder:
             with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
                 while not os.path.ismount(place):
                     place = place.parent
-                    manifest.flush(place)
+                    flush(place)
         if is_first:
             self._found[folder] = manifest.recover(folder, has_lock=True)
 
@@ -178,7 +180,7 @@ def saves_checkpoints(args: TrainingArguments) -> bool:
 
 
 def make_output_folder(args: TrainingArguments, saves: bool) -> None:
-    """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try to write.
+    """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try its disk.
 
     Raises:
         OutputFolderError: It is a file, or a run saves there and it cannot be created or written to. An evaluation
@@ -190,8 +192,7 @@ def make_output_folder(args: TrainingArguments, saves: bool) -> None:
             raise ValueError("the name is empty")
         os.makedirs(folder, exist_ok=True)
         if saves:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".hf_compat_"):
-                pass
+            try_disk(folder)
     except (OSError, ValueError) as error:
         if not saves and not isinstance(error, FileExistsError):
             logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
@@ -223,6 +224,7 @@ class Saver:
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
+        self._lacks_renames: dict[str, bool] = {}  # by folder, whether it is on a disk that renames no folders
         self.is_by_flag = False  # `control.should_save` has asked for this save, not user code or a signal
         self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
@@ -325,6 +327,17 @@ class Saver:
             else:
                 self._extras[name] = plain
 
+    def _must_write_in_place(self, run_dir: str) -> bool:
+        """Whether a disk of a rank that saves renames no folders. All ranks write to one place."""
+        if run_dir not in self._lacks_renames:
+            args, lacks = self._host.args, False
+            if args.should_save:
+                with contextlib.suppress(OSError):  # who takes the folder next says it
+                    os.makedirs(run_dir, exist_ok=True)
+                    lacks = not renames_folders(run_dir)
+            self._lacks_renames[run_dir] = highest_each([lacks], args.ddp_timeout) == [True]
+        return self._lacks_renames[run_dir]
+
     def _where_and_when(self, final: str) -> tuple[bool, Timing]:
         """Decide whether a checkpoint is written in place, and when the parts of its save run.
 
@@ -332,7 +345,7 @@ class Saver:
         """
         host, args = self._host, self._host.args
         model, processor = host.accelerator.unwrap_model(host.model), host.processing_class
-        in_place = any(map(self._overrides, _WRITERS))
+        in_place = self._must_write_in_place(os.path.dirname(final)) or any(map(self._overrides, _WRITERS))
         for one in (model, getattr(model, "config", None), processor or getattr(host.data_collator, "tokenizer", None)):
             method = getattr(type(one), "save_pretrained", None)
             is_ours = method is None or method.__module__.partition(".")[0] in ("transformers", "peft")
@@ -555,12 +568,19 @@ class BackgroundWriter:
 
 
 def _not_written(final: str, cause: BaseException) -> CheckpointWriteError:
-    folder = os.path.dirname(final)
+    folder, number = os.path.dirname(final), getattr(cause, "errno", None)  # an OSError's
     # torch's writer only says which position it could not reach
     is_full = os.path.isdir(folder) and shutil.disk_usage(folder).free == 0
+    way_out = "make room or give write permission there"
+    if is_full or number in (errno.ENOSPC, errno.EDQUOT):
+        way_out = "make room there"
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        way_out = "give write permission there"
+    elif number is not None:
+        way_out = "look for the disk's errors in the system's log, or name another `output_dir` and checkpoint"
     return CheckpointWriteError(
         f"The checkpoint {final} could not be written: {cause}{'; no space left on the disk' if is_full else ''}.\n\n"
-        "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
+        f"Hint: {way_out}, then resume; earlier checkpoints are as they were."
     )
 
 

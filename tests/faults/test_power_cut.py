@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import shutil
@@ -20,6 +21,7 @@ import safetensors.torch
 import torch
 
 from helpers import toy
+from helpers.incomplete_disk import Disk
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
@@ -139,6 +141,8 @@ RECORDED = {
     "seen": (-1, Sees, Trainer),
     "in place": (-1, Waits, Writes),
     "in place, seen": (-1, Sees, Writes),
+    "no renames": (-1, Waits, Trainer, "rename of a folder"),
+    "no renames, seen": (-1, Sees, Trainer, "rename of a folder"),
 }
 
 
@@ -155,7 +159,9 @@ def recorded(request, make_args, tmp_path, monkeypatch):
     return record(make_args, tmp_path / "out", monkeypatch, *request.param)
 
 
-def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class, **values):
+def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class, lacks=None, **values):
+    if lacks is not None:
+        Disk(out, monkeypatch).refused = {lacks: errno.EXDEV}
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", hashed_at_once)
     out.mkdir(exist_ok=True)
     set_seed(3)
@@ -290,6 +296,7 @@ def test_a_kill_while_checkpoints_are_removed_leaves_one_and_no_remains_for_long
     assert half_removed and has_begun
 
 
+@pytest.mark.parametrize("recorded", [row for row in RECORDED.values() if len(row) == 3], indirect=True)  # by renames
 def test_a_checkpoint_is_removed_when_the_next_one_is_on_the_disk(recorded):
     order = recorded.order
     assert [name for kind, name in order if kind == "named"] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -519,7 +526,8 @@ def test_a_manifest_that_a_kill_has_left_half_written_is_removed(make_args, tmp_
     with monkeypatch.context() as patched, pytest.raises(CheckpointWriteError):
         patched.setattr(os, "replace", fail_to_name_manifests(os.replace))
         patched.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-        patched.setattr(hidden_folders, "remove_hidden", lambda path: None)
+        remove = hidden_folders.remove_hidden
+        patched.setattr(hidden_folders, "remove_hidden", lambda path: None if ".saving-" in path else remove(path))
         run(make_args)
     assert list((tmp_path / "out").glob(".saving-*/manifest.json"))
     run(make_args)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hf_compat.checkpoint.disks import force
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
@@ -131,7 +132,7 @@ def _write(path: Path, before: bytes, after: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(after)
             file.flush()
-            os.fsync(file.fileno())
+            force(file.fileno(), name)
         os.chmod(name, stat.S_IMODE(held.st_mode))
         if (held.st_uid, held.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(name, held.st_uid, held.st_gid)
