@@ -194,12 +194,9 @@ class LaterCopies:
                         "the optimizer's state was changed while it was copied, within a training step "
                         "(`async_save=True`). Change it in a callback's event, or set `async_save=False`"
                     )
-            except BaseException as error:
+            except Exception as error:  # Ctrl-C, which ends the training, leaves the copies to the thread that writes
                 self._error = error
-                if not isinstance(error, Exception):  # Ctrl-C, which ends this thread's wait
-                    raise
-            finally:
-                self._pairs, self._versions = [], []
+            self._pairs, self._versions = [], []
 
     def result(self) -> None:
         """Make the remaining copies, and raise the error of the others."""
