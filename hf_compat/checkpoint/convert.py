@@ -35,7 +35,8 @@ from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
-from hf_compat.checkpoint.judging import as_named, holds_model_alone, no_checkpoint
+from hf_compat.checkpoint.hints import no_checkpoint
+from hf_compat.checkpoint.judging import as_named, holds_model_alone
 from hf_compat.checkpoint.moving import move
 from hf_compat.checkpoint.reading import (
     COMPILED,
@@ -452,13 +453,16 @@ class HFCheckpointIO(CheckpointIO):
         if not is_here and "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
             raise no_checkpoint(str(path))
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words
-        with reading(path), reading_arrays():
-            if is_here:
-                with open_regular(path) as file:
-                    if is_plain:
-                        walked_torch_file(str(path), file)
-            checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
-        check_lightning(str(path), checkpoint)
+        try:
+            with reading(path), reading_arrays():
+                if is_here:
+                    with open_regular(path) as file:
+                        if is_plain:
+                            walked_torch_file(str(path), file)
+                checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
+            check_lightning(str(path), checkpoint)
+        except CheckpointError as error:
+            raise (no_checkpoint(str(path), error) if is_here else error) from error
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:

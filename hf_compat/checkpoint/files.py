@@ -8,6 +8,7 @@ hashes nothing. Any failure is a CheckpointError that names the file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -108,6 +109,9 @@ def is_plain_name(name: object) -> bool:
     return not (os.path.isabs(name) or {b"", b".", b".."} & set(parts) or max(map(len, parts)) > 255)
 
 
+OUTSIDE = "is outside the folder"  # what is wrong with a file that is not inside
+
+
 def is_inside(folder: Path, name: object) -> bool:
     """Whether a name is plain and leads, through any links, to a place inside the folder."""
     if not is_plain_name(name):
@@ -122,6 +126,32 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+# Errors of the system that a name or a file's content brings about. By all others, it does not deliver what is there.
+_OF_NAMES = frozenset((
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.ENODEV,
+))  # fmt: skip
+
+
+def refusal_behind(error: BaseException | None) -> OSError | None:
+    """The system's error behind another one, by which it does not deliver a file. It says nothing of its content."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_NAMES:
+            return error
+        error = error.__cause__
+    return None
+
+
+class Refused(str):
+    """What is wrong with a file that the system does not deliver, which may be whole."""
+
+    __slots__ = ()
+
+
+def problem(text: str, error: BaseException | None) -> str:
+    """Say what is wrong, by an error that may come from the system."""
+    return text if refusal_behind(error) is None else Refused(text)
 
 
 @contextlib.contextmanager
@@ -291,12 +321,18 @@ def walked_torch_file(path: str, file: BinaryIO) -> Plain:
 
 
 def is_whole_zip(file: BinaryIO) -> bool:
-    """Whether a file of `torch.save` has its checksums. A file with compressed entries is refused, and not unpacked."""
+    """Whether a file of `torch.save` has its checksums. A file with compressed entries is refused, and not unpacked.
+
+    Raises:
+        OSError: The system does not deliver it.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             _check_stored(archive, file.seek(0, os.SEEK_END))
             return archive.testzip() is None
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError):
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError) as error:
+        if refusal_behind(error) is not None:
+            raise
         return False
 
 

@@ -17,8 +17,17 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, is_whole_zip, open_regular, read_json
+from hf_compat.checkpoint.files import (
+    STATE_FILE_BYTES,
+    Refused,
+    is_whole_zip,
+    open_regular,
+    read_json,
+    reading,
+    refusal_behind,
+)
 from hf_compat.checkpoint.forms import read_trainer_state, weight_names
+from hf_compat.checkpoint.hints import ITS_LOSS, PathFacts, explained, no_checkpoint
 from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
     Contents,
@@ -28,7 +37,7 @@ from hf_compat.checkpoint.reading import (
     weight_files,
 )
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
-from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from hf_compat.runtime.paths import local_path
 
 logger = logging.getLogger(__name__)
@@ -66,16 +75,22 @@ def check_files(root: Path, names: Iterable[str]) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file fills its header's size, or has its checksums."""
+    """Whether a file fills its header's size, or has its checksums.
+
+    Raises:
+        CheckpointError: It is not valid JSON, or the system does not deliver it.
+    """
     if path.suffix == ".json":
         read_json(path, STATE_FILE_BYTES)
     elif path.suffix in (".pt", ".pth", ".bin"):
-        with open_regular(path) as file:
+        with open_regular(path) as file, reading(path):
             return is_whole_zip(file)
     elif path.suffix == ".safetensors":
         try:
             weight_names(str(path))
-        except CheckpointError:
+        except CheckpointError as error:
+            if refusal_behind(error) is not None:
+                raise
             return False
     return True
 
@@ -83,7 +98,11 @@ def _is_whole(path: Path) -> bool:
 def has_weights(root: Path) -> bool:
     """Whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
     found = [root / name for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS, LATEST_NAME)]
-    for place in root.iterdir():  # adapters with a name, and shards
+    try:
+        places = list(root.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be listed: {error.strerror}.") from error
+    for place in places:  # adapters with a name, and shards
         if place.is_dir():
             found += [place / name for name in (*layout.ADAPTER_WEIGHTS, METADATA_NAME)]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
@@ -94,20 +113,16 @@ def holds_model_alone(root: Path) -> bool:
 
     Scripts of `transformers` before 4.31 give the folder of a pretrained model to `train`.
     """
-    if not root.is_dir() or layout.checkpoint_step(root) is not None or read_manifest(root).exists:
+    if not os.path.isdir(root) or layout.checkpoint_step(root) is not None or read_manifest(root).exists:
         return False
     of_training = (layout.TRAINER_STATE_NAME, layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME, LATEST_NAME)
-    if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
+    try:
+        names = os.listdir(root)
+    except OSError:  # reading it as a checkpoint says why
+        return False
+    if any(name in of_training or name.startswith(("rng_state", "run_state")) for name in names):
         return False
     return any((root / name).is_file() for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS))
-
-
-_ITS_LOSS = {
-    layout.OPTIMIZER_NAME: "optimizer and schedule start anew",
-    layout.SCHEDULER_NAME: "optimizer and schedule start anew",
-    layout.RNG_STATE_NAME: "random numbers are not those of the run",
-    "run_state.pt": "the position in the data is worked out from the updates",
-}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,18 +134,20 @@ class Edits:
     missing: list[str] = field(default_factory=list)  # files that are not there
     added: list[str] = field(default_factory=list)  # files that the manifest does not list
     not_read: list[str] = field(default_factory=list)  # links that lead out of the folder, and pipes
+    refused: list[str] = field(default_factory=list)  # files that no run needs, and the system does not deliver
 
     def __bool__(self) -> bool:
         """Whether a file that may be read differs."""
-        return bool(self.changed or self.missing or self.added)
+        return bool(self.changed or self.missing or self.added or self.refused)
 
     def described(self) -> list[str]:
         """Describe the difference of each file, and the effect of its loss."""
         return [
             *(f"{name} is changed" for name in self.changed),
-            *(f"{name} is missing" + (f" ({_ITS_LOSS[name]})" if name in _ITS_LOSS else "") for name in self.missing),
+            *(f"{name} is missing" + (f" ({ITS_LOSS[name]})" if name in ITS_LOSS else "") for name in self.missing),
             *(f"{name} is added" for name in self.added),
             *(f"{name} is no file of this folder and is not read" for name in self.not_read),
+            *(f"{name} cannot be read and is left out" for name in self.refused),
         ]
 
 
@@ -138,8 +155,11 @@ def find_edits(root: Path, listed: Listed) -> Edits:
     """Compare a folder with the files that its manifest lists."""
     edits = Edits()
     for name, facts in sorted(listed.items()):
-        if manifest.compare(root, name, facts) is None:
+        wrong = manifest.compare(root, name, facts)
+        if wrong is None:
             edits.kept.append(name)
+        elif isinstance(wrong, Refused) and not layout.is_part_of_checkpoint(name):
+            edits.refused.append(name)
         else:
             (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
     for name, is_own in manifest.entries(root).items():
@@ -148,45 +168,35 @@ def find_edits(root: Path, listed: Listed) -> Edits:
     return edits
 
 
-def no_checkpoint(path: str) -> CheckpointError:
-    """Make the error for a path where nothing is. It names the checkpoints beside it."""
-    beside = layout.list_checkpoints(os.path.dirname(os.path.abspath(path)))
-    known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
-    what = "file" if path.endswith(".ckpt") else "folder"
-    return CheckpointError(
-        f"Can't find a valid checkpoint at {path}: there is no such {what}.{known}\n\n"
-        "Hint: name a checkpoint-<updates> folder or a .ckpt."
-    )
+def tell_of_model_alone(folder: str) -> None:
+    """Warn that a training begins with the weights of a saved model, and name the checkpoints beside them."""
+    inside = layout.list_checkpoints(folder)
+    more = f" To go on with its training, name one of its checkpoints, such as {inside[-1]}." if inside else ""
+    logger.warning("%s holds a model and no state of a training: training begins with its weights.%s", folder, more)
 
 
 @contextlib.contextmanager
-def as_named(folder: str, warns: bool = True) -> Iterator[None]:
+def as_named(folder: str, warns: bool = True, output_dir: str | None = None) -> Iterator[None]:
     """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
 
-    A change is not a fault if each file is whole by itself, and the folder has what every run needs.
+    A change is not a fault if each file is whole by itself, and the folder has what every run needs. The error has a
+    hint for the run that saves into `output_dir`.
     """
     if not os.path.isdir(folder):
-        raise no_checkpoint(folder)
+        raise no_checkpoint(folder, output_dir=output_dir)
     root, found, edits = Path(folder), read_manifest(folder), Edits()
     try:
         if not found.exists:
             check_unlisted(root, may_lack_optimizer=True)
         elif found.files is None:
-            raise CheckpointError(f"{found.why_unreadable}.")
+            raise CheckpointError(f"{found.why_unreadable}.") from found.error
         else:
             edits = find_edits(root, found.files)
         if edits:
             with reading_edited(folder, edits):
                 check_files(root, edits.changed + edits.added)
     except (CheckpointError, OSError) as error:
-        cause = first_line(error)
-        if isinstance(error, OSError):
-            cause = f"{error.filename or folder} cannot be read: {error.strerror}."
-        raise CheckpointError(
-            f"Can't find a valid checkpoint at {folder}: {cause}\n\n"
-            f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, "
-            "and writes the manifest anew. `resume_from_checkpoint=True` takes the newest one that is whole."
-        ) from error
+        raise no_checkpoint(folder, error, output_dir) from error
     if edits and warns:
         text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
         logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
@@ -208,12 +218,18 @@ def seal_edited(folder: str) -> str:
 
     Raises:
         ArgumentError: There is no such folder.
-        CheckpointError: It is damaged. Its manifest stays as it is.
+        CheckpointError: It is damaged, cannot be read, or is an output folder. Its manifest stays as it is.
+        CheckpointWriteError: The manifest cannot be written.
     """
-    root = Path(local_path("FOLDER", folder))
-    if not os.path.isdir(root):
+    root, start = Path(local_path("FOLDER", folder)), f"{folder} is not sealed"
+    facts = PathFacts(folder)
+    if not os.path.isdir(root) and facts.refusal is None:
         raise ArgumentError(f"{folder} is not a folder.\n\nHint: name a checkpoint-<updates> folder.")
-    before = read_manifest(root)
+    if facts.refusal is not None or facts.inside:
+        raise explained(start, facts)
+    before = read_manifest(folder)
+    if refusal_behind(before.error) is not None:  # what it says of the run would be lost
+        raise explained(start, PathFacts(folder, before.error))
     edits = find_edits(root, before.files or {})
     is_as_listed = before.files is not None and not edits
     if is_as_listed:
@@ -222,11 +238,14 @@ def seal_edited(folder: str) -> str:
         with reading_edited(folder, edits):
             check_files(root, edits.changed + edits.added)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{folder} is not sealed: {first_line(error)}\n\n"
-            "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
+        raise explained(start, PathFacts(folder, error)) from error
+    try:
+        manifest.seal(folder, before.writer)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{start}: {error.filename or folder}: {error.strerror}.\n\n"
+            "Hint: run it as a user that may read each file and write to the folder, on a disk with room."
         ) from error
-    manifest.seal(folder, before.writer)
     lines = [f"{folder}: each file is whole by itself."]
     if before.files is not None:
         lines += [f"  {line}" for line in edits.described()]

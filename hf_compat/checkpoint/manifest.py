@@ -24,7 +24,16 @@ from types import MappingProxyType
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.disks import flush
-from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
+from hf_compat.checkpoint.files import (
+    OUTSIDE,
+    Refused,
+    first_line,
+    is_inside,
+    open_regular,
+    problem,
+    refusal_behind,
+    write_new,
+)
 from hf_compat.checkpoint.moving import marker_of, move, take_out
 from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,
@@ -443,7 +452,7 @@ def problems(folder: str) -> list[str]:
             check_unlisted(root)
             return []
         if manifest.files is None:
-            return [manifest.why_unreadable]
+            return [problem(manifest.why_unreadable, manifest.error)]
         found = []
         for name, facts in manifest.files.items():
             wrong = compare(root, name, facts)
@@ -451,9 +460,9 @@ def problems(folder: str) -> list[str]:
                 found.append(wrong)
         return found
     except OSError as error:
-        return [f"{error.filename or folder} cannot be read: {error.strerror}"]
+        return [problem(f"{error.filename or folder} cannot be read: {error.strerror}", error)]
     except CheckpointError as error:
-        return [first_line(error).removesuffix(".")]
+        return [problem(first_line(error).removesuffix("."), error)]
 
 
 def compare(root: Path, name: str, facts: object) -> str | None:
@@ -463,7 +472,7 @@ def compare(root: Path, name: str, facts: object) -> str | None:
         CheckpointError: No edit of the user's made this: it is outside the folder, or the disk refused it.
     """
     if not is_inside(root, name):
-        raise CheckpointError(f"{name if name.isprintable() else ascii(name)} is outside the folder")
+        raise CheckpointError(f"{name if name.isprintable() else ascii(name)} {OUTSIDE}")
     if not os.path.lexists(root / name):
         return f"{name} is missing"
     has_boot = isinstance(facts, dict) and "boot" in facts
@@ -477,10 +486,10 @@ def compare(root: Path, name: str, facts: object) -> str | None:
             if "sha256" in facts:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
                 return None if digest == facts["sha256"] else f"{name} is damaged (its hash differs)"
-    except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
-    except CheckpointError as error:
-        return f"{name}: {first_line(error)}"
+    except (OSError, CheckpointError) as error:
+        refusal = error if isinstance(error, OSError) else refusal_behind(error)
+        text = first_line(error) if refusal is None else f"cannot be read: {refusal.strerror}"
+        return problem(f"{name}{':' * (refusal is None)} {text}", error)
     if not has_boot:
         return f"{name} has no hash"
     if not _is_of_this_boot(facts):
@@ -508,6 +517,11 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs.
     """
     if not os.path.isdir(local_path("folder", folder)):
+        try:
+            os.stat(folder)
+        except OSError as error:
+            if refusal_behind(error) is not None:
+                raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if is_free(folder):
         recover(os.fspath(folder))
@@ -539,15 +553,19 @@ def newest_checkpoint(
     for path in sorted(paths, key=turns.__getitem__)[::-1]:
         if newest is not None and paths.index(path) < paths.index(newest):
             continue
-        wrong = [f"it cannot be loaded ({unloadable[path]})"] if path in unloadable else problems(path)
+        wrong = [unloadable[path]] if path in unloadable else problems(path)
         if newest is not None:
             beyond += [] if wrong else [os.path.basename(path)]
         elif not wrong:
             newest = path
         else:
-            skipped[path] = "; ".join(wrong)
+            text = "; ".join(wrong)
+            skipped[path] = Refused(text) if any(isinstance(one, Refused) for one in wrong) else text
             way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
-            logger.warning("%s is not whole and is skipped: %s.%s", path, skipped[path], way_out)
+            if isinstance(skipped[path], Refused):
+                logger.warning("%s cannot be read and is skipped: %s. It may be whole.", path, skipped[path])
+            else:
+                logger.warning("%s is not whole and is skipped: %s.%s", path, skipped[path], way_out)
     if beyond:
         message = "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it."
         logger.warning(message, newest, ", ".join(reversed(beyond)))

@@ -30,6 +30,7 @@ from hf_compat.checkpoint.files import (
     is_plain_name,
     pinned,
     read_json,
+    refusal_behind,
     walked_torch_file,
 )
 from hf_compat.errors import CheckpointError
@@ -62,22 +63,29 @@ class Manifest:
     files: Listed | None = None
     writer: Writer | None = None  # who wrote the checkpoint, if it says so
     saving: str | None = None  # the id of the run whose save into the folder has not ended
+    error: CheckpointError | None = None  # why it cannot be read, which the system may have refused
 
     @property
     def why_unreadable(self) -> str:
         """Why it lists no files."""
+        refusal = refusal_behind(self.error)
+        if refusal is not None:
+            return f"{MANIFEST_NAME} cannot be read: {refusal.strerror}"
         return f"{MANIFEST_NAME} is not readable" if self.saving is None else "the save into it did not end"
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read the manifest of a folder. An output folder may hold thousands."""
     path = os.path.join(folder, MANIFEST_NAME)
-    if not os.path.lexists(path):  # much faster than an error
-        return Manifest()
+    try:
+        os.lstat(path)
+    except (OSError, ValueError) as error:
+        if refusal_behind(error) is None:
+            return Manifest()
     try:
         content = read_json(path)
-    except CheckpointError:
-        content = None
+    except CheckpointError as error:
+        return Manifest(exists=True, error=error)
     if not isinstance(content, dict) or content.get("kind") != MANIFEST_KIND:
         return Manifest(exists=True)
     listed, saving, run, turn = content.get("files"), content.get("saving"), content.get("run"), content.get("turn")
@@ -144,7 +152,7 @@ class Contents:
             manifest = read_manifest(self.folder)
             self.listed = manifest.files
             if self.listed is None and manifest.exists:
-                raise CheckpointError(f"{self.folder}: {manifest.why_unreadable}.")
+                raise CheckpointError(f"{self.folder}: {manifest.why_unreadable}.") from manifest.error
 
     def find(self, name: str) -> str | None:
         """Find the path of a file by its name in the folder, with `/`.
@@ -253,6 +261,8 @@ def read_weights(folder: str) -> Weights:
     """Read a folder's weights, under the names of an uncompiled model."""
     contents = Contents(folder)
     files = weight_files(contents)
+    if not files and weight_files(contents, ""):
+        raise CheckpointError(f"{folder} holds an adapter, and the model has none.\n\nHint: pass `get_peft_model(…)`.")
     if not files:
         raise CheckpointError(
             f"Can't find a valid checkpoint at {folder}: it has no {layout.SAFE_WEIGHTS_NAME}.\n\n"

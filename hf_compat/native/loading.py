@@ -29,7 +29,8 @@ from hf_compat.checkpoint.forms import (
     check_weights,
     settle_states,
 )
-from hf_compat.checkpoint.judging import as_named
+from hf_compat.checkpoint.hints import no_checkpoint
+from hf_compat.checkpoint.judging import as_named, tell_of_model_alone
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
@@ -138,7 +139,7 @@ class LoadableModule(WindowModule):
             logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
         if trainer.state.fn == "fit" and trainer.is_global_zero:
             if not has_progress:
-                logger.warning("%s holds a model and no state of a training: training begins with its weights.", where)
+                tell_of_model_alone(where)
             elif not checkpoint.get("optimizer_states", True):
                 logger.warning("%s has no optimizer and schedule, so both start anew.", where)
 
@@ -222,9 +223,12 @@ class LoadableModule(WindowModule):
         source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
         if source is path and "://" not in path and not os.path.exists(path):
-            raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
+            raise no_checkpoint(path)
         with as_named(path) if (os.path.isdir(path) and read_manifest(path).exists) else contextlib.nullcontext():
-            checkpoint = _read(source, map_location, weights_only)
+            try:
+                checkpoint = _read(source, map_location, weights_only)
+            except CheckpointError as error:
+                raise (no_checkpoint(path, error) if os.path.isdir(path) else error) from error
             if hparams_file is not None:
                 file = os.fspath(hparams_file)
                 kind = os.path.splitext(file)[1].lower()

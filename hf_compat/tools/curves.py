@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json, refusal_behind
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, list_checkpoints
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.paths import local_path
@@ -90,8 +90,16 @@ def _state_file(path: str) -> Path:
         raise ArgumentError(f"There is no run at {path!r}.\n\nHint: name the output folder of a run.")
     if not os.path.isdir(path):
         return Path(path)
-    folders = [path, *list_checkpoints(path)]
-    files = [file for folder in folders if os.path.lexists(file := os.path.join(folder, TRAINER_STATE_NAME))]
+    files, refusal = [], None
+    for folder in (path, *list_checkpoints(path)):
+        file = os.path.join(folder, TRAINER_STATE_NAME)
+        try:
+            os.lstat(file)
+            files.append(file)
+        except OSError as error:
+            refusal = refusal_behind(error) or refusal
+    if not files and refusal is not None:
+        raise ArgumentError(f"{refusal.filename} cannot be read: {refusal.strerror}.\n\nHint: let this user read it.")
     if not files:
         raise ArgumentError(
             f"{path} has no {TRAINER_STATE_NAME} yet, nor has a checkpoint in it.\n\n"

@@ -21,6 +21,7 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
 from hf_compat.checkpoint.convert import write_weights
 from hf_compat.checkpoint.forms import check_schedule
+from hf_compat.checkpoint.hints import PathFacts, explained
 from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
@@ -34,7 +35,7 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import read_random_states
-from hf_compat.errors import HubError
+from hf_compat.errors import CheckpointError, CheckpointMismatch, HubError
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
@@ -258,8 +259,14 @@ class CheckpointMethods(TrainerBase):
             return
         stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
         # like upstream, read the files directly, and call an override only for files of its own
-        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
-        load(best)
+        try:
+            load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
+            load(best)
+        except CheckpointMismatch:
+            raise
+        except CheckpointError as error:
+            start = f"`load_best_model_at_end` cannot load the best checkpoint {best}"
+            raise explained(start, PathFacts(best, error, str(self.args.output_dir))) from error
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if a checkpoint has them."""

@@ -23,10 +23,11 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import read_lightning, to_hf
-from hf_compat.checkpoint.files import first_line, naming
+from hf_compat.checkpoint.files import first_line, naming, problem
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.judging import as_named, holds_model_alone
-from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
+from hf_compat.checkpoint.hints import no_checkpoint, nothing_to_resume
+from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_model_alone
+from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints
 from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch
@@ -97,7 +98,8 @@ class Resumer:
                 is_whole = isinstance(error, CheckpointMismatch)
                 if is_whole or not is_automatic or checkpoint is None or not self.is_loading:
                     raise
-                unloadable[checkpoint] = first_line(error).removesuffix(".")
+                reason = first_line(error).removesuffix(".")
+                unloadable[checkpoint] = problem(f"it cannot be loaded ({reason})", error)
                 self._host.optimizer = given_optimizer  # the one made for this checkpoint may have loaded a part
             finally:
                 self.is_loading = False
@@ -132,11 +134,7 @@ class Resumer:
                     manifest.recover(output_dir)  # finishes a killed save
                     folder, skipped = manifest.newest_checkpoint(output_dir, unloadable)
                     if folder is None:
-                        why = "".join(f"\n  {os.path.basename(path)}: {reason}" for path, reason in skipped.items())
-                        raise CheckpointError(
-                            f"No valid checkpoint found in output directory ({output_dir}).{why}\n\n"
-                            "Hint: train without `resume_from_checkpoint`, or name a folder."
-                        )
+                        raise nothing_to_resume(output_dir, skipped)
             yield broadcast_object(folder) if wanted is True else folder
 
     def _named(self, wanted: str, reading: contextlib.ExitStack) -> str | None:
@@ -144,17 +142,28 @@ class Resumer:
 
         An edited one is read as it is, with a warning.
         """
+        output_dir = str(self._host.args.output_dir)
         if os.path.isfile(wanted):
             reading.enter_context(naming(wanted))
             place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
             folder = os.path.join(place, "checkpoint")
-            to_hf(read_lightning(wanted), folder)
+            try:
+                to_hf(read_lightning(wanted), folder)
+            except CheckpointError as error:
+                raise no_checkpoint(wanted, error, output_dir) from error
             return folder
+        warns = self._host.is_world_process_zero()
         if holds_model_alone(Path(wanted)):
-            logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
+            # to begin with its weights in its own folder would replace its checkpoints
+            if list_checkpoints(wanted) and os.path.realpath(wanted) == os.path.realpath(output_dir):
+                raise no_checkpoint(wanted, output_dir=output_dir)
+            if warns:
+                tell_of_model_alone(wanted)
             self.weights_alone = wanted
             return None
-        reading.enter_context(as_named(wanted, warns=self._host.is_world_process_zero()))
+        reading.enter_context(as_named(wanted, warns, output_dir))
+        if warns and list_checkpoints(wanted):
+            logger.warning("%s is an output folder, and is read as the checkpoint that its own files are.", wanted)
         return wanted
 
     def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:

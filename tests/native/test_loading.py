@@ -157,7 +157,7 @@ def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):
 @pytest.mark.parametrize(
     ("path", "keywords", "message"),
     [
-        ("nowhere", {}, "There is no checkpoint at nowhere"),
+        ("nowhere", {}, "valid checkpoint at nowhere: there is no such folder"),
         ("checkpoint-4", {"model": nn.Linear(2, 2)}, "lacks 2 weights"),
         ("checkpoint-4", {"model": nn.Sequential()}, "has, beyond those of the module"),
         ("checkpoint-4", {"model": Classifier(), "hparams_file": "h.txt"}, "is not a .yaml, .yml or .csv file"),

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from hf_compat.checkpoint import layout, manifest
-from hf_compat.errors import CheckpointError, HfCompatError
+from hf_compat.checkpoint.hints import nothing_to_resume
+from hf_compat.errors import HfCompatError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather_objects
@@ -250,12 +251,9 @@ def check_resumption(session: Session) -> None:
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
             folder = session.output_dir
-            newest = wanted if isinstance(wanted, str) else manifest.newest_checkpoint(folder)[0]
+            newest, skipped = (wanted, {}) if isinstance(wanted, str) else manifest.newest_checkpoint(folder)
             if newest is None:
-                raise CheckpointError(
-                    f"No valid checkpoint found in output directory ({folder}).\n\n"
-                    "Hint: train without `resume_from_checkpoint`, or name a folder."
-                )
+                raise nothing_to_resume(folder, skipped)
             Trainer.train(session.trainer, newest)
         except Exception as error:
             session.raised(error, "resume", f"The run cannot go on from {wanted}")
