@@ -75,6 +75,7 @@ def run_validation(trainer: Trainer, batches: Iterable[object] | None = None) ->
         loop._combined_loader = None  # the loop makes a new one from the data source
     elif not trainer.enable_validation:
         return False
+    loop.restarting = False  # after a resume Lightning would go on with the validation before this one
     first_iteration = connector._first_loop_iter
     trainer.validating = True
     try:

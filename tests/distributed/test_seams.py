@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.parity.compare import first_difference, same
-from helpers.parity.seam_cases import PAIRS, TRIPLES
+from helpers.parity.native_seams import NATIVE_ROWS, expected_of
+from helpers.parity.seam_cases import PAIRS, TRIPLES, resumed_at
 from helpers.two_sides import run_both
 
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for every row
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(1800)  # the first test waits for every row
 def results(tmp_path_factory, request):
     asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     names = [name for name in (*PAIRS, *TRIPLES) if name in asked]
-    return run_both(tmp_path_factory.mktemp("seams"), {"transformers": names, "hf_compat": names})
+    natively = [f"native_{name}" for name in names if name in NATIVE_ROWS]
+    return run_both(tmp_path_factory.mktemp("seams"), {"transformers": names, "hf_compat": [*names, *natively]})
 
 
 def resumed_of(theirs: dict) -> dict:
@@ -27,7 +29,11 @@ def resumed_of(theirs: dict) -> dict:
     return {**resumed, "log": log}
 
 
-@pytest.mark.parametrize("name", [*PAIRS, *(pytest.param(name, marks=pytest.mark.matrix) for name in TRIPLES)])
+def rows_of(names):
+    return [name if name in PAIRS else pytest.param(name, marks=pytest.mark.matrix) for name in names]
+
+
+@pytest.mark.parametrize("name", rows_of({**PAIRS, **TRIPLES}))
 def test_both_ranks_equal_transformers_bit_for_bit(results, name):
     row = {**PAIRS, **TRIPLES}[name]
     for rank in (0, 1):
@@ -38,3 +44,14 @@ def test_both_ranks_equal_transformers_bit_for_bit(results, name):
             theirs["after"]["resumed"] = whole  # "The order of samples in a resumed run"
             theirs["random"] = whole["random"]
         assert same(theirs, ours), f"rank {rank}: {first_difference(theirs, ours)}"
+
+
+@pytest.mark.parametrize("name", rows_of(NATIVE_ROWS))
+def test_a_module_in_lightnings_trainer_equals_transformers_on_both_ranks(results, name):
+    row = NATIVE_ROWS[name]
+    for rank in (0, 1):
+        theirs, ours = results("transformers", name, rank), results("hf_compat", f"native_{name}", rank)
+        expected = {"whole": expected_of(row, theirs)}
+        if row["run"] == "resumed":
+            expected["resumed"] = expected_of(row, theirs, first=resumed_at(row))
+        assert same(expected, ours), f"rank {rank}: {first_difference(expected, ours)}"

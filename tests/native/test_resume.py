@@ -110,7 +110,7 @@ def test_a_validation_that_was_to_follow_a_checkpoint_is_made_when_it_is_resumed
             max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
             val_check_interval=interval, callbacks=[seen, *saves], enable_checkpointing=bool(saves),
         )  # fmt: skip
-        trainer.fit(module, hf_compat.HFDataModule(None, toy.rows(32 * accumulation), toy.rows(8)), **resume)
+        trainer.fit(module, hf_compat.HFDataModule(None, toy.rows(32 * accumulation), toy.rows(20)), **resume)
         return toy.weights(module), seen.losses
 
     saver = ModelCheckpoint(tmp_path, every_n_train_steps=at, save_top_k=-1, filename="{step}")

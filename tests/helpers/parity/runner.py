@@ -29,6 +29,7 @@ import torch
 
 from helpers.parity.cases import CASES
 from helpers.parity.differences import MENDED
+from helpers.parity.native_seams import NATIVE
 from helpers.parity.seam_cases import SEAMS
 from helpers.toy import EVENTS, FLAGS
 from sweeps.releases import mends
@@ -131,7 +132,8 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
     try:
         warnings.simplefilter("ignore")
         api = api_of(api_name)
-        result = run_case(api, {**CASES, **MENDED, **SEAMS}[name], folder / name)
+        case = {**CASES, **MENDED, **SEAMS, **NATIVE}[name]
+        result = case["run"](api, folder / name) if "run" in case else run_case(api, case, folder / name)
         written(result, folder / f"{name}{place}.pickle")
         status = 0
     except BaseException:

@@ -40,7 +40,7 @@ class Row:
     Args:
         tests: The tests.
         linked: Packages of this interpreter that the tests need, besides the package's own dependencies.
-        beside: What pip installs with it, as this interpreter's release does not fit. A name alone is its bound.
+        beside: What pip installs with it, where this interpreter's does not fit. A name alone stands for its bound.
         left_out: Why nothing is run.
     """
 
@@ -96,7 +96,7 @@ ROWS = {
     "tqdm": Row(TRAINING),
     "deepspeed": Row(("tests/distributed/test_deepspeed_schedules.py",), linked=TRANSFORMERS),
     "tensorboard": Row(TRACKERS, linked=(*TRANSFORMERS, "wandb")),
-    "wandb": Row(TRACKERS, linked=(*TRANSFORMERS, "tensorboard")),
+    "wandb": Row(TRACKERS, linked=TRANSFORMERS, beside=("tensorboard",)),  # by their protobuf
     "apollo-torch": optimizer("apollo"),
     "bitsandbytes": optimizer("bnb or 8bit or bitsandbytes"),
     "galore-torch": optimizer("galore"),
@@ -109,8 +109,8 @@ ROWS = {
     "optuna": Row(SEARCHES, linked=(*TRANSFORMERS, "wandb")),
     "ray": Row(("tests/sweeps/ray/run.py",), linked=TRANSFORMERS),
     "isal": Row((*CHECKPOINTS, "tests/checkpoint/test_torch_writer.py")),
-    "libcst": Row(MIGRATION, linked=(*TRANSFORMERS, "nbformat")),
-    "huggingface_hub": Row(HUB, beside=("transformers==5.0.0", "accelerate==1.12.0")),
+    "libcst": Row(MIGRATION, linked=("hf-compat[test]",)),
+    "huggingface_hub": Row(HUB, beside=("transformers==5.0.0", "accelerate==1.12.0", "peft==0.18.1")),
     "mkdocs-material": Row(PAGES, linked=("hf-compat[docs]",)),
     "mkdocstrings": Row(PAGES, linked=("hf-compat[docs]",)),
     "ruff": Row(PAGES, linked=("hf-compat[docs]",)),
