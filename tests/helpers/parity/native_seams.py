@@ -56,10 +56,7 @@ def trained(row: dict[str, str], api, folder: Path, first: int = 0) -> dict:
     module = api.HFModule(model, args, compute_metrics=parts["compute_metrics"])
     data = api.HFDataModule(None, parts["train_dataset"], parts["eval_dataset"])
     trainer.fit(module, data, ckpt_path=folder / f"step={first}.ckpt" if first else None)
-    found = {
-        "losses": losses_of(row, losses),
-        "weights": {name: value.clone() for name, value in model.state_dict().items()},
-    }
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
     if row["evaluated"] == "outside":
         trainer.limit_val_batches = 1.0
         trainer.validate(module, data, verbose=False)
