@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_compat.data.types import ModelOutput
+from hf_compat.errors import LossError
 
 
 @dataclass
@@ -21,8 +22,14 @@ class LabelSmoother:
     Shapes:
         logits: [..., classes]; labels: [...].
 
+    Raises:
+        LossError: The model returned no logits, neither first in a tuple nor under `logits`.
+
     Mirrors:
         `transformers.trainer_pt_utils.LabelSmoother`, 5.23.
+
+    Differs:
+        A tensor is refused. Upstream takes its first row for the logits of all samples.
     """
 
     epsilon: float = 0.1
@@ -35,7 +42,14 @@ class LabelSmoother:
         shift_labels: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        held = model_output.get("logits") if isinstance(model_output, dict) else None
+        if isinstance(model_output, torch.Tensor) or (isinstance(model_output, dict) and held is None):
+            found = f"only {', '.join(model_output)}" if isinstance(model_output, dict) else "a tensor"
+            raise LossError(
+                f"`label_smoothing_factor` smooths the loss of the model's logits, and the model returned {found}.\n\n"
+                "Hint: return the logits first in a tuple, `return (logits,)`, or under `logits` in a dict."
+            )
+        logits = model_output[0] if held is None else held
         if shift_labels:
             logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
         negative_log = -nn.functional.log_softmax(logits, dim=-1)

@@ -444,3 +444,22 @@ def test_a_prediction_step_with_a_number_as_loss_is_refused(tmp_path):
 
     with pytest.raises(OverrideError, match=r"`prediction_step` returned the loss 1\.(.|\n)*without `\.item\(\)`"):
         evaluate(MODEL, Own, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["return logits", "return {'loss': loss, 'scores': logits}"])
+def test_label_smoothing_finds_no_logits(wrong, tmp_path):
+    """Of a tensor it took the first sample's logits for those of all samples."""
+
+    def smoothed(source):
+        names = {"Door": Trainer, "nn": nn, "torch": torch}
+        exec(source, names)
+        args = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, **OPTIONS, **OF_TRAINER)
+        trainer = names["Own"](names["Net"](), args, train_dataset=toy.rows(24))
+        trainer.train()
+        return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+    source = changed(MODEL, {LOSS: "loss = logits.mean()"})  # the labels are smoothed, and not given
+    with pytest.raises(LossError, match=r"`return \(logits,\)`, or under `logits`"):
+        smoothed(changed(source, {PAIR: wrong}))
+    first, named = (smoothed(changed(source, {PAIR: end})) for end in ("return (logits,)", "return {'logits': logits}"))
+    assert first == named and first[0] > first[-1]
