@@ -219,8 +219,11 @@ class HFBridge(HFEvents, UpdateObserver):
     ) -> None:
         """End an update, then log, evaluate and save according to the flags."""
         control = self.host.control
-        if self._writer is not None and self._writer.under_way is not None:
-            self._writer.wait(only_if_ended=True)
+        if self._writer is not None:
+            if self._writer.under_way is not None:
+                self._writer.wait(only_if_ended=True)
+            if self.host._saver.has_lost_folder:
+                self.host._saver.check_folder()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

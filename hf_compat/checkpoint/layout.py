@@ -102,7 +102,7 @@ def _names_in(folder: str | os.PathLike[str]) -> list[str]:
 SAVING = ".saving-"  # a save, a removal, a manifest
 CONVERTING = ".converting-"  # needs no lock: only its own process knows whether it has ended
 OWN_PREFIX = ".hf_compat"
-_RECORD = OWN_PREFIX
+RECORD = OWN_PREFIX
 # Folders in a hidden one. What a new checkpoint replaces may be all that a killed save has left of its name.
 REPLACED = f"{OWN_PREFIX}.replaced"
 DELETED = f"{OWN_PREFIX}.deleted"
@@ -112,7 +112,7 @@ def make_hidden(folder: str, prefix: str, owner: Owner) -> str:
     """Make an owner's hidden folder, its record first."""
     path = os.path.join(folder, prefix + owner.id)
     os.mkdir(path)
-    write_new(os.path.join(path, _RECORD), owner.id.encode())
+    write_new(os.path.join(path, RECORD), owner.id.encode())
     return path
 
 
@@ -124,12 +124,18 @@ def hidden_folders(folder: str, prefix: str) -> list[tuple[str, Owner]]:
         if owner is None:
             continue
         path = os.path.join(folder, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            with contextlib.suppress(OSError):
-                # a power cut may leave the record empty, so its content does not count
-                if stat.S_ISREG(os.lstat(os.path.join(path, _RECORD)).st_mode):
-                    found.append((path, owner))
+        if has_record(path):
+            found.append((path, owner))
     return sorted(found)
+
+
+def has_record(path: str) -> bool:
+    """Whether a folder of a hidden one's name is ours. A power cut may leave the record empty, so that may be."""
+    if not os.path.isdir(path) or os.path.islink(path):
+        return False
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.lstat(os.path.join(path, RECORD)).st_mode)
+    return False
 
 
 def remove_ended(folder: str, prefix: str) -> None:
@@ -158,7 +164,22 @@ def remove_hidden(path: str) -> None:
         for entry in list(os.scandir(path)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            elif entry.name != _RECORD:
+            elif entry.name != RECORD:
                 os.unlink(entry.path)
-        os.unlink(os.path.join(path, _RECORD))
+        with contextlib.suppress(FileNotFoundError):  # a run that lost its folder made this one anew
+            os.unlink(os.path.join(path, RECORD))
         os.rmdir(path)
+
+
+def remove_hidden_of_others(path: str) -> None:
+    """Remove the hidden folder of a run that has ended, or has lost the output folder.
+
+    One that still goes on gives and takes names through its hidden folder alone. It is renamed first, so from then on
+    that run finds no folder there, and changes nothing beside it.
+    """
+    taken = os.path.join(os.path.dirname(path), SAVING + Owner().id)
+    try:
+        os.replace(path, taken)
+    except OSError:  # the disk renames no folders
+        taken = path
+    remove_hidden(taken)

@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +43,7 @@ from hf_compat.checkpoint.reading import (
     Writer,
     read_manifest,
 )
-from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, is_free
+from hf_compat.checkpoint.run_lock import Owner, is_free, queueing
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.threads import Helpers
@@ -61,6 +61,7 @@ _REFUSED_NS = 987_654_322 * 10**9
 _UNMARKED: set[tuple[int, int, int]] = set()
 
 Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
+Check = Callable[[], object]  # raises an error
 
 
 @functools.cache
@@ -86,8 +87,14 @@ def entries(folder: Path) -> dict[str, bool]:
     return found
 
 
-def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = (), flushes: bool = True) -> None:
-    """Flush every file of a folder to disk, then write its manifest.
+def seal(
+    folder: str,
+    writer: Writer | None = None,
+    unlisted: Collection[str] = (),
+    flushes: bool = True,
+    place: Path | None = None,
+) -> None:
+    """Flush every file of a folder to disk, then write its manifest, first in a `place` of its own if there is one.
 
     The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
     and the hashes of large files are left to `finish`.
@@ -100,7 +107,7 @@ def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = 
     with Helpers[Listed](_THREADS) as threads:  # both wait outside Python
         facts = {name: threads.submit(_facts, root / name, flushes) for name in files}
         listed = {name: found.result() for name, found in facts.items()}
-    _replace_manifest(root, listed, writer, is_durable=flushes)
+    _replace_manifest(root, listed, writer, is_durable=flushes, place=place)
     if flushes:
         _flush_folders(root, listed)
 
@@ -126,25 +133,44 @@ def stamps(folder: str) -> Stamps:
     return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
 
 
+@contextlib.contextmanager
+def _pinned(root: Path) -> Iterator[int | None]:
+    """Open a folder, to replace its manifest by this descriptor. None where the system has no such renames.
+
+    Another run may have taken the output folder over by then. What it has put in the folder's place keeps its manifest.
+    """
+    if os.rename not in os.supports_dir_fd:
+        yield None
+        return
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def adopt_changes(folder: str, before: Stamps) -> list[str]:
     """Write the manifest of a sealed folder anew where files differ from their `stamps` then. Describe each change.
 
     Without a manifest, nothing is done.
     """
     root, now = Path(folder), stamps(folder)
-    manifest = read_manifest(root)
-    listed = manifest.files
-    if listed is None or now == before:
+    if now == before:
         return []
-    added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
-    changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
-    changes = {"changed": changed, "removed": sorted(listed.keys() - now.keys()), "added": added}
-    kept = {name: facts for name, facts in listed.items() if name in now}
-    if any(changes.values()):
-        anew = {name: _facts(root / name) for name in (*changed, *added)}
-        _flush_folders(root, anew)  # older checkpoints may be gone already, so what it lists has to be on the disk
-        _replace_manifest(root, kept | anew, manifest.writer)
-        flush(root)
+    with _pinned(root) as pin:
+        manifest = read_manifest(root)
+        listed = manifest.files
+        if listed is None:
+            return []
+        added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
+        changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
+        changes = {"changed": changed, "removed": sorted(listed.keys() - now.keys()), "added": added}
+        kept = {name: facts for name, facts in listed.items() if name in now}
+        if any(changes.values()):
+            anew = {name: _facts(root / name) for name in (*changed, *added)}
+            _flush_folders(root, anew)  # older checkpoints may be gone already, so what it lists has to be on the disk
+            _replace_manifest(root, kept | anew, manifest.writer, pin=pin)
+            flush(root)
     return [f"{name} is {how}" for how, files in changes.items() for name in files]
 
 
@@ -156,25 +182,26 @@ def finish(folder: str) -> None:
     """
     root = Path(folder)
     try:
-        manifest = read_manifest(root)
-        finished = dict(manifest.files or {})
-        if not finished:
-            return
-        for name, facts in finished.items():
-            if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
-                try:
-                    hashed = _facts(root / name)
-                    is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    _mark_refused(root / name, error)
-                    raise
-                if is_as_listed:
-                    finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
-        # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
-        with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
-            _replace_manifest(root, finished, manifest.writer, place=Path(place))
+        with _pinned(root) as pin:
+            manifest = read_manifest(root)
+            finished = dict(manifest.files or {})
+            if not finished:
+                return
+            for name, facts in finished.items():
+                if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
+                    try:
+                        hashed = _facts(root / name)
+                        is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        _mark_refused(root / name, error)
+                        raise
+                    if is_as_listed:
+                        finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
+            # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
+            with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
+                _replace_manifest(root, finished, manifest.writer, place=Path(place), pin=pin)
         _flush_folders(root, finished)
         flush(root.parent)
     except FileNotFoundError:
@@ -228,15 +255,26 @@ def _flush_folders(root: Path, files: Iterable[str]) -> None:
 
 
 def _replace_manifest(
-    root: Path, listed: Mapping[str, object], writer: Writer | None, is_durable: bool = True, place: Path | None = None
+    root: Path,
+    listed: Mapping[str, object],
+    writer: Writer | None,
+    is_durable: bool = True,
+    place: Path | None = None,
+    pin: int | None = None,
 ) -> None:
-    """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant."""
+    """Write a manifest elsewhere and rename it. A folder that has one has the old or the new one at every instant.
+
+    It is written in a `place`, by default in the folder. With `pin` the folder is the one with this descriptor.
+    """
     written = root / f"{MANIFEST_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
     write_new(written, text.encode(), is_durable)
     try:
-        os.replace(written, root / MANIFEST_NAME)
+        if pin is None:
+            os.replace(written, root / MANIFEST_NAME)
+        else:
+            os.replace(written, MANIFEST_NAME, dst_dir_fd=pin)
     except OSError:
         written.unlink(missing_ok=True)
         raise
@@ -247,6 +285,10 @@ class SavingPlace:
 
     User code may look for files beside its checkpoint, so it writes in place. Until the checkpoint is whole, its
     manifest lists no files and names the run. An older folder of that name waits in the hidden folder.
+
+    Every name in the output folder is given and taken by a rename from or into the hidden folder, which is there before
+    the run looks at its lock. A run that takes the lock over removes it (`layout.remove_hidden_of_others`). So what a
+    run does after it has lost the output folder fails, and what the other run has written stays.
     """
 
     def __init__(self, final: str, owner: Owner, in_place: bool = False) -> None:
@@ -258,12 +300,14 @@ class SavingPlace:
         self._replaced = os.path.join(self.hidden, layout.REPLACED, name)
         self._began = 0
         self._is_begun, self._is_flushed = False, True
+        self._sealed: os.stat_result | None = None
 
-    def prepare(self) -> None:
-        """Make the hidden folder anew, and the checkpoint's where it is written in place."""
+    def prepare(self, may_write: Check = lambda: None) -> None:
+        """Make the hidden folder anew, and the checkpoint's where it is written in place, if the run `may_write`."""
         if os.path.isdir(self.hidden):  # a save that failed may have left one
             self.discard()
         layout.make_hidden(self.run_dir, layout.SAVING, self._owner)
+        may_write()
         self._began = os.stat(self.hidden).st_ctime_ns  # by the clock of the disk
         if self._in_place:
             # The folder gets its name together with its marker, and only once both are on the disk
@@ -293,28 +337,37 @@ class SavingPlace:
                 shutil.copy2(path, target, follow_symlinks=False)
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
         self._is_flushed = flushes or os.path.lexists(self._replaced if self._in_place else self.final)
-        seal(self.folder, writer, carried, self._is_flushed)
+        seal(self.folder, writer, carried, self._is_flushed, Path(self.hidden) if self._in_place else None)
+        self._sealed = os.stat(self.folder)
 
     def put(self) -> None:
         """Rename a sealed folder to its final name. At every instant the old folder of that name or the new is whole.
 
         Files of the old folder that belong to no checkpoint are the user's and are copied into the new one. So are
         files that the old manifest lists and that were written again since, by the run's own code before this save.
+        A reader that came in between may have renamed the sealed folder (`recover`).
         """
         if not self._in_place:
-            if os.path.lexists(self.final):
+            if os.path.lexists(self.final) and os.path.lexists(self.folder):
                 _carry_over(Path(self.final), Path(self.folder))
                 self._set_aside()
-            move(self.folder, self.final)
+            try:
+                move(self.folder, self.final)
+            except FileNotFoundError:
+                if self._sealed is None or not os.path.samestat(os.stat(self.final), self._sealed):
+                    raise
             if self._is_flushed:
                 flush(Path(self.run_dir))
         self._is_begun = False
         layout.remove_hidden(self.hidden)
 
     def discard(self) -> None:
-        """Remove what is left of the save. What had the final name before a save that failed gets it back."""
+        """Remove what is left of the save. What had the final name before a save that failed gets it back.
+
+        If a run that took the output folder over has removed the hidden folder, the names there are that run's.
+        """
         with contextlib.suppress(OSError):  # the next run tries again
-            if self._is_begun:
+            if self._is_begun and layout.has_record(self.hidden):
                 if os.path.isdir(self.final) and not os.path.lexists(os.path.join(self.final, MANIFEST_NAME)):
                     _take_out(self.final, self.hidden)  # user code has made it anew
                 self._is_begun = False
@@ -328,6 +381,8 @@ class SavingPlace:
             )
         elif not os.path.isdir(self.final):
             return
+        if not layout.has_record(self.hidden):  # copying may have made the path anew that another run has removed
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.hidden)
         os.mkdir(os.path.dirname(self._replaced))
         move(self.final, self._replaced)
         for folder in (os.path.dirname(self._replaced), self.hidden, self.run_dir):
@@ -358,29 +413,48 @@ def _carry_over(old: Path, new: Path) -> set[str]:
 
 def _take_out(checkpoint: str, place: str) -> None:
     """Move a checkpoint that did not become whole into a hidden folder, which is deleted."""
-    os.makedirs(os.path.join(place, layout.DELETED), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(os.path.join(place, layout.DELETED))
     take_out(checkpoint, os.path.join(place, layout.DELETED, os.path.basename(checkpoint)))
 
 
 def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
-    """Take out what a save that did not end has written in place, and give what it replaces its name again."""
+    """Take out what a save that did not end has written in place, and give what it replaces its name again.
+
+    Another host's process may do so at the same time: each goes on where the other was faster.
+    """
     run_dir, replaced = os.path.dirname(place), os.path.join(place, layout.REPLACED)
-    if not os.path.isdir(place):
+    if not layout.has_record(place):
         return
     for path in checkpoints:
         manifest = read_manifest(path)
         if manifest.exists and manifest.saving == owner.id:
-            _take_out(path, place)
+            with contextlib.suppress(OSError):
+                _take_out(path, place)
     for name in sorted(os.listdir(replaced)) if os.path.isdir(replaced) else ():
         if not os.path.lexists(os.path.join(run_dir, name)):
-            move(os.path.join(replaced, name), os.path.join(run_dir, name))
+            with contextlib.suppress(OSError):
+                move(os.path.join(replaced, name), os.path.join(run_dir, name))
 
 
-def remove(folder: str) -> None:
+def _name_whole_ones(place: str) -> None:
+    """Rename the whole checkpoints of a save's hidden folder to their names, where no older folder has them.
+
+    Their owner may be about to do so, too.
+    """
+    for path in layout.list_checkpoints(place):
+        final = os.path.join(os.path.dirname(place), os.path.basename(path))
+        if not os.path.lexists(final) and is_ours(path) and not problems(path):
+            with contextlib.suppress(OSError):
+                os.replace(path, final)
+
+
+def remove(folder: str, may_write: Check = lambda: None) -> None:
     """Delete a checkpoint of ours, with the files of callbacks and overrides in it, as upstream does.
 
     The folder is renamed first, so one that is half deleted is never taken for a checkpoint. A folder without a
-    manifest stays, since it never was a checkpoint of ours.
+    manifest stays, since it never was a checkpoint of ours. `may_write` raises an error if the run has lost the output
+    folder.
 
     Raises:
         OSError: It cannot be deleted, or it is a symbolic link, whose target is not ours to delete.
@@ -391,6 +465,7 @@ def remove(folder: str) -> None:
     if root.is_symlink():
         raise OSError("it is a symbolic link")
     with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
+        may_write()  # whoever takes the lock from now on removes the place first
         _take_out(folder, place)
         shutil.rmtree(os.path.join(place, layout.DELETED))
 
@@ -403,24 +478,23 @@ def is_ours(folder: str) -> bool:
 def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     """Finish saves that were killed after everything was on disk. With the folder's lock, remove what else they left.
 
+    Several processes may do so at once, and beside a run that saves. Each step is one rename that the first one makes.
+    Whoever comes later finds it made, so all of them see the same checkpoints from then on.
+
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.
     """
-    saving = layout.hidden_folders(run_dir, layout.SAVING)
-    is_alone = has_lock or not os.path.lexists(os.path.join(run_dir, LOCK_NAME))
+    is_alone = has_lock or is_free(run_dir)
     ended = []
-    for place, owner in saving:
+    for place, owner in layout.hidden_folders(run_dir, layout.SAVING):
         alive = owner.is_alive()
-        if alive or (alive is None and not is_alone):
+        if alive:
+            continue
+        _name_whole_ones(place)
+        if alive is None and not is_alone:  # it may be within a save
             continue
         ended.append(place)
-        for path in layout.list_checkpoints(place):
-            final = os.path.join(run_dir, os.path.basename(path))
-            if not os.path.lexists(final) and is_ours(path) and not problems(path):
-                # every process of a run may ask for its last checkpoint: one of them is first
-                with contextlib.suppress(OSError):
-                    os.replace(path, final)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), queueing(os.path.join(place, layout.RECORD)):
             _put_back(place, owner, layout.list_checkpoints(run_dir))
     writers: dict[str, Writer | None] = {}
     for path in layout.list_checkpoints(run_dir):
@@ -428,14 +502,14 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
         if manifest.files is None:
             continue
         writers[path] = manifest.writer
-        if any(map(_is_of_this_boot, manifest.files.values())):  # not all of them are flushed yet
+        if is_alone and any(map(_is_of_this_boot, manifest.files.values())):  # not all of them are flushed yet
             # In a folder that is read-only it stays as it is. If the disk refuses a file, the file says so.
             with contextlib.suppress(OSError):
                 finish(path)
     if has_lock:
         layout.remove_ended(run_dir, layout.CONVERTING)
         for place in ended:
-            layout.remove_hidden(place)
+            layout.remove_hidden_of_others(place)
     return writers
 
 
@@ -500,10 +574,10 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Find the newest complete checkpoint of a folder, or None.
 
-    Unless a run is saving there, this first finishes the save of a killed run, if all of its files were on disk. It
-    deletes only the lock of a dead process of this host. The next run that saves there removes everything else that
-    killed runs have left. Newer checkpoints that are incomplete or damaged are skipped. A warning names each of them,
-    with the reason.
+    This first finishes the save of a killed run, if all of its files were on disk. It takes no lock, so processes that
+    ask at the same time find the same checkpoint. It deletes only the lock of a dead process of this host. The next run
+    that saves there removes everything else that killed runs have left. Newer checkpoints that are incomplete or
+    damaged are skipped. A warning names each of them, with the reason.
 
     Raises:
         ArgumentError: `folder` is an address of other storage.
@@ -523,8 +597,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
             if refusal_behind(error) is not None:
                 raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
-    if is_free(folder):
-        recover(os.fspath(folder))
+    recover(os.fspath(folder))
     return newest_checkpoint(folder)[0]
 
 

@@ -3,6 +3,9 @@
 The lock of a killed run is taken over with a warning. A process of another machine or container cannot be asked whether
 it lives. So each run increments a counter in its lock every few seconds, and a lock that does not change belongs to a
 run that has ended. Clocks of machines and disks differ, so no two times are compared.
+
+A run that was only stopped comes back to a folder that has another owner by then. It remembers that it has lost the
+folder, and never takes the lock again.
 """
 
 from __future__ import annotations
@@ -18,11 +21,18 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from hf_compat.checkpoint.files import read_small, write_new
+from hf_compat.checkpoint.files import open_regular, read_small, write_new
 from hf_compat.errors import CheckpointError, OutputFolderError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such module
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -115,42 +125,58 @@ class RunLock:
 
     def __init__(self, folder: str, owner: Owner | None = None) -> None:
         self.folder, self.owner = folder, owner or Owner()
+        self.lost: str | None = None  # why the folder is no longer this run's, once that was seen
         self._path = os.path.join(folder, LOCK_NAME)
+        self.is_held = False  # or was, until it was lost
+        self._is_shared = False  # another node's process of this run has written it
+        self._looking = threading.Lock()  # a write beside the training asks, too
         self._is_over = threading.Event()
         self._heartbeat: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or make sure that it is still this run's. One that is gone is written again.
+        """Take the lock. Once this run has had it, only make sure that it is still this run's.
 
         Raises:
-            OutputFolderError: A live run has it, or it cannot be written.
+            OutputFolderError: A live run has it, this run has lost it, or it cannot be written.
         """
-        ACTIVE.add(self.owner.id)
         try:
-            os.makedirs(self.folder, exist_ok=True)
-            while True:
-                with contextlib.suppress(FileExistsError):
-                    write_new(self._path, _lock_content(self.owner))
-                    break
-                owner = _read_owner(self.folder)  # None while another process writes it
-                # this process has it, or one of the same run on another node
-                if owner is not None and owner.token == self.owner.token:
-                    break
-                self._refuse_live(owner)
-                if self._take_over(owner):
-                    break
+            with self._looking:
+                if not self.is_held:
+                    ACTIVE.add(self.owner.id)
+                    self._take()
+                    self.is_held = True
+                elif self.lost is None:
+                    self._look_again()
         except OSError as error:
-            ACTIVE.discard(self.owner.id)
+            if not self.is_held:
+                ACTIVE.discard(self.owner.id)
             if isinstance(error, OutputFolderError):
                 raise
             raise OutputFolderError(
                 f"`output_dir={self.folder!r}`: no run can save there: {error}.\n\n"
                 "Hint: make room or give write permission there, or name another folder."
             ) from error
+        if self.lost is not None:
+            raise OutputFolderError(self.lost)
         if self._heartbeat is None:
             # Disks may round times, so a count that grows shows that the run lives
             self._heartbeat = threading.Thread(target=self._beat, name="hf_compat-lock", daemon=True)
             self._heartbeat.start()
+
+    def _take(self) -> None:
+        os.makedirs(self.folder, exist_ok=True)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                write_new(self._path, _lock_content(self.owner))
+                return
+            owner = _read_owner(self.folder)  # None while another process writes it
+            # this process has it, or one of the same run on another node
+            if owner is not None and owner.token == self.owner.token:
+                self._is_shared = owner != self.owner
+                return
+            self._refuse_live(owner)
+            if _remove_ended(self.folder, owner):
+                logger.warning("%s: the lock of %s is taken over.", self.folder, _description(owner))
 
     def _refuse_live(self, owner: Owner | None) -> None:
         """Raise an error if the owner of the lock lives. One that cannot be asked is watched first."""
@@ -169,37 +195,33 @@ class RunLock:
             way_out = f"end it (`kill {owner.pid}`), or {way_out}"
         raise OutputFolderError(f"Another run saves into {self.folder}: {who}.\n\nHint: wait for it, or {way_out}.")
 
-    def _take_over(self, owner: Owner | None) -> bool:
-        """Replace the lock of a run that has ended. One process at a time does so."""
-        turnstile = f"{self._path}.takeover"
-        try:
-            os.mkdir(turnstile)
-        except FileExistsError:
-            if _is_silent(turnstile):  # else wait for the other taker. The folder of a killed one is removed
-                try:
-                    os.rmdir(turnstile)
-                except FileNotFoundError:
-                    pass  # another taker has seen it, too
-                except OSError as error:
-                    raise OutputFolderError(
-                        f"{turnstile} is not the empty folder of a run that takes the lock over, so the lock of a run "
-                        f"that has ended cannot be taken over.\n\nHint: remove {turnstile}, or name another "
-                        "`output_dir`."
-                    ) from error
-            return False
-        try:
-            if not os.path.lexists(self._path) or _read_owner(self.folder) != owner:
-                return False  # given back, or another run was faster
-            logger.warning("%s: the lock of %s is taken over.", self.folder, _description(owner))
-            if os.path.isdir(self._path) and not os.path.islink(self._path):
-                os.rmdir(self._path)
-            aside = f"{self._path}.{secrets.token_hex(8)}"
-            write_new(aside, _lock_content(self.owner))
-            os.replace(aside, self._path)
-            return True
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # the disk stalled, and another taker gave this one up
-                os.rmdir(turnstile)
+    def _look_again(self) -> None:
+        """Note whether the lock is still this run's.
+
+        A folder that was deleted is made again: no other run's files are in a folder that only this run has made.
+        """
+        owner = _read_owner(self.folder)
+        if owner is None and not os.path.lexists(self.folder):
+            with contextlib.suppress(FileExistsError):  # another run was faster
+                os.makedirs(self.folder)
+                write_new(self._path, _lock_content(self.owner))
+            owner = _read_owner(self.folder)
+        if owner is None or owner.token != self.owner.token:
+            self._lose(owner)
+
+    def _lose(self, owner: Owner | None) -> None:
+        """Remember that the folder is another run's."""
+        if owner is not None:
+            fact = f"Another run saves into {self.folder}: {_description(owner)}."
+        else:
+            what = "cannot be read" if os.path.lexists(self._path) else "is gone"
+            fact = f"{self.folder} is no longer this run's: its {LOCK_NAME} {what}. Another run may have saved there."
+        self.lost = (
+            f"{fact} This run had the folder before, and writes nothing more into it. A run that shows no life for "
+            f"{SILENCE_SECONDS:g} s (stopped, or its disk did not answer) loses its folder to a run that starts there."
+            "\n\nHint: let the other run end; `resume_from_checkpoint=True` then continues from the newest checkpoint. "
+            "Or name another `output_dir`."
+        )
 
     def release(self) -> None:
         """Remove the lock if it is still this run's. A forked process removes nothing."""
@@ -210,17 +232,26 @@ class RunLock:
         with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
             if self._heartbeat is not None:
                 self._heartbeat.join(HEARTBEAT_SECONDS)  # if the disk does not answer, it ends with the process
-        with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now, takes no further saves
-            if _read_owner(self.folder) == self.owner:
+        owner = _read_owner(self.folder)
+        if owner == self.owner:
+            with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now, takes no further saves
                 os.unlink(self._path)
+        elif self.is_held and not self._is_shared and self.lost is None and os.path.isdir(self.folder):
+            self._lose(owner)  # what is written after the training asks for it
 
     def _beat(self) -> None:
         """Count in the lock while it is this run's. All other bytes stay, so a reader finds the owner at any time."""
-        beats = 0
+        beats = missed = 0
         while not self._is_over.wait(HEARTBEAT_SECONDS):
             beats += 1
+            owner = _read_owner(self.folder)
+            # A folder that is being deleted loses its lock before it is gone, so one look is not enough
+            missed = missed + 1 if owner is None and os.path.isdir(self.folder) else 0
+            if missed > 1 or (owner is not None and owner.token != self.owner.token):
+                self._lose(owner)
+                return
             with contextlib.suppress(OSError):  # the next save looks again, and says so
-                if _read_owner(self.folder) != self.owner:
+                if owner != self.owner:
                     continue
                 os.utime(self._path)  # a full disk may take this and no content
                 with open(self._path, "r+b", buffering=0) as file:
@@ -229,15 +260,81 @@ class RunLock:
                         file.write(_lock_content(self.owner, beats))
 
 
+def _remove_ended(folder: str | os.PathLike[str], owner: Owner | None) -> bool:
+    """Remove the lock of a run that has ended, if it is still that run's. Whether this process has.
+
+    One process at a time does so. The others return when it has, so that none finds its turnstile in the folder.
+    """
+    path = os.path.join(folder, LOCK_NAME)
+    turnstile = f"{path}.takeover"
+    with queueing(path):
+        while os.path.lexists(path) and _read_owner(folder) == owner:
+            try:
+                os.mkdir(turnstile)
+            except FileExistsError:
+                _wait_at(turnstile)
+                continue
+            try:
+                if not os.path.lexists(path) or _read_owner(folder) != owner:
+                    return False  # given back, or another run was faster
+                if os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+                return True
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # the disk stalled, and another taker gave this one up
+                    os.rmdir(turnstile)
+    return False
+
+
+def _wait_at(turnstile: str) -> None:
+    """Wait until another taker's folder changes or is gone. That of a killed taker is removed."""
+    if not _is_silent(turnstile):
+        return
+    try:
+        os.rmdir(turnstile)
+    except FileNotFoundError:
+        pass  # another taker has seen it, too
+    except OSError as error:
+        raise OutputFolderError(
+            f"{turnstile} is not the empty folder of a run that takes the lock over, so the lock of a run "
+            f"that has ended cannot be taken over.\n\nHint: remove {turnstile}, or name another `output_dir`."
+        ) from error
+
+
+@contextlib.contextmanager
+def queueing(path: str) -> Iterator[None]:
+    """Let this machine's processes that name a file go on one after the other. Where none can be locked, all go on."""
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            with contextlib.suppress(OSError, CheckpointError):
+                file = stack.enter_context(open_regular(path))
+                until = time.monotonic() + SILENCE_SECONDS  # one that was stopped there keeps nobody out
+                while not _is_locked(file) and time.monotonic() < until:
+                    time.sleep(0.005)
+        yield
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    """Whether the system lets this process lock a file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _is_silent(path: str) -> bool:
     """Whether a lock, or a taker's folder, does not change for `SILENCE_SECONDS`.
 
     If the disk does not answer, the other run cannot show life either, so the watch begins again.
     """
-    seen, since = _look(path), time.monotonic()
+    seen, since, pause = _look(path), time.monotonic(), 0.01
     while seen is not None and time.monotonic() - since < SILENCE_SECONDS:
         asked = time.monotonic()
-        time.sleep(min(0.5, SILENCE_SECONDS / 10))
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5, SILENCE_SECONDS / 10)
         if _look(path) != seen:
             return False
         if time.monotonic() - asked > SILENCE_SECONDS / 3:
@@ -282,19 +379,15 @@ def _read_owner(folder: str | os.PathLike[str]) -> Owner | None:
 
 
 def is_free(folder: str | os.PathLike[str]) -> bool:
-    """Whether no live run of this host saves into a folder, by what the system says of processes.
+    """Whether no run has the lock of a folder, by what the system says of processes.
 
-    The lock of one that has died is removed. Scripts refuse an output folder that is not empty and holds no checkpoint,
-    so a run that was killed before its first save could not be started again. In a folder that cannot be written to the
-    lock stays, and counts.
+    The lock of one of this host that has died does not count, and is removed. Scripts refuse an output folder that is
+    not empty and holds no checkpoint, so a run that was killed before its first save could not be started again. In a
+    folder that cannot be written to that lock stays. The lock of another host's run counts.
     """
     owner = _read_owner(folder)
-    alive = None if owner is None else owner.is_alive()
-    if alive is False:
-        lock = RunLock(os.fspath(folder))
-        try:
-            lock.acquire()
-        except OutputFolderError:
-            return False
-        lock.release()
-    return not alive
+    if owner is not None and owner.is_alive() is False:
+        with contextlib.suppress(OSError):
+            _remove_ended(folder, owner)
+        return True
+    return owner is None and not os.path.lexists(os.path.join(folder, LOCK_NAME))

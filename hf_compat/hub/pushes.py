@@ -87,6 +87,7 @@ class Pushes:
     def push_checkpoint(self, folder: str) -> None:
         """Push a checkpoint that was just written. Every rank calls it."""
         self.unpushed = None
+        self._host._saver.check_folder(folder)
         try:
             self._host._push_from_checkpoint(folder)
         except OSError as error:

@@ -122,6 +122,7 @@ class CheckpointMethods(TrainerBase):
         """
         folder = self.args.output_dir if output_dir is None else local_path("output_dir", output_dir)
         if not _internal_call:
+            self._saver.check_folder(folder)
             log_line(f"Saving model checkpoint to {folder}")
             stepping_of(self.optimizer).tell_of_saving()
         # `_save` overrides in subclasses, or on this instance
@@ -181,7 +182,8 @@ class CheckpointMethods(TrainerBase):
         """
         ordered = self._sorted_checkpoints(output_dir, use_mtime=use_mtime)
         own = [path for path in ordered if manifest.is_ours(path)]
-        remove_surplus(own, self.args.save_total_limit, [self.state.best_model_checkpoint, *own[-1:]])
+        keep = [self.state.best_model_checkpoint, *own[-1:]]
+        remove_surplus(own, self.args.save_total_limit, keep, self._saver.remove)
 
     def _sorted_checkpoints(
         self,

@@ -68,6 +68,7 @@ class HubMethods(TrainerBase):
         if not self.is_world_process_zero():
             return
         output_dir = str(self.args.output_dir)
+        self._saver.check_folder(output_dir)
         os.makedirs(output_dir, exist_ok=True)
         path = os.path.join(output_dir, "README.md")
         known_tags, library = read_tags(path)

@@ -185,6 +185,7 @@ class LogMethods(SearchMethods):
         if not self.is_world_process_zero():
             return
         folder = str(self.args.output_dir)
+        self._saver.check_folder(folder)
         os.makedirs(folder, exist_ok=True)
         for name, is_joint in ((split, False), ("all", True)) if combined else ((split, False),):
             path, values = os.path.join(folder, f"{name}_results.json"), plain_metrics(metrics, "evaluate")
@@ -197,6 +198,7 @@ class LogMethods(SearchMethods):
     def save_state(self) -> None:
         """Write the state to `trainer_state.json` in the output folder."""
         if self.is_world_process_zero():
+            self._saver.check_folder(str(self.args.output_dir))
             os.makedirs(str(self.args.output_dir), exist_ok=True)
             self.state.save_to_json(os.path.join(str(self.args.output_dir), TRAINER_STATE_NAME))
 

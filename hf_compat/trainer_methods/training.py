@@ -144,6 +144,7 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         """Log the run's summary, load the best model, keep it alone if asked, and fire `on_train_end`."""
         with failing_together():
             self._saver.background.wait()
+            self._saver.check_folder()
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         if self._pushes.unpushed is not None:
             self._pushes.push_checkpoint(self._pushes.unpushed)

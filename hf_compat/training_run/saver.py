@@ -90,6 +90,8 @@ def remove_surplus(
     for path in checkpoints_to_delete(in_rotation_order, save_total_limit, keep):
         try:
             (remove or manifest.remove)(path)
+        except OutputFolderError:  # the folder is another run's by now
+            raise
         except OSError as error:
             logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", path, error)
 
@@ -115,20 +117,20 @@ class OutputFolder:
 
     def __init__(self) -> None:
         self.owner = broadcast_object(Owner())  # of the locks, with a token that is equal on every rank
-        self._locks: dict[str, RunLock] = {}  # by folder
+        self.locks: dict[str, RunLock] = {}  # by folder
         self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
     def hold(self, folder: str) -> None:
-        """Lock a folder and remove remains of killed runs. If it is locked, check that this run still owns it.
+        """Lock a folder and remove remains of killed runs. If this run has locked it, check that it still owns it.
 
         With node-local disks, each node has a rank that saves. No other rank calls it.
 
         Raises:
-            OutputFolderError: Another run saves there, or the folder cannot be written to.
+            OutputFolderError: Another run saves there, this run has lost the folder, or it cannot be written to.
         """
         is_first, is_new = folder not in self._found, not os.path.isdir(folder)
         # noted before it is acquired, so that `release` works if that fails
-        self._locks.setdefault(folder, RunLock(folder, Owner(token=self.owner.token))).acquire()
+        self.locks.setdefault(folder, RunLock(folder, Owner(token=self.owner.token))).acquire()
         if is_first or is_new:
             place = Path(folder).resolve()  # the entries of the folder, and of those above it on the same disk
             with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
@@ -158,7 +160,7 @@ class OutputFolder:
     def release(self) -> None:
         """Unlock every folder."""
         with contextlib.ExitStack() as each:  # Ctrl-C in one leaves no other one locked
-            for lock in self._locks.values():
+            for lock in self.locks.values():
                 each.callback(lock.release)
 
 
@@ -221,6 +223,7 @@ class Saver:
     def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
         self._host, self._overrides = host, overrides
         self.folder: OutputFolder | None = None  # within `taking_folder`
+        self._lost: list[RunLock] = []  # of the folders that the last training has lost to other runs
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), LaterCopies()
         self._device_copies = DeviceCopies()
@@ -238,6 +241,8 @@ class Saver:
         """
         args = self._host.args
         folder = self.folder = OutputFolder()
+        if self._host.is_in_train:
+            self._lost = []  # a new turn, which takes its folders anew
         try:
             if at_once and saves_checkpoints(args):
                 with failing_together():
@@ -256,6 +261,26 @@ class Saver:
                 self._state_copies.release()
             folder.release()
             self.folder = None
+            self._lost += [lock for lock in folder.locks.values() if lock.lost is not None]
+
+    def check_folder(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Refuse to write into an output folder, or below it, that this run or the last one has lost to another run.
+
+        Without a path, look at all folders that this run saves into.
+
+        Raises:
+            OutputFolderError: It is lost. The process that saves finds that out; others have no lock.
+        """
+        held = [] if self.folder is None else [lock for lock in self.folder.locks.values() if lock.is_held]
+        for lock in [*self._lost, *held]:
+            place = Path(lock.folder if path is None else path).resolve()
+            if Path(lock.folder).resolve() in (place, *place.parents):
+                lock.acquire()
+
+    @property
+    def has_lost_folder(self) -> bool:
+        """Whether the heartbeat of a lock has seen that the folder is another run's."""
+        return self.folder is not None and any(lock.lost for lock in self.folder.locks.values())
 
     def save(self, run_dir: str) -> None:
         """Write `checkpoint-<updates>` into a folder.
@@ -270,6 +295,7 @@ class Saver:
         final = layout.checkpoint_path(run_dir, state.global_step)
         with contextlib.ExitStack() as alone:
             if not host.is_in_train or self.folder is None:  # the folder is taken for this save only
+                self.check_folder(run_dir)
                 alone.enter_context(self.taking_folder(at_once=False))
             folder = self.folder
             assert folder is not None  # `taking_folder` has set it
@@ -278,7 +304,7 @@ class Saver:
             with self._together(place):
                 if args.should_save:
                     folder.hold(run_dir)
-                    place.prepare()
+                    place.prepare(functools.partial(folder.hold, run_dir))
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
                 state,
@@ -384,6 +410,7 @@ class Saver:
                     place.discard()
                 is_of_disk = isinstance(failed, (OSError, RuntimeError, safetensors.SafetensorError))
                 if is_of_disk and not isinstance(failed, HfCompatError):
+                    self.check_folder(place.final)  # a run that has taken the folder removes the hidden one
                     raise _not_written(place.final, failed) from failed
                 raise
 
@@ -412,26 +439,35 @@ class Saver:
         """
         host, run_dir, limit = self._host, os.path.dirname(final), self._host.args.save_total_limit
         if timing is Timing.LATER:
+            self.check_folder(final)
             try:
                 manifest.finish(final)
             except OSError as error:  # the system has lost a part of it
+                self.check_folder(final)
                 with contextlib.suppress(OSError):
-                    manifest.remove(final)
+                    self.remove(final)
                 raise _not_written(final, error) from error
         if not host.args.should_save:
             return
+        self.check_folder(final)
         if self._overrides("_rotate_checkpoints"):
             host._rotate_checkpoints(use_mtime=True, output_dir=run_dir)
         elif self._overrides("_sorted_checkpoints"):
             ordered = host._sorted_checkpoints(output_dir=run_dir, use_mtime=True)
-            remove_surplus([path for path in ordered if manifest.is_ours(path)], limit, [best, final])
+            remove_surplus([path for path in ordered if manifest.is_ours(path)], limit, [best, final], self.remove)
         elif limit:  # reading the manifests takes longer with every checkpoint
             ordered = self.in_rotation_order(run_dir, layout.checkpoint_step(final) or 0)
-            remove_surplus(ordered, limit, [best, final])
+            remove_surplus(ordered, limit, [best, final], self.remove)
+
+    def remove(self, path: str) -> None:
+        """Delete a checkpoint, unless the folder that it is in is another run's by now."""
+        manifest.remove(path, functools.partial(self.check_folder, path))
 
     def adopt_changes(self) -> None:
         """List anew what the run's callbacks or overrides have changed in the checkpoint just written."""
         (folder, stamps), self._sealed = self._sealed or ("", {}), None
+        if folder:
+            self.check_folder(folder)
         try:
             changes = manifest.adopt_changes(folder, stamps) if folder else ()
         except OSError as error:
@@ -525,7 +561,7 @@ class Saver:
         ordered = self.in_rotation_order(run_dir, 0)
         for path in checkpoints_to_delete(ordered, 1, [best]):  # all go but the best
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-        remove_surplus(ordered, 1, [best])
+        remove_surplus(ordered, 1, [best], self.remove)
 
 
 class BackgroundWriter:

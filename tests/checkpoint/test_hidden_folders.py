@@ -102,12 +102,36 @@ def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [CONVERTING + ELSEWHERE.id]
 
 
-def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_whole_save_of_a_run_elsewhere_is_named_by_the_first_reader(tmp_path, has_lock):
+    """The hosts of a job cannot ask of each other's processes. All of them find the same checkpoint all the same."""
     sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
-    (tmp_path / LOCK_NAME).write_text(json.dumps(asdict(ELSEWHERE)))
-    assert manifest.get_last_checkpoint(tmp_path) is None
-    (tmp_path / LOCK_NAME).unlink()  # nobody saves there
+    if has_lock:
+        (tmp_path / LOCK_NAME).write_text(json.dumps(asdict(ELSEWHERE)))
     assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    assert (tmp_path / LOCK_NAME).exists() is has_lock
+
+
+@pytest.mark.parametrize("when", ["before the last look", "between the two renames"])
+def test_a_run_whose_save_a_reader_elsewhere_has_named_goes_on(tmp_path, monkeypatch, when):
+    final, replace = tmp_path / "checkpoint-4", os.replace
+    place = manifest.SavingPlace(str(final), ELSEWHERE)
+    place.prepare()
+    sealed(Path(place.folder))
+    place.seal(Writer("run", 1), True)
+    if when == "before the last look":
+        assert manifest.get_last_checkpoint(tmp_path) == str(final)
+    else:
+
+        def after_a_reader(source, target, **options):
+            monkeypatch.setattr(os, "replace", replace)
+            if target == str(final):
+                assert manifest.get_last_checkpoint(tmp_path) == str(final)
+            replace(source, target, **options)
+
+        monkeypatch.setattr(os, "replace", after_a_reader)
+    place.put()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"] and manifest.problems(str(final)) == []
 
 
 def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -126,12 +127,56 @@ def test_a_run_touches_its_lock(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name == "hf_compat-lock"]
 
 
-def test_a_lock_that_was_deleted_is_written_again_before_a_save(tmp_path):
-    lock = RunLock(str(tmp_path / "out"))
+def test_a_run_whose_lock_is_gone_never_takes_it_again(tmp_path):
+    """Another run may have taken the folder, trained to its end and given the lock back."""
+    lock = RunLock(str(tmp_path))
     lock.acquire()
-    (tmp_path / "out" / LOCK_NAME).unlink()
+    (tmp_path / LOCK_NAME).unlink()
+    for _ in range(2):
+        with pytest.raises(OutputFolderError, match=rf"(?s){tmp_path} is no longer this run's.*Hint:.*output_dir"):
+            lock.acquire()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+    RunLock(str(tmp_path)).acquire()  # a run that starts there now takes it
+
+
+def test_a_run_that_lost_its_lock_to_one_that_was_killed_does_not_take_it_over(tmp_path):
+    lock = RunLock(str(tmp_path))
+    lock.acquire()
+    lock_of(tmp_path, pid=ended_process())
+    left = (tmp_path / LOCK_NAME).read_bytes()
+    with pytest.raises(OutputFolderError, match=r"(?s)process \d+ on .*, which has ended,.*writes nothing more"):
+        lock.acquire()
+    lock.release()
+    assert (tmp_path / LOCK_NAME).read_bytes() == left
+
+
+@pytest.mark.parametrize("by", ["another run", "nobody"])
+def test_a_heartbeat_remembers_that_the_lock_was_lost(tmp_path, by):
+    lock = RunLock(str(tmp_path))
+    lock.acquire()
+    (tmp_path / LOCK_NAME).unlink()
+    if by == "another run":
+        lock_of(tmp_path, host="elsewhere")
+    lock._heartbeat.join(20)
+    assert not lock._heartbeat.is_alive() and ("on elsewhere" in lock.lost) is (by == "another run")
+    (tmp_path / LOCK_NAME).unlink(missing_ok=True)  # that run has ended since
+    with pytest.raises(OutputFolderError, match="writes nothing more"):
+        lock.acquire()
+    lock.release()
+
+
+def test_a_folder_that_was_deleted_is_made_again_unless_another_run_has_made_it(tmp_path):
+    lock, other = RunLock(str(tmp_path / "out")), RunLock(str(tmp_path / "out"))
+    lock.acquire()
+    shutil.rmtree(tmp_path / "out")
     lock.acquire()
     assert not is_free(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    other.acquire()
+    other.release()
+    with pytest.raises(OutputFolderError, match="writes nothing more"):
+        lock.acquire()
     lock.release()
 
 

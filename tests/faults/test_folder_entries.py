@@ -32,7 +32,7 @@ class Disk:
 
     def _noting(self, name, call):
         def noted(*args, **kwargs):
-            moment = self._moment(name, *args)
+            moment = self._moment(name, *args, **kwargs)
             if moment is not None:
                 self.look(moment)
             if name in ("unlink", "rmdir"):  # another one may get its number
@@ -47,6 +47,8 @@ class Disk:
 
     def _moment(self, name, source, target=None, **options):
         source, target = Path(str(source)), Path(str(target))
+        if "dst_dir_fd" in options:
+            target = Path(os.readlink(f"/proc/self/fd/{options['dst_dir_fd']}"), target)
         if name == "replace" and target.parent.name == DELETED:
             return f"{source.name} goes"
         if name == "rmtree" and source.name == REPLACED:

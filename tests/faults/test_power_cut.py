@@ -73,7 +73,7 @@ class Recorder:
         def noted(*args, **kwargs):
             with self._lock:
                 self.note()
-                self._forget(name, args, kwargs.get("dir_fd"))
+                self._forget(name, args, kwargs.get("dir_fd", kwargs.get("dst_dir_fd")))
                 result = call(*args, **kwargs)
                 self._after(name, args)
                 return result
@@ -535,10 +535,10 @@ def test_a_manifest_that_a_kill_has_left_half_written_is_removed(make_args, tmp_
 
 
 def fail_to_name_manifests(replace):
-    def fail(source, target):
-        if Path(source).parent.parent.name == "out" and Path(target).parent.parent.name == "out":
+    def fail(source, target, **options):
+        if Path(source).parent.parent.name == "out" and Path(target).name == "manifest.json":
             raise OSError(28, "No space left on device")
-        replace(source, target)
+        replace(source, target, **options)
 
     return fail
 

@@ -141,7 +141,7 @@ def test_a_rotation_that_fails_warns_and_training_goes_on(make_args, tmp_path, w
         old.symlink_to(tmp_path / "moved")
     else:
 
-        def refuse(path):
+        def refuse(path, may_write):
             raise PermissionError(1, "Operation not permitted", path)
 
         monkeypatch.setattr(manifest, "remove", refuse)

@@ -251,6 +251,7 @@ def check_resumption(session: Session) -> None:
         vars(session.trainer.args)["ignore_data_skip"] = True
         try:
             folder = session.output_dir
+            manifest.recover(folder)  # as the run will
             newest, skipped = (wanted, {}) if isinstance(wanted, str) else manifest.newest_checkpoint(folder)
             if newest is None:
                 raise nothing_to_resume(folder, skipped)
