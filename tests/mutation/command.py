@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mutation import recording
 from mutation.places import Change, all_changes, drawn
-from mutation.reached import MAP, Reached, write
+from mutation.reached import MAP, Reached, bodies, write
 from mutation.trials import Outcome, Trials
 from mutation.view import ROOT
 
@@ -121,8 +121,7 @@ class Examiner:
                     verdict.status = "killed"
                     verdict.by = outcome.killer + ("" if outcome.why == "failed" else f" ({outcome.why})")
                     break
-                after = tests.index(outcome.killer) + 1 if outcome.killer in tests else len(tests)
-                tests = tests[after:]
+                tests = tests[_place(tests, outcome.killer) + 1 :]
             if verdict.status == "killed":
                 break
         verdict.seconds = round(time.monotonic() - started, 1)
@@ -133,7 +132,8 @@ class Examiner:
         killer = outcome.killer
         if killer in self.unsound:
             return False
-        before = tests[: tests.index(killer) + 1] if killer in tests else tests
+        place = _place(tests, killer)
+        before = tests[: place + 1]
         if killer not in self.sound:
             without = yield None, before
             if without.killer and not without.ran:
@@ -144,7 +144,7 @@ class Examiner:
                 return (yield from self._is_killed(change, tests, outcome)) if without.killer != killer else False
             self.sound.add(killer)
         if outcome.why != "failed" or outcome.killer_seconds > SURE_SECONDS:
-            again = yield change, [killer] if killer in tests else before
+            again = yield change, [tests[place]] if place < len(tests) else before
             return bool(again.killer)
         return True
 
@@ -155,7 +155,8 @@ class Examiner:
             stage, seen, spent = [], set(), 0.0
             while rest:
                 file = rest[0].partition("::")[0]
-                cost = self.reached.seconds.get(rest[0], 1.0) + (COLLECTING if file not in seen else 0.0)
+                cost = self.reached.seconds.get(rest[0], 1.0)
+                cost += 0.0 if file in seen else COLLECTING + self.reached.shared.get(rest[0], 0.0)
                 if stage and (spent + cost > min(most, left) or len(seen | {file}) > files):
                     break
                 stage.append(rest.pop(0))
@@ -169,8 +170,14 @@ class Examiner:
 
     def _most_seconds(self, tests: list[str]) -> float:
         usual = sum(self.reached.seconds.get(test, 1.0) for test in tests)
+        usual += sum({test.partition("::")[0]: self.reached.shared.get(test, 0.0) for test in tests}.values())
         crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
         return max(LEAST_SECONDS, 5 * usual) * crowd
+
+
+def _place(tests: list[str], test: str) -> int:
+    """Where a test is in a list, perhaps as its function; the list's length if it is not."""
+    return next((place for place, one in enumerate(tests) if one in (test, test.partition("[")[0])), len(tests))
 
 
 def listed() -> dict[str, str]:
@@ -180,14 +187,17 @@ def listed() -> dict[str, str]:
     return {key.strip(): reason.strip() for key, reason in found.items()}
 
 
-def record() -> None:
-    """Run every test, and write the map."""
+def record(everything: bool) -> None:
+    """Run the tests that the map does not know yet, or all, and write the map."""
     import run
 
+    earlier = None if everything else Reached()
     forking = run._forking_files()
-    keep = Path(tempfile.gettempdir()) / "hf_compat-reached"
+    keep = Path(tempfile.gettempdir()) / f"hf_compat-reached-{recording.state_of_package()}"
     words = ["-q", "-m", "not matrix", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    write(*recording.record(words, [forking, [f"--ignore={path}" for path in forking]], keep))
+    groups = [forking, [f"--ignore={path}" for path in forking]]
+    functions = bodies()
+    write(*recording.record(words, groups, keep, earlier.unchanged() if earlier else []), functions, earlier)
     shutil.rmtree(keep)
 
 
@@ -243,7 +253,8 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of tests for a mistake; 0 for all")
     parser.add_argument("--jobs", type=int, default=AT_ONCE, help="how many run at once")
     parser.add_argument("--places", action="store_true", help="print the mistakes and run nothing")
-    parser.add_argument("--record", action="store_true", help=f"write {MAP.name} anew")
+    new = f"run what {MAP.name} does not know yet, or `all` tests, and write it"
+    parser.add_argument("--record", nargs="?", const="new", choices=("new", "all"), help=new)
     return parser.parse_args()
 
 
@@ -251,7 +262,7 @@ def main() -> int:
     """Run the command; return 1 if a mistake survived that is not listed, or a listed one is gone."""
     words = _parsed()
     if words.record:
-        record()
+        record(words.record == "all")
         return 0
     changes = all_changes()
     by_key = {change.key: change for change in changes}

@@ -9,39 +9,121 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import json
 import lzma
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 from mutation import recording
 from mutation.places import Change, core
 from mutation.view import ROOT
 
 MAP = ROOT / "tests" / "reached.json.xz"
-SECONDS_UNKNOWN = 3.0
+SECONDS_OF_A_NEW_TEST = 1.0
+DURATIONS = ROOT / "tests" / "durations.json"
 
 
-def write(table: list[list], found: list[dict], at_import: bytes) -> None:
-    """Write the map from what was recorded."""
+def write(
+    table: list[list], found: list[dict], at_import: bytes, functions: dict[str, str], earlier: Reached | None = None
+) -> None:
+    """Write the map.
+
+    Args:
+        table: The statements.
+        found: What each test has reached.
+        at_import: What the import has reached.
+        functions: The test functions when the recording began.
+        earlier: A map from which the other tests are taken over.
+    """
     found = sorted(found, key=lambda one: one["test"])
     columns = [recording.unpacked(one["hits"]) for one in found]
-    sets: dict[bytes, int] = {}
+    kept = _Kept(earlier, {one["test"] for one in found}, len(found))
+    sets: dict[int, int] = {}
     files: dict[str, dict[str, dict]] = {}
     for number, (file, name, digest, first, last) in enumerate(table):
         bits = sum(1 << place for place, column in enumerate(columns) if column[number])
-        reaching = bits.to_bytes(len(columns) // 8 + 1, "little")
+        bits |= kept.bits(file, name, digest, first, last)
         function = files.setdefault(file, {}).setdefault(name, {"digest": digest, "lines": []})
-        row = [first, last, sets.setdefault(reaching, len(sets)), at_import[number]]
-        function["lines"].append(row)
-    document = {
-        "tests": [[one["test"], one["seconds"], sum(column)] for one, column in zip(found, columns, strict=True)],
-        "sets": [base64.b85encode(lzma.compress(one, lzma.FORMAT_RAW, filters=_FILTERS)).decode() for one in sets],
-        "files": files,
-    }
+        function["lines"].append([first, last, sets.setdefault(bits, len(sets)), at_import[number]])
+    tests = [*_timed(found), *kept.tests]
+    size = len(tests) // 8 + 1
+    document = {"tests": tests, "sets": [_text_of(one, size) for one in sets], "files": files, "bodies": {}}
+    known = {test[0].partition("[")[0] for test in tests}
+    document["bodies"] = {name: digest for name, digest in functions.items() if name in known}
     MAP.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode(), preset=9))
+
+
+def _text_of(bits: int, size: int) -> str:
+    packed = lzma.compress(bits.to_bytes(size, "little"), lzma.FORMAT_RAW, filters=_FILTERS)
+    return base64.b85encode(packed).decode()
+
+
+def _timed(found: list[dict]) -> list[list]:
+    """List the tests with their seconds, and those of the fixtures they share, as on an idle machine."""
+    usual = json.loads(DURATIONS.read_text())
+    took: dict[str, float] = defaultdict(float)
+    for one in found:
+        took[one["test"].partition("::")[0]] += one["seconds"]
+    timed = []
+    for one in found:
+        file = one["test"].partition("::")[0]
+        known = sum(usual.get(file.removeprefix("tests/"), {}).values()) or took[file]
+        scale = min(1.0, known / max(took[file], 0.001))
+        timed.append([one["test"], round(one["seconds"] * scale, 3), round(one.get("shared", 0.0) * scale, 2)])
+    return timed
+
+
+def bodies(root: Path = ROOT) -> dict[str, str]:
+    """Take a digest of every test function that a plain run runs, by the test's id."""
+    found = {}
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        lines = text.splitlines()
+        for name, node in _functions(ast.parse(text), str(path.relative_to(root))):
+            marks = [ast.unparse(one) for one in node.decorator_list]
+            if "pytest.mark.matrix" not in marks:
+                body = "\n".join([*marks, *lines[node.lineno - 1 : node.end_lineno]])
+                found[name] = hashlib.sha1(body.encode()).hexdigest()[:8]
+    return found
+
+
+def _functions(tree: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in tree.body:
+        own = f"{name}::{getattr(node, 'name', '')}"
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node, own)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield own, node
+
+
+class _Kept:
+    """The tests of an earlier map that were not recorded again, and what they reach of today's statements."""
+
+    def __init__(self, earlier: Reached | None, again: set[str], start: int) -> None:
+        self.earlier = earlier
+        known = set(earlier.unchanged()) - again if earlier else set()
+        places = [place for place, test in enumerate(earlier.tests) if test in known] if earlier else []
+        self.tests = [[earlier.tests[one], earlier.seconds[earlier.tests[one]], earlier.shared[earlier.tests[one]]]
+                      for one in places]  # fmt: skip
+        self._today = {place: start + number for number, place in enumerate(places)}
+        self._bits: dict[int, int] = {}
+
+    def bits(self, file: str, name: str, digest: str, first: int, last: int) -> int:
+        function = self.earlier.files.get(file, {}).get(name) if self.earlier else None
+        if function is None:
+            return 0
+        is_same = function["digest"] == digest
+        joined = 0
+        for number in {row[2] for row in function["lines"] if not is_same or row[:2] == [first, last]}:
+            if number not in self._bits:
+                members = self.earlier.members(number)
+                self._bits[number] = sum(1 << self._today[place] for place in members if place in self._today)
+            joined |= self._bits[number]
+        return joined
 
 
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
@@ -56,6 +138,14 @@ class Reached:
         self.tests = [one[0] for one in document["tests"]]
         self.there = {place for place, name in enumerate(self.tests) if exists[name.partition("::")[0]]}
         self.seconds = {name: seconds for name, seconds, _ in document["tests"]}
+        self.shared = {name: shared for name, _, shared in document["tests"]}
+        known = document["bodies"]
+        self.new = {name for name, digest in bodies().items() if known.get(name) != digest}
+        usual = json.loads(DURATIONS.read_text())
+        for test in self.new:
+            file, _, name = test.removeprefix("tests/").partition("::")
+            self.seconds[test] = usual.get(file, {}).get(name, SECONDS_OF_A_NEW_TEST)
+        self._known_files = {name.partition("::")[0] for name in known}
         self.files = document["files"]
         self._sets, self._read, self._today = document["sets"], {}, {}
 
@@ -70,7 +160,9 @@ class Reached:
             at_import = any(row[3] for row in rows) or not tiers[0]
         if at_import:
             tiers += self._at_import(change)
-        ordered: dict[str, None] = {}
+        files = {self.tests[place].partition("::")[0] for tier in tiers for place in tier}
+        new = [test for test in self.new if self._may_reach(test, change, files)]
+        ordered = dict.fromkeys(sorted(new, key=lambda test: (self.seconds[test], test)))
         for tier in tiers:
             ordered |= dict.fromkeys(self._ordered(tier & self.there, change))
         return list(ordered)
@@ -86,7 +178,16 @@ class Reached:
 
     def named(self, number: int) -> set[str]:
         """Return the ids of a set's tests."""
-        return {self.tests[place] for place in self._members(number)}
+        return {self.tests[place] for place in self.members(number)}
+
+    def unchanged(self) -> list[str]:
+        """List the tests that are as they were when they were recorded."""
+        return [self.tests[place] for place in self.there if self.tests[place].partition("[")[0] not in self.new]
+
+    def _may_reach(self, test: str, change: Change, files: set[str]) -> bool:
+        """Whether a test that was not recorded may reach a change: its file, or its folder, is about it."""
+        file = test.partition("::")[0]
+        return file in files or file not in self._known_files or file.startswith(f"tests/{change.room}/")
 
     def _rows(self, change: Change, function: dict) -> list[list]:
         if change.file not in self._today:
@@ -136,10 +237,11 @@ class Reached:
     def _union(self, sets: Iterable[int]) -> set[int]:
         joined: set[int] = set()
         for number in set(sets):
-            joined |= self._members(number)
+            joined |= self.members(number)
         return joined
 
-    def _members(self, number: int) -> frozenset[int]:
+    def members(self, number: int) -> frozenset[int]:
+        """Find the places of the tests in a set."""
         if number not in self._read:
             raw = lzma.decompress(base64.b85decode(self._sets[number]), lzma.FORMAT_RAW, filters=_FILTERS)
             bits = int.from_bytes(raw, "little")
@@ -151,8 +253,8 @@ class Reached:
         rows: dict[str, int] = defaultdict(int)
         keyed = []
         for name in sorted((self.tests[place] for place in tests), key=lambda one: self.seconds[one]):
-            function = name.partition("[")[0]
+            function, seconds = name.partition("[")[0], self.seconds[name] + self.shared[name]
             others = not name.startswith(f"tests/{change.room}/")
-            keyed.append((min(rows[function], 3), self.seconds[name] > 1, others, self.seconds[name], name))
+            keyed.append((min(rows[function], 3), seconds > 1, others, seconds, name))
             rows[function] += 1
         return [one[-1] for one in sorted(keyed)]

@@ -153,15 +153,19 @@ def digests(text: str) -> dict[str, tuple[int, str]]:
     return found
 
 
-def record(arguments: list[str], groups: list[list[str]], keep: Path) -> tuple[list[list], list[dict], bytes]:
+def record(
+    arguments: list[str], groups: list[list[str]], keep: Path, known: list[str]
+) -> tuple[list[list], list[dict], bytes]:
     """Run tests over an instrumented view; return the statements, what each test and what the import has reached.
 
     Args:
         arguments: Of pytest.
         groups: More arguments: one run for each.
         keep: A folder for what is found; what an earlier run has left in it is taken as well.
+        known: Tests that need not run.
     """
     keep.mkdir(parents=True, exist_ok=True)
+    (keep / "known.json").write_text(json.dumps(known))
     with tempfile.TemporaryDirectory(prefix="hf_compat-reach-") as folder:
         pid = os.fork()
         if pid == 0:
@@ -197,6 +201,12 @@ def _recorded(folder: Path, arguments: list[str], groups: list[list[str]], keep:
         print(subprocess.run(command, cwd=ROOT).returncode, flush=True)
     sys.stdout.flush()
     return 0
+
+
+def state_of_package() -> str:
+    """Name the present sources: what was recorded of others is not taken for theirs."""
+    texts = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    return hashlib.sha1(texts).hexdigest()[:12]
 
 
 def packed(hits: bytes) -> str:

@@ -7,6 +7,7 @@ first asked.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import ctypes
 import gc
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutation import view
-from mutation.places import Change
+from mutation.places import PACKAGE, Change
 from mutation.view import ROOT
 from warm_python import imports, server, variables
 
@@ -68,6 +69,7 @@ class Trials:
             importlib.import_module(name)
         loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "hf_compat")
         assert not loaded, f"a trial imports the package itself: {loaded}"
+        compileall.compile_dir(PACKAGE, quiet=2)  # else each trial would compile what it then throws away
         self.folder = Path(tempfile.mkdtemp(prefix="hfm-"))
         self.running: dict[int, tuple[Path, float]] = {}
         self.count = 0
@@ -103,6 +105,7 @@ class Trials:
         if (folder / "broken").exists():
             raise RuntimeError((folder / "broken").read_text())
         outcome = _read(folder, time.monotonic() - started)
+        _keep_compiled(folder / "upper")
         shutil.rmtree(folder, ignore_errors=True)
         return pid, outcome
 
@@ -127,6 +130,17 @@ def _read(folder: Path, seconds: float) -> Outcome:
         return Outcome("", "", ran, seconds, 0.0, text)
     last = ran[-1] if ran else "the start"
     return Outcome(last, why if why in ("timeout", "memory") else "crash", ran, seconds, seconds, text)
+
+
+def _keep_compiled(upper: Path) -> None:
+    """Take the compiled tests of a trial into the repository: the next one need not rewrite their asserts again."""
+    for path in (upper / "tests").rglob("__pycache__/*.pyc"):
+        kept = ROOT / path.relative_to(upper)
+        if path.is_file():
+            kept.parent.mkdir(exist_ok=True)
+            new = kept.with_suffix(f".{os.getpid()}")
+            shutil.copy(path, new)
+            new.replace(kept)
 
 
 def _run_trial(loaded: imports.Loaded, folder: Path, change: Change | None, tests: list[str], seconds: float) -> None:
@@ -216,7 +230,7 @@ def _run_tests(loaded: imports.Loaded, folder: Path, warm: Path, tests: list[str
     main |= {"__name__": "__main__", "__spec__": spec, "__file__": spec.origin, "__builtins__": __builtins__}
     import pytest
 
-    words = ["-x", "-q", "-n", "0", "--tb=short", "-p", "no:cacheprovider", "-o", "timeout=0"]
+    words = ["-x", "-q", "-n", "0", "-m", "not matrix", "--tb=short", "-p", "no:cacheprovider", "-o", "timeout=0"]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *files]  # of plugins that are imported already
     return int(pytest.main(words, plugins=[_Chosen(folder / "log", tests)]))
 
@@ -241,8 +255,13 @@ class _Chosen:
             file.write(json.dumps(facts) + "\n")
 
     def pytest_collection_finish(self, session: object) -> None:
-        chosen = [item for item in session.items if item.nodeid in self.places]
-        session.items[:] = sorted(chosen, key=lambda item: self.places[item.nodeid])
+        places = {item: self._place(item.nodeid) for item in session.items}
+        session.items[:] = sorted((item for item in places if places[item] is not None), key=places.get)
+
+    def _place(self, test: str) -> int | None:
+        """Where a test stands among the chosen ones, by itself or with its whole function."""
+        found = [self.places[one] for one in (test, test.partition("[")[0]) if one in self.places]
+        return min(found, default=None)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.note(began=nodeid)
