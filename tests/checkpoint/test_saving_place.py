@@ -410,7 +410,7 @@ def test_two_ranks_write_beside_the_same_folder(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TWO_RANKS)
     command = [sys.executable, "-m", "hf_compat.cli.main", "run", "--devices", "2", str(script), str(tmp_path / "out")]
-    places = os.pathsep.join([str(Path(toy.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    places = os.pathsep.join([str(Path(toy.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     assert [*place.iterdir()] == []
 
 
-def refused(name, value=S3):
+def refusal_raises(name, value=S3):
     value_told, address = re.escape(f"`{name}={value!r}`"), re.escape(repr(os.fspath(value)))
     words = rf"(?s)^{value_told} is not a path(, true or false)?\.\n\nHint: .* copy between it and {address}"
     return pytest.raises(ArgumentError, match=words)
@@ -50,12 +50,12 @@ def refused(name, value=S3):
 
 @pytest.mark.parametrize("value", SPELLINGS)
 def test_the_arguments_refuse_an_address(value):
-    with refused("output_dir", value):
+    with refusal_raises("output_dir", value):
         TrainingArguments(value)
-    with refused("resume_from_checkpoint", value):
+    with refusal_raises("resume_from_checkpoint", value):
         TrainingArguments("out", resume_from_checkpoint=value)
     args = TrainingArguments("out")
-    with refused("output_dir", value):
+    with refusal_raises("output_dir", value):
         args.output_dir = value
 
 
@@ -75,25 +75,25 @@ def test_an_address_of_a_file_is_answered_by_its_path(address, path):
 
 def test_arguments_of_transformers_are_refused_by_the_trainer():
     args = transformers.TrainingArguments(S3, use_cpu=True, report_to="none")
-    with refused("output_dir"):
+    with refusal_raises("output_dir"):
         Trainer(toy.Classifier(), args, train_dataset=toy.rows())
 
 
 def test_no_method_takes_an_address(make_args):
     trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows())
-    with refused("resume_from_checkpoint"):
+    with refusal_raises("resume_from_checkpoint"):
         trainer.train(resume_from_checkpoint=S3)
     assert trainer.state.global_step == 0
-    with refused("output_dir"):
+    with refusal_raises("output_dir"):
         trainer.save_model(S3)
-    with refused("output_dir"):
+    with refusal_raises("output_dir"):
         trainer.preflight(output_dir=S3)
-    with refused("output_dir"):
+    with refusal_raises("output_dir"):
         trainer.accelerator.save_state(S3)
-    with refused("input_dir"):
+    with refusal_raises("input_dir"):
         trainer.accelerator.load_state(S3)
     for take, name in ((get_last_checkpoint, "folder"), (seal_edited, "FOLDER")):
-        with refused(name):
+        with refusal_raises(name):
             take(S3)
 
 
@@ -133,7 +133,7 @@ def test_a_lightning_trainer_keeps_its_own_storage_and_no_folder_takes_its_place
     )  # fmt: skip
     trainer.fit(module, HFDataModule(args, toy.rows()))
     assert "/root/checkpoint-2.ckpt" in fsspec.filesystem("memory").find("/")
-    with refused("target"):
+    with refusal_raises("target"):
         HFCheckpointIO().save_checkpoint(trainer._checkpoint_connector.dump_checkpoint(), S3)
 
 
