@@ -33,7 +33,7 @@ from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import of_installed
+from hf_compat.interop.releases import of_installed
 
 # Hooks around training, and those of an evaluation that is over. The events' own methods call them.
 _AROUND = {"setup", "teardown", "on_fit_start", "on_fit_end", "on_train_end"}

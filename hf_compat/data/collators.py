@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.types import Batch, Collator, DataSource, Sample
 from hf_compat.errors import DataError, OverrideError
+from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.text import need
 
 _LONGEST = 80
 
@@ -200,8 +200,8 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
     if return_tensors == "np":
-        theirs = need("transformers.data.data_collator", "'hf-compat[transformers]'", "`return_tensors='np'`")
-        arrays: dict[str, Any] = theirs.default_data_collator(list(features), "np")
+        theirs = of_transformers("data.data_collator", "default_data_collator", "`return_tensors='np'`")
+        arrays: dict[str, Any] = theirs(list(features), "np")
         return arrays
     batch: dict[str, Batch] = {}
     try:

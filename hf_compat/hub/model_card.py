@@ -37,7 +37,8 @@ class CardArguments:
 
     @property
     def parallel_mode(self) -> object:
-        kind = importlib.import_module("transformers.training_args").ParallelMode
+        # the enum with which the card's code compares, be it replaced by `patch()` or not
+        kind = importlib.import_module("transformers.modelcard").ParallelMode
         return kind(self._args.parallel_mode.value)
 
     def __getattr__(self, name: str) -> object:

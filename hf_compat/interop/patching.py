@@ -20,7 +20,7 @@ from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.mirrors import MIRRORS, acknowledge, heirs, kin_of
-from hf_compat.interop.releases import NEWEST, guest_of, modules_there, need_names
+from hf_compat.interop.releases import NEWEST, REPLACED, guest_of, modules_there, need_names
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
@@ -113,7 +113,7 @@ def tell_of_newer_names(kind: type, ours: type) -> None:
     """
     homes = [sys.modules.get(f"transformers.{name}") for name in ("trainer", "trainer_seq2seq")]
     loaded = next((vars(home)[ours.__name__] for home in homes if home and ours.__name__ in vars(home)), None)
-    theirs, _ = _pairs.get(ours.__name__, (loaded, None))
+    theirs, _ = REPLACED.get(ours.__name__, (loaded, None))
     known = {name for base in ours.__mro__ if base.__module__.startswith("hf_compat.") for name in vars(base)}
     packages = ("builtins", "hf_compat", "transformers")
     for base in (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in packages):
@@ -178,8 +178,6 @@ _ADVICE = (
 )
 
 
-# Of the replaced names: name → transformers' own object and ours. Empty without a patch.
-_pairs: dict[str, tuple[object, object]] = {}
 _not_loaded: list[tuple[ModuleType, str]] = []  # those that transformers' lazy top level had not loaded before
 
 
@@ -198,17 +196,17 @@ def patch() -> None:
         HfCompatWarning: A module has imported or subclassed transformers' own Trainer before. The message names it.
     """
     need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
-    if not _pairs:
+    if not REPLACED:
         _begin()
         log_as_transformers(True)
     inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
-    for cls, _ in _pairs.values():
+    for cls, _ in REPLACED.values():
         if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
             copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
             _originals[_name_of(cls)] = cls
-    _exchange({id(theirs): ours for theirs, ours in _pairs.values()})
+    _exchange({id(theirs): ours for theirs, ours in REPLACED.values()})
     for module, name in _not_loaded:
-        setattr(module, name, _pairs[name][1])
+        setattr(module, name, REPLACED[name][1])
     add_former_names(_top_levels())
     for watched in _WATCHED:  # note the value of each name that has none noted yet
         if watched in sys.modules:
@@ -216,17 +214,17 @@ def patch() -> None:
             for name, value in vars(sys.modules[watched]).items():
                 # scripts change lists and dicts in place
                 known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
-    theirs, _ = _pairs["TrainingArguments"]
+    theirs, _ = REPLACED["TrainingArguments"]
     assert isinstance(theirs, type)  # that name is a class on either side
     follow(guest_of(theirs))
-    holders = sorted(set(_holders([_pairs[name][0] for name in _TELLTALES if name in _pairs])))
+    holders = sorted(set(_holders([REPLACED[name][0] for name in _TELLTALES if name in REPLACED])))
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
 
 
 def unpatch() -> None:
     """Restore transformers' own names. Without an earlier `patch()`, do nothing."""
-    if not _pairs:
+    if not REPLACED:
         return
     if inspect.getsource is _getsource_for_readers:  # other code may have replaced it since
         inspect.getsource = _getsource
@@ -237,10 +235,10 @@ def unpatch() -> None:
     GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
-    _exchange({id(ours): theirs for theirs, ours in _pairs.values()})
+    _exchange({id(ours): theirs for theirs, ours in REPLACED.values()})
     for module, name in _not_loaded:
         vars(module).pop(name, None)
-    _pairs.clear()
+    REPLACED.clear()
     _not_loaded.clear()
 
 
@@ -263,10 +261,10 @@ def _begin() -> None:
     need_names(pairs, _NEEDED, "`hf_compat.patch()`")
     theirs, ours = pairs["TrainerCallback"]
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
-    _pairs.update({**dict(heirs(theirs, ours, pairs)), **pairs})
-    public = _pairs.keys() & set(sys.modules["transformers"].__all__)
+    REPLACED.update({**dict(heirs(theirs, ours, pairs)), **pairs})
+    public = REPLACED.keys() & set(sys.modules["transformers"].__all__)
     _not_loaded.extend((module, name) for module, names in loaded_before for name in public - names)
-    for theirs, ours in _pairs.values():
+    for theirs, ours in REPLACED.values():
         acknowledge(ours, theirs)
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Collection, Iterable
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -20,8 +21,7 @@ from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import PROFILES, Guest
-from hf_compat.interop.mirrors import kin_of
-from hf_compat.runtime.text import need
+from hf_compat.runtime.text import is_installed, need
 
 # The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"
@@ -53,7 +53,7 @@ def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
     Mirrors:
         `transformers.trainer_utils.validate_quantization_for_training`, 5.23. Up to 5.2, the Trainer's constructor.
     """
-    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "validate_quantization_for_training", None)
+    theirs = of_installed("trainer_utils", "validate_quantization_for_training")
     if theirs is not None:
         theirs(model)
         return
@@ -75,14 +75,6 @@ def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
         wrong = f"quantized by {method}, which cannot be trained.\n\nHint: use another one."
     if wrong:
         raise ArgumentError(f"`model` is {wrong}")
-
-
-def trainer_of_transformers(name: str) -> type:
-    """Transformers' own `Trainer` or `Seq2SeqTrainer`, even if ours replaces it."""
-    module = {"Trainer": "trainer", "Seq2SeqTrainer": "trainer_seq2seq"}[name]
-    found: type = getattr(importlib.import_module(f"transformers.{module}"), name)
-    kin = (kin_of(kind) for kind in found.__mro__)
-    return next((kind for kind in kin if kind is not None and kind.__name__ == name), found)
 
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
@@ -114,9 +106,34 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
         )
 
 
-def of_transformers(module: str, name: str, for_what: str) -> type:
-    """A class of transformers that this package has no other form of."""
+# Of the names that `patch()` replaces: name → transformers' own object and ours. Empty without a patch.
+REPLACED: dict[str, tuple[object, object]] = {}
+
+
+def of_installed(module: str, name: str) -> Any:
+    """Transformers' own object, also while `patch()` has replaced it. Our code looks up every such name here.
+
+    Otherwise ours, which hands its work on, would find itself.
+
+    Args:
+        module: The module within `transformers`.
+        name: The name there.
+
+    Returns:
+        None if transformers is not installed, or if the installed release has no such name.
+    """
+    if not is_installed("transformers"):
+        return None
+    theirs, _ = REPLACED.get(name, (None, None))
+    return getattr(importlib.import_module(f"transformers.{module}"), name, None) if theirs is None else theirs
+
+
+def of_transformers(module: str, name: str, for_what: str) -> Any:
+    """Like `of_installed`, for a name without which a feature cannot work.
+
+    Raises:
+        MissingPackage: transformers is not installed, or the installed release has no such name.
+    """
     theirs = need(f"transformers.{module}", "'hf-compat[transformers]'", for_what)
     need_names(dir(theirs), (name,), for_what)
-    found: type = getattr(theirs, name)
-    return found
+    return of_installed(module, name)

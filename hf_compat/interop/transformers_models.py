@@ -18,7 +18,7 @@ from torch import nn
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
 from hf_compat.interop.mirrors import made_again
-from hf_compat.interop.releases import check_quantization, trainer_of_transformers
+from hf_compat.interop.releases import check_quantization, of_installed
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
 
@@ -191,10 +191,10 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> None:
     """
     if not (_has_tokens(processing_class) and hasattr(model, "config")):
         return
-    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
+    theirs = of_installed("trainer_utils", "align_special_tokens")
     if theirs is not None:
         theirs(model, processing_class)
-    elif (method := getattr(trainer_of_transformers("Trainer"), "_align_special_tokens", None)) is not None:
+    elif (method := getattr(of_installed("trainer", "Trainer"), "_align_special_tokens", None)) is not None:
         method(SimpleNamespace(model=model, processing_class=processing_class))
 
 
@@ -380,14 +380,6 @@ def notebooks_callback() -> type | None:
     """Transformers' `NotebookProgressCallback`, if this is a notebook's process and transformers is installed."""
     found = of_installed("utils.notebook", "NotebookProgressCallback") if in_notebook() else None
     return found if isinstance(found, type) else None
-
-
-def of_installed(module: str, name: str) -> object:
-    """An object of transformers, or None if transformers is not installed or too old to have it."""
-    if not is_installed("transformers"):
-        return None
-    found: object = getattr(importlib.import_module(f"transformers.{module}"), name, None)
-    return found
 
 
 @functools.cache

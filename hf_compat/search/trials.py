@@ -13,6 +13,7 @@ from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError,
 from hf_compat.hf import search
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
+from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, shown
 from hf_compat.training_run.run import RunHost
@@ -55,8 +56,10 @@ def search_of(backend: HPSearchBackend) -> tuple[Search, Callable[..., Space]]:
     """Import the function that runs a search on a backend, and the default space."""
     is_ours = backend == HPSearchBackend.OPTUNA  # the other searches, and their spaces, are transformers' own
     home = importlib.import_module(f"hf_compat.search.{'with_optuna' if is_ours else 'with_upstream'}")
-    spaces = search if is_ours else importlib.import_module("transformers.trainer_utils")
-    return getattr(home, f"search_{backend.value}"), getattr(spaces, f"default_hp_space_{backend.value}")
+    space = search.default_hp_space_optuna
+    if not is_ours:
+        space = of_transformers("trainer_utils", f"default_hp_space_{backend.value}", f"`backend={backend.value!r}`")
+    return getattr(home, f"search_{backend.value}"), space
 
 
 def missing_package_of(backend: HPSearchBackend) -> tuple[str, str] | None:

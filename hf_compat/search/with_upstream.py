@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
+from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import Directions, Options
@@ -21,12 +22,12 @@ def search_ray(host: RunHost, n_trials: int | None, direction: Directions, optio
 
     The `run_summary` of the result is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
     """
-    upstream = _upstream("ray", direction)
+    search = _upstream("ray", direction)
     board = host.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
     # nor can a model, and each trial makes its own
     host.model_wrapped = host.callback_handler.model = None  # type: ignore[assignment]
     try:
-        best = upstream.run_hp_search_ray(host, 1 if n_trials is None else n_trials, direction, **options)
+        best = search(host, 1 if n_trials is None else n_trials, direction, **options)
     finally:
         if board is not None:
             host.add_callback(board)
@@ -50,7 +51,7 @@ def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, opt
             f"A sweep of wandb gives its hyperparameters to one process, and there are {host.args.world_size}.\n\n"
             "Hint: use `backend='optuna'`."
         )
-    upstream = _upstream("wandb", direction)
+    search = _upstream("wandb", direction)
     held = host.pop_callback(WandbCallback)
     kind = known_to_transformers(type(held) if isinstance(held, WandbCallback) else WandbCallback)
     host.add_callback(held if isinstance(held, kind) else kind())
@@ -58,13 +59,16 @@ def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, opt
     space.setdefault("metric", {})
     host.hp_space = lambda trial: space
     given = {name: value for name, value in options.items() if value is not None}
-    best = BestRun(*upstream.run_hp_search_wandb(host, n_trials, direction, **given))
+    best = BestRun(*search(host, n_trials, direction, **given))
     if best.run_id is None:
         raise SearchError(f"No run of the sweep {best.run_summary} was completed.\n\nHint: read wandb's messages.")
     return best
 
 
-def _upstream(backend: str, direction: Directions) -> ModuleType:
+def _upstream(backend: str, direction: Directions) -> Callable[..., Any]:
     if not isinstance(direction, str):
         raise ArgumentError(f"`{shown('direction', direction)}`: {backend} takes one.\n\nHint: use `backend='optuna'`.")
-    return importlib.import_module("transformers.integrations.integration_utils")
+    found: Callable[..., Any] = of_transformers(
+        "integrations.integration_utils", f"run_hp_search_{backend}", f"`backend={backend!r}`"
+    )
+    return found

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from hf_compat.engine.strategies import gathering_method
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.interop.deepspeed import is_partitioned
-from hf_compat.interop.releases import of_transformers, trainer_of_transformers
+from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import brief, need, shown
 from hf_compat.trainer_methods.steps import Inputs, StepMethods
@@ -44,7 +44,7 @@ class GenerationSteps(StepMethods):
             `transformers.Seq2SeqTrainer.load_generation_config`, 5.23.
         """
         kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
-        load = trainer_of_transformers("Seq2SeqTrainer").load_generation_config  # type: ignore[attr-defined]  # it is theirs
+        load = of_transformers("trainer_seq2seq", "Seq2SeqTrainer", "`generation_config`").load_generation_config
         try:
             config: object = load(kind(**gen_config_arg) if isinstance(gen_config_arg, Mapping) else gen_config_arg)
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -133,8 +133,8 @@ class GenerationSteps(StepMethods):
         is_spread = isinstance(self.model, FSDPModule) or is_partitioned(self.model)
         keywords = {"synced_gpus": is_spread, **(gen_kwargs or getattr(self, "_gen_kwargs", {}))}
         with gathering_method(self.model, "generate"):
-            step: Callable[..., tuple[torch.Tensor | None, Nested | None, Nested | None]]
-            step = trainer_of_transformers("Seq2SeqTrainer").prediction_step  # type: ignore[attr-defined]  # it is theirs
+            theirs = of_transformers("trainer_seq2seq", "Seq2SeqTrainer", "`predict_with_generate=True`")
+            step: Callable[..., tuple[torch.Tensor | None, Nested | None, Nested | None]] = theirs.prediction_step
             return step(self, model, inputs, prediction_loss_only, ignore_keys, **keywords)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hf_compat.callbacks.callback_set import SavedCallbackStates
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
-from hf_compat.interop.releases import trainer_of_transformers
+from hf_compat.interop.releases import of_transformers
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.runtime.console import brief, log_line
 from hf_compat.search.trials import (
@@ -130,7 +130,7 @@ class SearchMethods(UpstreamHooks):
         if self.hp_search_backend is None or trial is None:
             return
         if self.hp_search_backend == HPSearchBackend.RAY:  # its search is transformers' own
-            trainer_of_transformers("Trainer")._report_to_hp_search(self, trial, step, metrics)  # type: ignore[attr-defined]  # it is theirs
+            of_transformers("trainer", "Trainer", "A search on ray")._report_to_hp_search(self, trial, step, metrics)
             return
         self.objective = checked_objective(self, metrics)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
@@ -144,4 +144,4 @@ class SearchMethods(UpstreamHooks):
         Mirrors:
             `transformers.Trainer._tune_save_checkpoint`, 5.23.
         """
-        trainer_of_transformers("Trainer")._tune_save_checkpoint(self, checkpoint_dir)  # type: ignore[attr-defined]  # it is theirs
+        of_transformers("trainer", "Trainer", "A search on ray")._tune_save_checkpoint(self, checkpoint_dir)

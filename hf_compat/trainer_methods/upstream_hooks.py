@@ -5,7 +5,6 @@ Methods without a function here do nothing, but their overrides are called.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 
 from torch import nn
@@ -16,6 +15,7 @@ from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.interop.patching import tell_of_newer_names
+from hf_compat.interop.releases import of_installed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, is_installed
@@ -48,7 +48,7 @@ def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
             InertArgumentWarning,
         )
         return UnmeasuredMemory()
-    tracker: UnmeasuredMemory = importlib.import_module("transformers.trainer_utils").TrainerMemoryTracker()
+    tracker: UnmeasuredMemory = of_installed("trainer_utils", "TrainerMemoryTracker")()
     return tracker
 
 

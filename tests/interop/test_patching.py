@@ -140,12 +140,12 @@ import inspect, json, sys
 import transformers
 held, sizes = transformers, set(vars(transformers))
 import hf_compat
-from hf_compat.interop import patching
+from hf_compat.interop import releases
 hf_compat.patch()
 assert held is not sys.modules["transformers"], "the package has loaded itself once more"
 assert held.Trainer is hf_compat.Trainer and held.TrainerCallback is hf_compat.TrainerCallback
 words = {}
-for name, (theirs, ours) in patching._pairs.items():
+for name, (theirs, ours) in releases.REPLACED.items():
     taken = inspect.signature(ours).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     words[name] = [] if takes_all else [one for one in inspect.signature(theirs).parameters if one not in taken]

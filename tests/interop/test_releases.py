@@ -88,14 +88,14 @@ def test_only_models_that_say_so_get_the_items_of_an_update_under_4_46(monkeypat
 
 
 @pytest.mark.filterwarnings("ignore")  # classes of other tests in this process are made from the originals
-@pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
-def test_transformers_own_trainers_are_found_behind_ours(name):
-    theirs = releases.trainer_of_transformers(name)
+@pytest.mark.parametrize(("module", "name"), [("trainer", "Trainer"), ("trainer_seq2seq", "Seq2SeqTrainer")])
+def test_transformers_own_trainers_are_found_behind_ours(module, name):
+    theirs = releases.of_installed(module, name)
     assert theirs is getattr(transformers, name)
     hf_compat.patch()
     try:
         assert getattr(transformers, name) is getattr(hf_compat, name)
-        assert releases.trainer_of_transformers(name) is theirs
+        assert releases.of_installed(module, name) is releases.of_transformers(module, name, "a test") is theirs
     finally:
         hf_compat.unpatch()
 
