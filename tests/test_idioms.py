@@ -146,7 +146,7 @@ def test_overriding_log_optimizer_and_loader(make_args):
 
     trainer = Own(toy.Classifier(), make_args(logging_steps=1), train_dataset=toy.rows())
     assert trainer.train().global_step == 10  # 50 samples in batches of 10, twice
-    assert isinstance(trainer.optimizer, torch.optim.SGD)
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert all(log["extra"] == 1.0 for log in trainer.state.log_history)
     assert {log["learning_rate"] for log in trainer.state.log_history if "loss" in log} == {0.5}
 

@@ -140,6 +140,8 @@ class HFBridge(HFEvents, UpdateObserver):
             self.keep_requested_kwargs()
         elif event == "on_step_begin":
             run.moment = SavedAt.UPDATE
+            window = given[0]
+            host.accelerator.sync_gradients = window.is_complete and len(window.micro_batches) == 1
         elif event == "on_epoch_end":
             # the control has this flag, too, and an HF callback of this event may clear it
             trainer.should_stop = False

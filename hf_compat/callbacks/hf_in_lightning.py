@@ -46,6 +46,7 @@ from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.patching import tell_of_newer_names
+from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.training_run.loss_log import LossLog
@@ -262,6 +263,14 @@ def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
         raise refusal
 
 
+class EventRhythm:
+    """Lets a callback's `optimizer.step()` have an effect at events that have the gradients of a whole update."""
+
+    sync_gradients = True
+    scaler: torch.amp.GradScaler | None = None
+    distributed_type = "NO"
+
+
 @fires_at_hooks
 class AdaptedRun(pl.Callback):
     """HF arguments, state, control and loss log of a Lightning trainer's run, and the events at its hooks.
@@ -278,6 +287,7 @@ class AdaptedRun(pl.Callback):
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = self._first_update = 0  # updates that callbacks have been notified of
         self.in_update = False
+        self.rhythm = EventRhythm()
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
@@ -336,6 +346,7 @@ class AdaptedRun(pl.Callback):
 
     def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""
+        self.rhythm.sync_gradients = event not in ("on_step_begin", "on_substep_end")
         self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
 
     at_hook = fire
@@ -361,7 +372,8 @@ class AdaptedRun(pl.Callback):
             switch_off_own_validation(trainer)
         # the fit's optimizer, schedule and loader, for the callbacks
         optimizers, schedules, handler = trainer.optimizers, trainer.lr_scheduler_configs, self.handler
-        handler.optimizer = optimizers[0] if optimizers else None
+        # wrapped as by Accelerate, as callbacks test it
+        handler.optimizer = PreparedOptimizer(optimizers[0], self.rhythm) if optimizers else None
         handler.lr_scheduler = schedules[0].scheduler if schedules else None
         handler.train_dataloader = trainer.train_dataloader
         self.fire("on_init_end")

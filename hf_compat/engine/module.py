@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -33,6 +32,7 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.strategies import UpdateMechanics
 from hf_compat.engine.windows import BatchGroup, GradNorm, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
+from hf_compat.optim.prepared import PreparedOptimizer, unprepared
 from hf_compat.optim.stepping import Stepping, stepping_of
 from hf_compat.runtime.inspection import is_replaced, placing
 from hf_compat.runtime.nested import Nested, find_batch_size
@@ -173,13 +173,14 @@ class WindowModule(HooksOfPlainBatches):
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == size
-            steps.accelerator.sync_gradients = is_last
+            # an optimizer's wrapper steps if an update ends. The last window of a stream may be incomplete
+            ends_update = steps.accelerator.sync_gradients = is_last and window.is_complete
             if mechanics.exchange is not None:
                 mechanics.exchange(is_last)
             loss = step(model, inputs, window.num_items)
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
-            if is_last and window.is_complete:
+            if ends_update:
                 self._update(window)
                 break
             observer.fire("on_substep_end")
@@ -194,14 +195,12 @@ class WindowModule(HooksOfPlainBatches):
             self._take_over_replaced()
         # Either calls `on_before_optimizer_step`: `LeanEpochLoop._step_directly`, or Lightning's optimizer
         take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
-        if mechanics.held is not None:
-            take_step = functools.partial(mechanics.held.step_with, take_step)
         if mechanics.engine is not None:
             take_step()
             grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
         else:
             if mechanics.scaling is not None:
-                mechanics.scaling.unscale(steps.optimizer)
+                mechanics.scaling.unscale(unprepared(steps.optimizer))
             clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
             grad_norm = steps._get_grad_norm(model, grad_norm=clipped)
             take_step()
@@ -218,11 +217,12 @@ class WindowModule(HooksOfPlainBatches):
         rate = steps.optimizer.param_groups[0]["lr"] if is_replaced else steps._get_learning_rate()
         norms = {} if grad_norm is None else {"grad_norm": grad_norm}
         self.__dict__["measured"] = {"learning_rate": rate, **norms}
-        vars(steps.optimizer)["step_was_skipped"] = is_skipped
+        if isinstance(steps.optimizer, PreparedOptimizer):
+            steps.optimizer.step_was_skipped = is_skipped
         if not is_of_deepspeed and not is_skipped:
             self._step_schedules(own)
         if self._calls_before_zero_grad:
-            call_before_zero_grad(self.trainer, steps.optimizer)
+            call_before_zero_grad(self.trainer, unprepared(steps.optimizer))
         model.zero_grad()
         self.observer.update_made(window, rate, grad_norm)
 
@@ -231,7 +231,7 @@ class WindowModule(HooksOfPlainBatches):
         (optimizer, schedule), steps = self._in_force, self.steps
         self._in_force = steps.optimizer, steps.lr_scheduler
         if steps.optimizer is not optimizer:
-            replace_optimizer(self.trainer, steps.optimizer)
+            replace_optimizer(self.trainer, unprepared(steps.optimizer))
             self.mechanics.end(self)
             self.mechanics.begin(self, stepping_of(*self.trainer.optimizers), self._rate_of_update)
             steps.accelerator.run_backward = self.mechanics.backward  # the new optimizer may run the backward pass
@@ -242,7 +242,7 @@ class WindowModule(HooksOfPlainBatches):
     def _rate_of_update(self) -> float:
         """Return the learning rate, for an optimizer that needs it in the backward pass."""
         optimizer = self.trainer.optimizers[0]
-        if optimizer is self.steps.optimizer and not self._has_other_schedule():
+        if optimizer is unprepared(self.steps.optimizer) and not self._has_other_schedule():
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 

@@ -36,7 +36,7 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpeedStrategy, call_hooks_before_step
-from hf_compat.engine.windows import Accelerator, TrainingSteps
+from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine
@@ -456,41 +456,6 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         precision.engine = self.set_up_engine()
 
 
-class HeldOptimizer:
-    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, rhythm: Accelerator) -> None:
-        self.optimizer = optimizer
-        self._rhythm = rhythm
-        self._is_stepping = False  # whether the engine calls
-        self._own = {name: vars(optimizer)[name] for name in ("step", "zero_grad") if name in vars(optimizer)}
-        self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
-        vars(optimizer).update(self._held)
-
-    def _hold(self, method: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(method)  # a schedule has marked `step`
-        def held(*args: object, **kwargs: object) -> object:
-            return method(*args, **kwargs) if self._is_stepping or self._rhythm.sync_gradients else None
-
-        return held
-
-    def step_with(self, take_step: Callable[[], object]) -> None:
-        """Let the engine step, even if the script has changed the rhythm."""
-        self._is_stepping = True
-        try:
-            take_step()
-        finally:
-            self._is_stepping = False
-
-    def release(self) -> None:
-        """Restore the optimizer's own methods. Methods that a schedule wrapped since then stay wrapped."""
-        for name, held in self._held.items():
-            if vars(self.optimizer).get(name) is held:
-                del vars(self.optimizer)[name]
-                vars(self.optimizer).update({name: self._own[name]} if name in self._own else {})
-        self._is_stepping = True  # methods that stay wrapped step as before
-
-
 class UpdateMechanics:
     """How the updates of one fit are made. The model's wrapper, the precision and the optimizer decide it.
 
@@ -507,15 +472,12 @@ class UpdateMechanics:
         exchange: Sets whether the coming backward pass exchanges gradients, as it does for a window's last. None if
             every pass does, or with one device.
         stepping: How the optimizer steps, under any strategy.
-        held: The optimizer, in a fit that accumulates gradients. As upstream, a script's own `optimizer.step()` calls
-            wait for an update's last micro-batch.
     """
 
     engine: DeepSpeedEngine | None = None
     scaling: ForwardPrecision | None = None
     exchange: Callable[[bool], None] | None = None
     stepping = Stepping()
-    held: HeldOptimizer | None = None
 
     def __init__(
         self, steps: TrainingSteps, backward: Callable[..., None], precision: Precision, of_strategy: object = None
@@ -568,10 +530,6 @@ class UpdateMechanics:
             )
         self.stepping = stepping
         stepping.attach()
-        if isinstance(self.steps.optimizer, torch.optim.Optimizer):  # a script's may be any object
-            vars(self.steps.optimizer)["step_was_skipped"] = False  # an attribute of Accelerate's wrapper
-            if self.steps.args.gradient_accumulation_steps > 1:
-                self.held = HeldOptimizer(self.steps.optimizer, self.steps.accelerator)
         send = stepping.fused_backward
         if send is None:
             return
@@ -586,7 +544,4 @@ class UpdateMechanics:
     def end(self, module: pl.LightningModule) -> None:
         """Undo `begin`."""
         self.stepping.detach()
-        if self.held is not None:
-            self.held.release()
-            self.held = None
         module.__dict__.pop("backward", None)

@@ -28,6 +28,7 @@ from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.lr_schedulers import is_schedule_of
+from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
@@ -84,6 +85,8 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         run_backward = self.accelerator.run_backward
         self.args, self.accelerator = args, AcceleratorFacade(args)
         self.accelerator.run_backward = run_backward
+        if isinstance(self.optimizer, PreparedOptimizer):
+            self.optimizer.rhythm = self.accelerator
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})
@@ -377,9 +380,9 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             "Hint: return one with several parameter groups, or override `training_step` with "
             "`automatic_optimization = True`."
         )
-    if made[0] is steps.optimizer:
-        # An override may have left the schedule out
-        if not trainer.lr_scheduler_configs and is_schedule_of(steps.lr_scheduler, made[0]):
-            steps.lr_scheduler = None
-        return
-    steps.optimizer, steps.lr_scheduler = made[0], None
+    # An override may have left the schedule out
+    is_left_out = not trainer.lr_scheduler_configs and is_schedule_of(steps.lr_scheduler, made[0])
+    if made[0] is not steps.optimizer or is_left_out:
+        steps.lr_scheduler = None
+    is_torchs = isinstance(made[0], torch.optim.Optimizer)
+    steps.optimizer = PreparedOptimizer(made[0], steps.accelerator, is_trained=True) if is_torchs else made[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -18,9 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import warn_once
-
-# An optimizer or schedule like torch's, and its states, groups and defaults.
-Prepared: TypeAlias = Any
+from hf_compat.optim.prepared import Prepared, unprepared
 
 
 class LayerWiseDummyOptimizer(Optimizer):
@@ -244,7 +241,7 @@ def stepping_of(*optimizers: object) -> Stepping:
     """The stepping of one optimizer, or of all optimizers of a fit. None and unknown optimizers step as most do."""
     if len(optimizers) != 1:
         return SeveralSteppings(list(map(stepping_of, optimizers)))
-    (optimizer,) = optimizers
+    optimizer = unprepared(optimizers[0])
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
     if callable(getattr(optimizer, "fused_backward", None)):
@@ -261,10 +258,3 @@ def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -
 
 # torch's schedules need not watch it
 _step_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-
-
-def unprepared(optimizer: Prepared) -> Prepared:
-    """Unwrap an optimizer from our wrapper or Accelerate's. The engine has the rhythm."""
-    while getattr(optimizer, "_is_accelerate_prepared", False) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer

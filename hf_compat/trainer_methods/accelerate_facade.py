@@ -41,7 +41,7 @@ from hf_compat.hf.process_state import (
     share_processes,
 )
 from hf_compat.interop.transformers_models import is_spread
-from hf_compat.optim.stepping import Prepared, unprepared
+from hf_compat.optim.prepared import Prepared, PreparedOptimizer, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
@@ -160,58 +160,6 @@ class GradientState:
         return int(getattr(self.active_dataloader, "remainder", -1))
 
 
-class PreparedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose `step` and `zero_grad` do nothing before an update's last micro-batch.
-
-    Mirrors:
-        `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
-    """
-
-    _is_accelerate_prepared = True
-
-    def __init__(
-        self, optimizer: Prepared, accelerator: AcceleratorFacade
-    ) -> None:  # torch's own would make groups anew
-        self.optimizer = optimizer
-        self.step_was_skipped = False
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Prepared:
-        if name == "optimizer":  # while it is being unpickled
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    # torch's class has them, so `__getattr__` does not
-    state: Prepared = delegated("optimizer.state")
-    param_groups: Prepared = delegated("optimizer.param_groups")
-    defaults: Prepared = delegated("optimizer.defaults")
-    state_dict: Prepared = delegated("optimizer.state_dict")
-    load_state_dict: Prepared = delegated("optimizer.load_state_dict")
-    add_param_group: Prepared = delegated("optimizer.add_param_group")
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
-        """Step if the update ends, unless scaled gradients are not finite."""
-        if not self._accelerator.sync_gradients:
-            return
-        scaler = self._accelerator.scaler
-        if scaler is None:
-            self.optimizer.step(closure)
-            return
-        stepped: list[bool] = []
-        handle = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        scaler.step(self.optimizer)  # the engine updates the scale at the end of its own step
-        handle.remove()
-        self.step_was_skipped = not stepped
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients if the update ends."""
-        if self._accelerator.sync_gradients:
-            self.optimizer.zero_grad(set_to_none=set_to_none)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer!r})"
-
-
 Backward: TypeAlias = Callable[..., None]  # takes a loss, and options of torch's
 
 # The alternatives to members of Accelerate's that are missing here.
@@ -267,7 +215,6 @@ class AcceleratorFacade(ProcessMembers):
         self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
         self.scaler: torch.amp.GradScaler | None = None
-        self.optimizer_step_was_skipped = False
         self.unscale: Callable[[Prepared], None] | None = None  # removes the scale of the trained optimizer's gradients
         self.step = 0  # how often `accumulate` was entered
         self.log_with: list[object] = []
@@ -384,11 +331,11 @@ class AcceleratorFacade(ProcessMembers):
         if self.scaler is None:
             return
         given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-        for one in self._optimizers if optimizer is None else given:
-            if one is self._trained_optimizer and self.unscale is not None:
+        for one in map(unprepared, self._optimizers if optimizer is None else given):
+            if one is not self._trained_optimizer:
+                self.scaler.unscale_(one)
+            elif self.unscale is not None:
                 self.unscale(one)
-            elif one is not self._trained_optimizer:
-                self.scaler.unscale_(unprepared(one))
 
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
@@ -442,8 +389,9 @@ class AcceleratorFacade(ProcessMembers):
 
     def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
         """Let a script's own optimizer step at the end of an update, and not at each micro-batch."""
-        if optimizer is not self._trained_optimizer and not getattr(optimizer, "_is_accelerate_prepared", False):
-            optimizer = PreparedOptimizer(optimizer, self)
+        if not getattr(optimizer, "_is_accelerate_prepared", False):
+            prepared = (one for one in self._optimizers if unprepared(one) is optimizer)
+            optimizer = next(prepared, None) or PreparedOptimizer(optimizer, self)
         return self._note(self._optimizers, optimizer)
 
     def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
@@ -509,16 +457,29 @@ class AcceleratorFacade(ProcessMembers):
         """Accelerate's `ProjectConfiguration`. Without a folder, so pass one to `save_state` and `load_state`."""
         return need("accelerate.utils", "accelerate", "`accelerator.project_configuration`").ProjectConfiguration()
 
-    def take_up(self, held: ModelState, optimizer: object) -> None:
-        """List the objects that a fit trains before those that the script has prepared."""
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of an optimizer was skipped because of gradients that are not finite."""
+        return any(getattr(one, "step_was_skipped", False) for one in self._optimizers)
+
+    def take_up(self, held: ModelState, optimizer: Prepared) -> Prepared:
+        """List the objects that a fit trains before those that the script has prepared.
+
+        Returns:
+            The optimizer as callbacks and scripts see it: torch's are wrapped, as by Accelerate.
+        """
         for one in list(self._optimizers):
             if unprepared(one) is optimizer:
                 self._optimizers.remove(one)
+        seen = optimizer
+        if isinstance(optimizer, torch.optim.Optimizer):
+            seen = PreparedOptimizer(optimizer, self, is_trained=True)
         if held.model in self._models:
             self._models.remove(held.model)
         self._models.insert(0, held.model)
-        self._optimizers.insert(0, optimizer)
+        self._optimizers.insert(0, seen)
         self._trained_state, self._trained_optimizer = held, optimizer
+        return seen
 
     def free_memory(self, *objects: Prepared) -> tuple[Prepared, ...]:
         """Forget prepared objects."""

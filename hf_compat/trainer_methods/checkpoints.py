@@ -40,6 +40,7 @@ from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
@@ -98,7 +99,7 @@ class CheckpointMethods(TrainerBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
-        self._model_state.write_optimizer(output_dir, self.optimizer, self.args.should_save)
+        self._model_state.write_optimizer(output_dir, unprepared(self.optimizer), self.args.should_save)
         if self.args.should_save and self.lr_scheduler is not None:
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, layout.SCHEDULER_NAME))
 
@@ -279,7 +280,7 @@ class CheckpointMethods(TrainerBase):
         if schedule is not None:
             stepping_of(self.optimizer).tell_of_resuming()
             with fitting(f"The optimizer's state in {checkpoint}"):
-                is_loaded = self._model_state.load_optimizer(checkpoint, self.optimizer)
+                is_loaded = self._model_state.load_optimizer(checkpoint, unprepared(self.optimizer))
         if schedule is None or not is_loaded:
             # an earlier warning covers a folder that is read as it is
             level = logging.WARNING if listed_as_it_is(checkpoint) is None else logging.INFO

@@ -30,7 +30,8 @@ from hf_compat.interop.transformers_models import global_of_trainer, is_causal_l
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
-from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of, unprepared
+from hf_compat.optim.prepared import unprepared
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of
 from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger

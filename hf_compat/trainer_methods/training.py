@@ -328,7 +328,7 @@ class TrainerModule(WindowModule):
         with failing_together(CheckpointError, host._resumer.is_loading):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
-        host.accelerator.take_up(host._fit_model_state, host.optimizer)
+        host.optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
         handler.train_dataloader = run.loader

@@ -44,7 +44,8 @@ from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
-from hf_compat.optim.stepping import stepping_of, unprepared
+from hf_compat.optim.prepared import unprepared
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import broadcast_object, failing_together, highest_each
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy

@@ -158,7 +158,7 @@ def test_the_lightning_trainer_tells_the_truth(make_args):
     trainer.train()
     assert seen.steps == [1, 2, 3, 4] and seen.epochs == [0, 0, 1, 1]
     assert trainer.state.global_step == 4 and trainer.lightning_trainer.global_step == 4
-    assert seen.optimizer is trainer.optimizer
+    assert seen.optimizer is trainer.optimizer.optimizer  # HF callbacks see it wrapped
     evaluations = [log for log in trainer.state.log_history if "eval_loss" in log]
     for log, metrics in zip(evaluations, seen.metrics, strict=True):
         assert metrics["eval_loss"] == pytest.approx(log["eval_loss"], rel=1e-6)  # Lightning keeps float32

@@ -262,7 +262,7 @@ class Rows(torch.utils.data.Dataset):
 if __name__ == "__main__":
     cli = LightningCLI(HFModule, HFDataModule)
     print("updates", cli.trainer.global_step, sorted(cli.trainer.callback_metrics))
-    optimizer = cli.model.steps.optimizer
+    optimizer = cli.model.steps.optimizer.optimizer
     print("optimizer", type(optimizer).__name__, optimizer.param_groups[0]["lr"])
 """
     )

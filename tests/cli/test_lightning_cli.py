@@ -159,7 +159,7 @@ def test_a_loss_function_needs_no_annotations(folder, monkeypatch):
 
 def test_no_automatic_optimizer(capsys):
     cli = command_line(["fit", "-c", "run.yaml"], auto_configure_optimizers=False)
-    assert cli.trainer.global_step == 4 and cli.model.steps.optimizer is cli.trainer.optimizers[0]
+    assert cli.trainer.global_step == 4 and cli.model.steps.optimizer.optimizer is cli.trainer.optimizers[0]
     with pytest.raises(SystemExit):
         command_line(["fit", "-c", "run.yaml", "--optimizer", "SGD"], auto_configure_optimizers=False)
     assert "optimizer" in capsys.readouterr().err

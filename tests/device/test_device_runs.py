@@ -15,7 +15,10 @@ from helpers.pretended import pretended_device
 from sweeps.device.device_matrix import run_apart, verdict
 from sweeps.device.waits import APIS, CONFIGURATIONS, difference, waits
 
-SAMPLE = ["fp16_overflow_adamw_torch_fused", "fp16_overflow_adamw_torch", "load_best", "tf32", "bf16_causal_lm"]
+SAMPLE = [
+    "fp16_overflow_adamw_torch_fused", "fp16_overflow_adamw_torch", "fp16_callback_steps", "load_best", "tf32",
+    "bf16_causal_lm",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

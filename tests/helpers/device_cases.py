@@ -58,6 +58,23 @@ def _scale_and_resume(trainer) -> list:
     return [first, _scale(trainer)]
 
 
+def _callback_steps(api):
+    """A step of the wrapper's scales, as the update's own does. One of the optimizer inside does not."""
+
+    class Steps(api.TrainerCallback):
+        def on_substep_end(self, args, state, control, optimizer, **kwargs):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+            if state.global_step % 2:
+                optimizer.step()
+            elif state.global_step > 4:
+                optimizer.optimizer.step()
+
+    return {"callbacks": [Steps()]}
+
+
 FP16 = {"fp16": True, "logging_steps": 1, "warmup_steps": 3}
 for _optim in ("adamw_torch_fused", "adamw_torch", "sgd", "adafactor"):
     case(f"fp16_overflow_{_optim}", {**FP16, "optim": _optim}, model=Overflowing, after=_scale)
@@ -66,6 +83,10 @@ case(
     "fp16_overflow_not_clipped", {**FP16, "optim": "adamw_torch", "max_grad_norm": 0.0}, model=Overflowing, after=_scale
 )
 case("fp16_overflow_saved", {**FP16, **SAVE, **EVAL}, model=Overflowing, after=_scale)
+case(
+    "fp16_callback_steps", {**FP16, "gradient_accumulation_steps": 2}, model=Overflowing, extra=_callback_steps,
+    after=_scale,
+)  # fmt: skip
 case("fp16", {**FP16, **EVAL, "gradient_accumulation_steps": 2}, **LM)
 case(
     "fp16_bert",

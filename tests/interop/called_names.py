@@ -207,8 +207,8 @@ CALLS = {
     ),
     **dict.fromkeys(
         ("TensorBoardCallback", "WandbCallback", "TrackioCallback", "CometCallback", "AzureMLCallback",
-         "MLflowCallback", "DagsHubCallback", "NeptuneCallback", "CodeCarbonCallback", "ClearMLCallback", "FlyteCallback",
-         "DVCLiveCallback", "SwanLabCallback", "KubeflowCallback", "JITCheckpointCallback"), tracker,
+         "MLflowCallback", "DagsHubCallback", "NeptuneCallback", "CodeCarbonCallback", "ClearMLCallback",
+         "FlyteCallback", "DVCLiveCallback", "SwanLabCallback", "KubeflowCallback", "JITCheckpointCallback"), tracker,
     ),
 }  # fmt: skip
 

@@ -368,7 +368,7 @@ def test_an_optimizer_and_schedule_of_a_subclass_are_honoured(make, lightning, i
     before = weights(module)
     lightning(max_epochs=2, callbacks=[rates]).fit(module, HFDataModule(make(), rows(12)))
     assert rates.kept == [0.5 * 0.5 ** (i if interval == "step" else i // 3) for i in range(6)]
-    assert isinstance(module.steps.optimizer, torch.optim.SGD) and not torch.equal(weights(module), before)
+    assert isinstance(module.steps.optimizer.optimizer, torch.optim.SGD) and not torch.equal(weights(module), before)
 
 
 def test_a_schedule_that_an_override_leaves_out_is_not_stepped(make, lightning):
