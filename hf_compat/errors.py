@@ -9,9 +9,28 @@ import functools
 import sys
 import warnings
 
+_LONGEST_LINE = 1000
+
+
+def cut_lines(message: str) -> str:
+    """Cut the middle out of long lines. Another package's error in a message may hold a user's value as a whole.
+
+    `brief` in `runtime/text.py` cuts the values that a message itself shows.
+    """
+    if len(message) <= _LONGEST_LINE:
+        return message
+    lines = message.split("\n")
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE * 2 // 3]} … {line[-_LONGEST_LINE // 4 :]}"
+        for line in lines
+    )
+
 
 class HfCompatError(Exception):
     """Root of every error that hf_compat raises on purpose."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*(cut_lines(one) if isinstance(one, str) else one for one in args), **kwargs)
 
 
 class ArgumentError(HfCompatError, ValueError):
@@ -134,6 +153,7 @@ _BETWEEN = frozenset((
 
 def warn_user(message: str, category: type[Warning] = HfCompatWarning) -> None:
     """Warn at the innermost line of the user's. Python 3.12 has `skip_file_prefixes` for it."""
+    message = cut_lines(message)
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN

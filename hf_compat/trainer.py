@@ -32,12 +32,12 @@ from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
 from hf_compat.runtime.collectives import failing_together, naming_absent_ranks, start_processes, telling_of_failure
-from hf_compat.runtime.console import brief, follow_level, log_line, show_logs
+from hf_compat.runtime.console import follow_level, log_line, show_logs, with_brief_traceback
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import StopSignals
-from hf_compat.runtime.text import check_callables, did_you_mean, need, shown
+from hf_compat.runtime.text import brief, check_callables, did_you_mean, need, shown
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -49,7 +49,7 @@ from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
-from hf_compat.training_run.resumer import Resumer
+from hf_compat.training_run.resumer import Resumer, wanted_checkpoint
 from hf_compat.training_run.run import TrainingRun, compare_arguments
 from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
 
@@ -246,9 +246,9 @@ class Trainer(
             ValueError: It is not among the callbacks.
         """
         if self._callbacks.remove_callback(callback) is None and not isinstance(callback, type):
-            raise ValueError(f"{callback!r} is not among the callbacks")
+            raise ValueError(f"{brief(callback)} is not among the callbacks")
 
-    @brief
+    @with_brief_traceback
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -276,7 +276,7 @@ class Trainer(
         """
         self._saver.background.wait()
         self._memory_tracker.start()
-        wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
+        wanted = wanted_checkpoint(model_path if resume_from_checkpoint is None else resume_from_checkpoint)
         is_of_search = trial is not None and self.hp_search_backend is not None
         unloadable: dict[str, str] = {}  # checkpoints that turned out to be damaged, with the reasons
         self.is_in_train = True

@@ -42,6 +42,7 @@ from hf_compat.hf.state import export_states
 from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ class CallbackSet:
             CallbackError: An entry is not a callback, or is a Lightning callback that cannot work here.
         """
         if callbacks is not None and not isinstance(callbacks, (list, tuple)):
-            raise ArgumentError(f"`callbacks` must be a list, got {callbacks!r}.\n\nHint: write `callbacks=[…]`.")
+            raise ArgumentError(f"`callbacks` must be a list, got {brief(callbacks)}.\n\nHint: write `callbacks=[…]`.")
         host = self._host
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
@@ -273,8 +274,8 @@ class CallbackSet:
             stateful = [c for c in [*self.lightning, candidate] if type(c).state_dict is not pl.Callback.state_dict]
             if len({c.state_key for c in stateful}) < len(stateful):
                 raise CallbackError(
-                    f"There are two {type(candidate).__name__} callbacks with the `state_key` {candidate.state_key!r}. "
-                    "A checkpoint would keep the state of one.\n\n"
+                    f"There are two {type(candidate).__name__} callbacks with the `state_key` "
+                    f"{brief(candidate.state_key)}. A checkpoint would keep the state of one.\n\n"
                     "Hint: set them up differently, or override `state_key`."
                 )
             self.lightning.append(candidate)

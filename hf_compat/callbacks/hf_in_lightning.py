@@ -49,6 +49,7 @@ from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.nested import find_batch_size
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
@@ -321,7 +322,7 @@ class AdaptedRun(pl.Callback):
         if self.args.eval_strategy != IntervalStrategy.NO and not trainer.enable_validation:
             asked = IntervalStrategy(self.args.eval_strategy).value
             warn_once(
-                f"HFCallbackAdapter: `eval_strategy={asked!r}`, but the Lightning trainer does not validate. "
+                f"HFCallbackAdapter: `eval_strategy={brief(asked)}`, but the Lightning trainer does not validate. "
                 "Callbacks that follow evaluations, like EarlyStoppingCallback, are never called."
             )
         if self.args.load_best_model_at_end:

@@ -34,6 +34,7 @@ from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
 from hf_compat.interop.releases import of_installed
+from hf_compat.runtime.text import brief
 
 # Hooks around training, and those of an evaluation that is over. The events' own methods call them.
 _AROUND = {"setup", "teardown", "on_fit_start", "on_fit_end", "on_train_end"}
@@ -111,7 +112,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         callback = callback if self._held is None else self._held
         refuse_other_distribution(callback)
         if not isinstance(callback, pl.Callback):
-            raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
+            raise CallbackError(f"{brief(callback)} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
         refuse(callback, IN_TRANSFORMERS)
         check_lightning_callback(callback, nn.Module())
         missing = hooks_of_user(callback, _WITHOUT_EVENT)

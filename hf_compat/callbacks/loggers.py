@@ -14,7 +14,7 @@ from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import known_to_transformers, reporting_callback
-from hf_compat.runtime.text import is_installed, missing_package
+from hf_compat.runtime.text import brief, is_installed, missing_package
 
 _OTHER = "pytorch_lightning"
 
@@ -58,14 +58,14 @@ def reporting_callbacks(args: Args) -> list[Callback]:
             callbacks.append(LoggerCallback(wanted))
             continue
         if wanted not in PACKAGES:
-            raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
+            raise ArgumentError(f"`report_to` has {brief(wanted)}.\n\nHint: name a tracker or pass a Lightning logger.")
         module, install = PACKAGES[wanted]
         if not is_installed(module):
-            raise missing_package(module, install, f"`report_to={wanted!r}`")
+            raise missing_package(module, install, f"`report_to={brief(wanted)}`")
         kind = known_to_transformers(_OWN[wanted]) if wanted in _OWN else reporting_callback(wanted)
         if kind is None:
             raise MissingPackage(
-                f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
+                f"`report_to={brief(wanted)}` needs the integration of transformers, which is not installed.\n\n"
                 "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
             )
         if wanted in _MLFLOW:

@@ -28,7 +28,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.paths import local_path
-from hf_compat.runtime.text import need
+from hf_compat.runtime.text import brief, need
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -165,7 +165,7 @@ class TensorBoardCallback(TrainerCallback):
             elif isinstance(value, str):
                 writer.add_text(name, value, state.global_step)
             else:
-                logger.warning("TensorBoard accepts numbers and text. %s=%r was left out.", name, value)
+                logger.warning("TensorBoard accepts numbers and text. %s=%s was left out.", name, brief(value))
         if self._is_training or not self._is_own:
             writer.flush()
         else:  # an open file has a thread, and this may be the last evaluation. The next log opens another file

@@ -131,7 +131,9 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
         paths.append(local_path(name, path).rstrip(os.sep) or os.sep)
     from_path, to_path = paths
     if not os.path.lexists(from_path):
-        raise ArgumentError(f"There is nothing to convert: {from_path!r} does not exist.\n\nHint: name a checkpoint.")
+        raise ArgumentError(
+            f"There is nothing to convert: {brief(from_path)} does not exist.\n\nHint: name a checkpoint."
+        )
     try:
         os.lstat(to_path)
     except FileNotFoundError:
@@ -267,7 +269,7 @@ def _write_shards(stored: list[StoredTensor], partial: str, shard_bytes: int, ke
     for number, group in enumerate(progress_bar(groups, desc="weight files"), start=1):
         weights = {}
         for tensor in group:
-            with reading(f"The stored tensor {tensor.name!r}"):
+            with reading(f"The stored tensor {brief(tensor.name)}"):
                 weights[tensor.name.removeprefix(prefix)] = tensor.load()
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))

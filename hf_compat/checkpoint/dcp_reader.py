@@ -44,6 +44,7 @@ from hf_compat.checkpoint.files import (
 from hf_compat.checkpoint.reading import Contents, StoredTensor, load_plain
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.collectives import is_distributed
+from hf_compat.runtime.text import brief
 
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
@@ -115,7 +116,7 @@ class DcpFolder(FileSystemReader):
         for item in plan.items:
             key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
             if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
-                raise CheckpointError(f"{key!r} has to be a tensor and is stored as a value.")
+                raise CheckpointError(f"{brief(key)} has to be a tensor and is stored as a value.")
             found = self.read_entry(item.storage_index)
             if is_value:
                 plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
@@ -128,7 +129,7 @@ class DcpFolder(FileSystemReader):
             own = planner.resolve_tensor(item).detach()
             if own.shape != part.shape:
                 shapes = f"{list(part.shape)}, not {list(own.shape)}"
-                raise CheckpointError(f"{key!r} has the shape {shapes}.")
+                raise CheckpointError(f"{brief(key)} has the shape {shapes}.")
             own.copy_(part)
             planner.commit_tensor(item, own)
         done: Future[None] = Future()
@@ -153,21 +154,23 @@ class DcpFolder(FileSystemReader):
             entry = io.BytesIO(file.read(info.length))
         is_value = isinstance(expected, BytesStorageMetadata)
         if not is_value and not is_whole_zip(entry):
-            raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
+            raise CheckpointError(f"{path} is damaged: {brief(place.fqn)} does not have its checksum.")
         entry.seek(0)
         try:
             found = load_plain(str(self.path), entry)
         except Exception as error:
-            raise CheckpointError(f"{self.path} holds no plain value as {place.fqn!r}: {first_line(error)}") from error
+            raise CheckpointError(
+                f"{self.path} holds no plain value as {brief(place.fqn)}: {first_line(error)}"
+            ) from error
         if isinstance(found, torch.Tensor) == is_value:
             kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
-            raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
+            raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {brief(place.fqn)}, not {kinds[0]}.")
         if isinstance(expected, BytesStorageMetadata):
             return found
         sizes = [chunk.sizes for chunk in expected.chunks if place.offset is None or chunk.offsets == place.offset]
         if found.dtype != expected.properties.dtype or found.shape not in sizes:
             raise CheckpointError(
-                f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says."
+                f"{path} is damaged: it holds another tensor as {brief(place.fqn)} than {METADATA_NAME} says."
             )
         return found
 
@@ -200,7 +203,7 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     assert isinstance(index, Metadata)
     for info in index.storage_data.values():
         if not is_plain_name(info.relative_path):
-            raise CheckpointError(f"{path} names {info.relative_path!r}, which is outside the checkpoint.")
+            raise CheckpointError(f"{path} names {brief(info.relative_path)}, which is outside the checkpoint.")
         file = contents.need(before + info.relative_path)
         with open_regular(file) as opened:
             size, end = os.fstat(opened.fileno()).st_size, info.offset + info.length
@@ -224,7 +227,7 @@ def _problem(index: object) -> str | None:
         return "it does not say of each entry where it is"
     for key, entry in index.state_dict_metadata.items():
         if not isinstance(key, str) or not isinstance(entry, (TensorStorageMetadata, BytesStorageMetadata)):
-            return f"it does not say what {key!r} is"
+            return f"it does not say what {brief(key)} is"
         if isinstance(entry, BytesStorageMetadata):
             continue
         of_torch = isinstance(entry.properties, TensorProperties) and isinstance(entry.properties.dtype, torch.dtype)
@@ -235,5 +238,5 @@ def _problem(index: object) -> str | None:
         )
         # torch would make up missing parts
         if not of_torch or not inside or sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
-            return f"it does not say where all of {key!r} is stored"
+            return f"it does not say where all of {brief(key)} is stored"
     return None

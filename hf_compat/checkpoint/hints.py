@@ -19,6 +19,7 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import OUTSIDE, Refused, first_line, refusal_behind
 from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.text import brief
 
 ITS_LOSS = {
     layout.OPTIMIZER_NAME: "optimizer and schedule start anew",
@@ -119,7 +120,7 @@ def _named(facts: PathFacts, paths: Sequence[str]) -> str:
     """How to take one of several checkpoints."""
     home = os.path.dirname(paths[-1])
     is_own = facts.output_dir is not None and os.path.realpath(facts.output_dir) == os.path.realpath(home)
-    newest = "`resume_from_checkpoint=True` takes" if is_own else f"`get_last_checkpoint({home!r})` finds"
+    newest = "`resume_from_checkpoint=True` takes" if is_own else f"`get_last_checkpoint({brief(home)})` finds"
     return f"name one of them, such as {paths[-1]}. {newest} the newest one that is whole"
 
 
@@ -206,7 +207,7 @@ RULES: Sequence[Rule] = (
         lambda facts: f"there is no such {_form(facts)}.",
         lambda facts: (
             "name a folder. If it is a repository of the Hub, "
-            f"`huggingface_hub.snapshot_download({facts.path!r})` downloads it and returns its folder"
+            f"`huggingface_hub.snapshot_download({brief(facts.path)})` downloads it and returns its folder"
         ),
     ),
     Rule(
@@ -244,7 +245,7 @@ RULES: Sequence[Rule] = (
         lambda facts: "it holds a model, and no state of a training.",
         lambda facts: (
             "name a checkpoint-<updates> folder. These weights are loaded by the model's `from_pretrained`, or by "
-            f"`HFModule.load_from_checkpoint({facts.path!r}, model=…)`"
+            f"`HFModule.load_from_checkpoint({brief(facts.path)}, model=…)`"
         ),
     ),
     Rule(

@@ -46,6 +46,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_lock import Owner, is_free, queueing
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.paths import local_path
+from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import Helpers
 
 logger = logging.getLogger(__name__)
@@ -596,7 +597,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         except OSError as error:
             if refusal_behind(error) is not None:
                 raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
-        raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
+        raise FileNotFoundError(f"No such directory: {brief(os.fspath(folder))}")
     recover(os.fspath(folder))
     return newest_checkpoint(folder)[0]
 

@@ -34,6 +34,7 @@ from hf_compat.checkpoint.files import (
     walked_torch_file,
 )
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Contents:
         """Find the path of a file that has to be there."""
         path = self.find(name)
         if path is None:
-            raise CheckpointError(f"{self.folder} holds no {name!r} that may be read.")
+            raise CheckpointError(f"{self.folder} holds no {brief(name)} that may be read.")
         return path
 
     def names(self, subfolder: str = "") -> list[str]:
@@ -298,7 +299,7 @@ def shard_names(index: str) -> list[str]:
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if os.path.basename(shard) != shard or not is_plain_name(shard):
-            raise CheckpointError(f"{index} names the file {shard!r}, which is outside the checkpoint.")
+            raise CheckpointError(f"{index} names the file {brief(shard)}, which is outside the checkpoint.")
     return shards
 
 

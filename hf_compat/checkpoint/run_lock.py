@@ -28,6 +28,7 @@ from typing import BinaryIO
 
 from hf_compat.checkpoint.files import open_regular, read_small, write_new
 from hf_compat.errors import CheckpointError, OutputFolderError
+from hf_compat.runtime.text import brief
 
 try:
     import fcntl
@@ -153,7 +154,7 @@ class RunLock:
             if isinstance(error, OutputFolderError):
                 raise
             raise OutputFolderError(
-                f"`output_dir={self.folder!r}`: no run can save there: {error}.\n\n"
+                f"`output_dir={brief(self.folder)}`: no run can save there: {error}.\n\n"
                 "Hint: make room or give write permission there, or name another folder."
             ) from error
         if self.lost is not None:

@@ -83,7 +83,7 @@ def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
             states = {name: readable_state(state, f"The state of the callback {name}") for name, state in value.items()}
             readable[key] = states  # type: ignore[assignment]
         elif key not in _TENSORS:
-            readable[key] = readable_state(value, f"The entry {key!r} of the checkpoint")
+            readable[key] = readable_state(value, f"The entry {brief(key)} of the checkpoint")
     return readable
 
 
@@ -134,7 +134,9 @@ def _readable(value: Value, where: str) -> Value:
     if isinstance(value, np.generic) and not isinstance(value, np.void):
         return value.item()
     if type(value) in (dict, OrderedDict):
-        return type(value)((_readable(key, where), _readable(item, f"{where}[{key!r}]")) for key, item in value.items())
+        return type(value)(
+            (_readable(key, where), _readable(item, f"{where}[{brief(key)}]")) for key, item in value.items()
+        )
     if type(value) in (list, tuple, set):
         return type(value)(_readable(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":

@@ -21,6 +21,7 @@ import torch
 from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.runtime.text import brief
 
 LATEST_NAME = "latest"
 OPTIMIZERS, MODELS = "_optim_states.pt", "_model_states.pt"  # ends of the names of the ranks' files
@@ -57,7 +58,7 @@ def named_zero_folder(contents: Contents) -> str | None:
     name = read_text(latest).strip()
     if not _FOLDER_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{latest} names {name[:80]!r}, which may be outside the checkpoint.\n\n"
+            f"{latest} names {brief(name[:80])}, which may be outside the checkpoint.\n\n"
             "Hint: a folder's name there has letters, digits, `_` and `-` only."
         )
     return name

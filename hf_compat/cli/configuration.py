@@ -25,6 +25,7 @@ from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.interop.object_parser import near_name
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of
+from hf_compat.runtime.text import brief
 
 MODE = "bounded_yaml"  # jsonargparse's name for this loader
 MOST_BYTES = 4 * 2**20
@@ -78,7 +79,7 @@ def _check_node(node: yaml.Node | None, level: int, counted: Iterator[int]) -> N
         keys: set[tuple[str, str]] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in keys:
-                raise TooLarge(f"it has the key {key.value[:60]!r} twice, line {key.start_mark.line + 1}")
+                raise TooLarge(f"it has the key {brief(key.value[:60])} twice, line {key.start_mark.line + 1}")
             keys.add((key.tag, key.value))
         parts = [part for pair in node.value for part in pair]
     else:

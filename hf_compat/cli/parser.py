@@ -48,7 +48,7 @@ def read_arguments(path: str | os.PathLike[str], read: Callable[[str], object]) 
     """Read names and values from a file of at most 4 MiB. YAML has the bounds of `hf-compat fit --config`."""
     name = os.fspath(path)
     if "\0" not in name and not os.path.lexists(name):
-        raise MissingFile(f"{name!r} cannot be read: the file does not exist.")
+        raise MissingFile(f"{brief(name)} cannot be read: the file does not exist.")
     try:
         content = read(name)
     except CheckpointError as error:
@@ -87,7 +87,7 @@ def read_word(word: str | bool, kinds: Collection[Hint]) -> Value:
     """Read a truth value (yes, true, t, y, on, 1 or their opposites), or a text or JSON list if these are allowed."""
     value = bool_or_none(word) if bool in kinds else None
     if value is None and str not in kinds:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a truth value. Write true or false")
+        raise argparse.ArgumentTypeError(f"{brief(word)} is not a truth value. Write true or false")
     if isinstance(word, str) and list in kinds and word.lstrip().startswith("["):
         return json.loads(word)
     return word if value is None else value
@@ -120,6 +120,11 @@ class HfArgumentParser(argparse.ArgumentParser):
         given: Any = [dataclass_types] if is_one else dataclass_types
         self.dataclass_types: list[DataclassType] = [] if dataclass_types is None else list(given)
         for kind in self.dataclass_types:
+            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+                raise ArgumentError(
+                    f"`HfArgumentParser` got {brief(kind)}, which is not a dataclass.\n\n"
+                    "Hint: pass classes, as in `HfArgumentParser((ModelArguments, TrainingArguments))`."
+                )
             group: Options = self
             if hasattr(kind, "_argument_group_name"):
                 group = self.add_argument_group(kind._argument_group_name)

@@ -28,7 +28,7 @@ from hf_compat.runtime.launch import (
     read_launch,
 )
 from hf_compat.runtime.paths import local_path
-from hf_compat.runtime.text import parse_switch, shown
+from hf_compat.runtime.text import brief, parse_switch, shown
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -97,7 +97,7 @@ def machines_of(text: str) -> tuple[int, int]:
     """Read `--nodes`, which is a number, or the fewest and the most as in `1:4`."""
     least, _, most = text.partition(":")
     if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of machines, such as 2 or 1:4")
+        raise argparse.ArgumentTypeError(f"{brief(text)} is not a number of machines, such as 2 or 1:4")
     return int(least), int(most or least)
 
 
@@ -145,7 +145,7 @@ def address_of(text: str) -> tuple[str, int | None]:
     if not colon or (text.count(":") > 1 and not host.endswith("]")):
         return text.strip("[]"), None
     if not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ArgumentError(f"`--main-address {text}` has the port {port!r}.\n\nHint: host, or host:29500.")
+        raise ArgumentError(f"`--main-address {text}` has the port {brief(port)}.\n\nHint: host, or host:29500.")
     return host.strip("[]"), int(port)
 
 

@@ -17,6 +17,7 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
 from hf_compat.runtime.collectives import broadcast_object, failing_together
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.resumer import read_state
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
             resume = os.path.join(".", resume)
         if wanted is not None and resume is not None and wanted != resume:
             raise ArgumentError(
-                f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to resume from."
-                "\n\nHint: keep one of them."
+                f"`ckpt_path={brief(wanted)}` and `resume_from_checkpoint={brief(resume)}` name two checkpoints to "
+                "resume from.\n\nHint: keep one of them."
             )
         return wanted if resume is None else resume
     if resume is not None:
@@ -67,8 +68,9 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
         if wanted is None or on_line:
             raise ArgumentError(
-                f"`resume_from_checkpoint={str(config.args.resume_from_checkpoint)!r}` is for `fit`, and `{command}` "
-                f"does not train.\n\nHint: `hf-compat {command} --ckpt_path {resume}` scores that checkpoint."
+                f"`resume_from_checkpoint={brief(str(config.args.resume_from_checkpoint))}` is for `fit`, and "
+                f"`{command}` does not train.\n\n"
+                f"Hint: `hf-compat {command} --ckpt_path {resume}` scores that checkpoint."
             )
     if wanted is None and pretrained_source(config.model) is None:
         raise ArgumentError(

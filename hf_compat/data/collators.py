@@ -19,6 +19,7 @@ from hf_compat.data.types import Batch, Collator, DataSource, Sample
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import log_ignored_columns
+from hf_compat.runtime.text import brief
 
 _LONGEST = 80
 
@@ -28,7 +29,7 @@ def shown_value(value: object) -> str:
     if value is None:
         return "None"
     form = f" of shape {tuple(value.shape)}" if isinstance(value, (torch.Tensor, np.ndarray)) else ""
-    text = "" if form else repr(value)
+    text = "" if form else brief(value, _LONGEST)
     return f"{type(value).__name__}{form}" + (f" ({text})" if text and len(text) <= _LONGEST else "")
 
 
@@ -43,7 +44,7 @@ def check_dataset(name: str, dataset: DataSource) -> None:
         wrong = "is a DataLoader, but the Trainer makes its own"
         way = "pass its `dataset`, or override `get_train_dataloader`"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
-        keys = ", ".join(repr(key) for key in list(dataset)[:5])
+        keys = ", ".join(map(brief, list(dataset)[:5]))
         wrong = f"is a {kind} with the keys {keys}, not a sequence of samples"
         way = "pass one of its values if these are data sets, or make a list of samples if these are columns"
     elif isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
@@ -98,7 +99,7 @@ def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
         for form in (_kind_of, _shape_of):
             forms = sorted(set(map(form, values)))
             if len(forms) > 1:
-                raise _not_joined(f"{name!r} is {forms[0]} in one sample and {forms[1]} in another") from error
+                raise _not_joined(f"{brief(name)} is {forms[0]} in one sample and {forms[1]} in another") from error
 
 
 def raise_for_unnamed_samples(samples: Sequence[Sample], error: Exception) -> None:
@@ -138,7 +139,7 @@ def raise_for_bad_batch(batch: Batch, taker: str) -> None:
         odd = [key for key in batch if not isinstance(key, str)]
         if not odd:
             return
-        found = f"with the key {odd[0]!r}"
+        found = f"with the key {brief(odd[0])}"
     else:
         found = (
             f"that is {shown_value(batch)}"
@@ -198,10 +199,10 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         `transformers.default_data_collator`, 5.23.
     """
     if return_tensors not in ("pt", "np"):
-        raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
+        raise ValueError(f"`return_tensors={brief(return_tensors)}` is not known; choose 'pt' or 'np'.")
     if return_tensors == "np":
         theirs = of_transformers("data.data_collator", "default_data_collator", "`return_tensors='np'`")
-        arrays: dict[str, Any] = theirs(list(features), "np")
+        arrays: dict[str, np.ndarray] = theirs(list(features), "np")
         return arrays
     batch: dict[str, Batch] = {}
     try:

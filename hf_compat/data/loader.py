@@ -27,6 +27,7 @@ from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import concatenate, copies_beside, find_batch_size, move_to_device, slice_nested
 from hf_compat.runtime.signals import dead_among, holding_child_signals
+from hf_compat.runtime.text import brief
 
 
 class SeededRandomSampler(RandomSampler):
@@ -64,7 +65,7 @@ def measure_lengths(dataset: DataSource, name: str) -> list[int]:
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
             f"`train_sampling_strategy` by length (once `group_by_length=True`) measures samples that are mappings "
-            f"with the key {name!r}, but the first sample is a {type(first).__name__}.\n\n"
+            f"with the key {brief(name)}, but the first sample is a {type(first).__name__}.\n\n"
             "Hint: add a column of lengths and name it by `length_column_name`."
         )
     return [len(sample[name]) for sample in dataset]

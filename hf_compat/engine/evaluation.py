@@ -34,6 +34,7 @@ from hf_compat.runtime.nested import (
     nested_numpify,
     slice_nested,
 )
+from hf_compat.runtime.text import brief
 
 Metrics = dict[str, Any]  # mostly numbers, by name, as the user's function returns them
 # A function of an `EvalPrediction` (and `compute_result`), torchmetrics, or a function that makes torchmetrics.
@@ -274,7 +275,7 @@ def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> Metric
     made = source if isinstance(source, (Metric, MetricCollection)) else source()
     if not isinstance(made, (Metric, MetricCollection)):
         raise ArgumentError(
-            f"`compute_metrics` takes no argument and gave {made!r}.\n\n"
+            f"`compute_metrics` takes no argument and gave {brief(made)}.\n\n"
             "Hint: take an `EvalPrediction`, or return a torchmetrics Metric or MetricCollection."
         )
     metrics = (made if isinstance(made, MetricCollection) else MetricCollection([made])).to(device)
@@ -317,7 +318,7 @@ def check_metrics(
             continue
         if not callable(part):
             raise ArgumentError(
-                f"`compute_metrics={part!r}` cannot be called.\n\n"
+                f"`compute_metrics={brief(part)}` cannot be called.\n\n"
                 "Hint: pass a function of an `EvalPrediction`, or a torchmetrics metric."
             )
         if by_batch and "compute_result" not in inspect.signature(part).parameters:
@@ -436,7 +437,7 @@ class EvaluationRun:
         """Gather a batch's loss from all ranks, once for each of its samples."""
         if isinstance(loss, (int, float)):
             raise OverrideError(
-                f"`prediction_step` returned the loss {loss!r}, and losses are gathered as tensors.\n\n"
+                f"`prediction_step` returned the loss {brief(loss)}, and losses are gathered as tensors.\n\n"
                 "Hint: return the tensor, without `.item()` or `float(…)`."
             )
         size, full = self.batch_size, torch.contiguous_format
@@ -449,7 +450,7 @@ class EvaluationRun:
         if name not in batch.inputs:
             given = ", ".join(batch.inputs)
             raise ArgumentError(
-                f"`include_for_metrics=['inputs']` keeps the input {name!r}, and the batch has {given}.\n\n"
+                f"`include_for_metrics=['inputs']` keeps the input {brief(name)}, and the batch has {given}.\n\n"
                 "Hint: set `main_input_name` on the model to the one that is meant."
             )
         return self._gathered(self._padded(self.steps._prepare_input(batch.inputs[name])), batch)

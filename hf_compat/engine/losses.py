@@ -65,7 +65,7 @@ def answer_of(outputs: ModelOutput, loss: object) -> Answer:
     """Describe a model's answer, in which a loss was found."""
     named: Mapping[str, object] = {}
     if isinstance(outputs, Mapping):
-        named = {f"[{key!r}]": value for key, value in outputs.items()}
+        named = {f"[{brief(key)}]": value for key, value in outputs.items()}
     elif isinstance(outputs, (list, tuple)):
         named = {f"[{index}]": value for index, value in enumerate(outputs)}
     elif not isinstance(outputs, torch.Tensor):

@@ -90,7 +90,7 @@ class AcceleratorConfig:
             return cls()
         if isinstance(value, type):
             raise UnsupportedArgument(
-                f"Tried passing in a callable to `accelerator_config`: {value!r} is a class.\n\n"
+                f"Tried passing in a callable to `accelerator_config`: {brief(value)} is a class.\n\n"
                 "Hint: pass an object of it, or a dict of its options."
             )
         to_dict = getattr(value, "to_dict", None)
@@ -268,7 +268,7 @@ def optimizer(value: object) -> object:
     name = plain(value)
     if isinstance(name, str) and name in OLD_OPTIMIZERS:
         value = OLD_OPTIMIZERS[name]
-        told = f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place."
+        told = f"`optim={brief(name)}` is gone upstream: `optim={brief(value)}` takes its place."
         warn_user(told, InertArgumentWarning)  # which ranks above 0 leave out
     return member(OptimizerNames).read(value)
 
@@ -287,7 +287,7 @@ def target_modules(value: object) -> object:
         try:
             re.compile(str(target))
         except re.error as error:
-            raise Unreadable(f"{target!r} is not a regular expression: {error}.") from error
+            raise Unreadable(f"{brief(target)} is not a regular expression: {error}.") from error
     return targets
 
 

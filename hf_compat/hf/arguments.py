@@ -6,12 +6,13 @@ Types are in `argument_values.py`, and rules over several fields in `arguments_r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -87,7 +88,7 @@ class AcceptOldNames(type):
             written = {"accelerator_config": config} if values.holds_options(config) else {}
             given, old = legacy.translate_legacy({**given, **written}, known, takes.checks)
         if problems:
-            raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
+            raise ArgumentError("\n\n".join([*problems, *further_problems(given)]))
         # Add the defaults of the generation that the call, the environment or the replaced release sets
         compat, defaults = rules.read_profile(
             own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks
@@ -132,18 +133,27 @@ def _interface_of(kind: type) -> _Interface:
     )
 
 
-def _further_problems(good: Mapping[str, object]) -> list[str]:
-    """List the errors of the rules over several fields, for values that are allowed by themselves."""
-    trial = TrainingArguments.__new__(TrainingArguments)
+def further_problems(good: Mapping[str, object], unknown: Collection[str] = ()) -> list[str]:
+    """List the errors of the rules over several fields, for values that are allowed by themselves.
+
+    Args:
+        good: The values. Other fields have their defaults.
+        unknown: Fields and properties whose value is not known. A rule that reads one ends there.
+    """
+    trial, problems = _Trial.__new__(_Trial), []
     try:
         for known in fields(TrainingArguments):
             setattr(trial, known.name, good.get(known.name, default_of(known)))
         rules.normalise_arguments(trial)
         rules.fill_in(trial)
-        trial._validate_args()
     except ArgumentError as error:
         return [str(error)]
-    return []
+    trial.__dict__["_unknown"] = unknown
+    for rule in rules.RULES:
+        with contextlib.suppress(_UnknownValue):
+            for problem in rule(trial):
+                problems.append(problem)  # noqa: PERF402  # those before an unknown value count
+    return problems
 
 
 @dataclass(repr=False)
@@ -544,12 +554,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         Mirrors:
             `transformers.TrainingArguments._validate_args`, 5.23.
         """
-        problems = [
-            *rules.intervals(self),
-            *rules.metrics_needed(self),
-            *rules.workers_and_repository(self),
-            *rules.precision(self),
-        ]
+        problems = [problem for rule in rules.RULES for problem in rule(self)]
         if problems:
             raise ArgumentError("\n\n".join(problems))
 
@@ -568,6 +573,19 @@ def declare(kind: type[TrainingArguments]) -> None:
 
 
 declare(TrainingArguments)
+
+
+class _UnknownValue(Exception):
+    """A rule reads a value that is not known."""
+
+
+class _Trial(TrainingArguments):
+    """Arguments that are only checked, and of which some are unknown."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name in object.__getattribute__(self, "__dict__").get("_unknown", ()):
+            raise _UnknownValue(name)
+        return super().__getattribute__(name)
 
 
 # A `transformers.GenerationConfig`; transformers may be absent when command lines are made from these hints.

@@ -25,6 +25,7 @@ from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType, wi
 from hf_compat.hf.legacy import Translation
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.text import brief
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -119,20 +120,22 @@ def intervals(args: TrainingArguments) -> Iterator[str]:
             continue
         if steps is None or (steps == 0 and kind != "save"):
             yield _problem(
-                f"`{kind}_strategy='steps'` needs `{kind}_steps` above 0, got {steps!r}.",
+                f"`{kind}_strategy='steps'` needs `{kind}_steps` above 0, got {brief(steps)}.",
                 f"give a number of updates, or a share below 1, or set `{kind}_strategy='no'`.",
             )
         elif steps < 0:
-            yield _problem(f"`{kind}_steps={steps!r}` is below 0.", f"use `{kind}_strategy='no'` to switch it off.")
+            yield _problem(
+                f"`{kind}_steps={brief(steps)}` is below 0.", f"use `{kind}_strategy='no'` to switch it off."
+            )
         elif steps > 1 and steps != int(steps):
-            yield _problem(f"`{kind}_steps={steps!r}` must be an integer if bigger than 1.", "round it.")
+            yield _problem(f"`{kind}_steps={brief(steps)}` must be an integer if bigger than 1.", "round it.")
 
 
 def metrics_needed(args: TrainingArguments) -> Iterator[str]:
     """Check that evaluations give the metric that a schedule or the choice of the best model needs."""
     if args.lr_scheduler_type in METRIC_SCHEDULES and args.eval_strategy == IntervalStrategy.NO:
         yield _problem(
-            f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
+            f"`lr_scheduler_type='{plain(args.lr_scheduler_type)}'` requires an eval strategy: it follows a metric.",
             "set `eval_strategy` to 'steps' or 'epoch'.",
         )
     if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
@@ -140,7 +143,7 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
     if args.eval_strategy != args.save_strategy:
         yield _problem(
             "`load_best_model_at_end=True` needs the evaluation and the save strategy to match, got "
-            f"`eval_strategy={plain(args.eval_strategy)!r}` and `save_strategy={plain(args.save_strategy)!r}`.",
+            f"`eval_strategy='{plain(args.eval_strategy)}'` and `save_strategy='{plain(args.save_strategy)}'`.",
             "set both to 'steps' or both to 'epoch', or use `save_strategy='best'`.",
         )
         return
@@ -150,8 +153,8 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
     ratio = saves / evaluates
     if not (saves < 1 and evaluates < 1 and math.isclose(ratio, round(ratio), rel_tol=1e-9)):
         yield _problem(
-            f"`load_best_model_at_end=True` needs `save_steps={args.save_steps!r}` to be a round multiple of "
-            f"`eval_steps={args.eval_steps!r}`, both as counts or both as shares below 1.",
+            f"`load_best_model_at_end=True` needs `save_steps={brief(args.save_steps)}` to be a round multiple of "
+            f"`eval_steps={brief(args.eval_steps)}`, both as counts or both as shares below 1.",
             "make it one, or use `save_strategy='best'`.",
         )
 
@@ -165,17 +168,17 @@ def workers_and_repository(args: TrainingArguments) -> Iterator[str]:
     ):
         value = getattr(args, name)
         if value not in (None, False) and args.dataloader_num_workers <= 0:
-            yield _problem(f"`{name}={value!r}` {what}.", "set `dataloader_num_workers` above 0.")
+            yield _problem(f"`{name}={brief(value)}` {what}.", "set `dataloader_num_workers` above 0.")
     if not args.push_to_hub:
         return
     if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:
         yield _problem(
-            f"`hub_model_id={args.hub_model_id!r}` names no repository, and `push_to_hub=True` needs one.",
+            f"`hub_model_id={brief(args.hub_model_id)}` names no repository, and `push_to_hub=True` needs one.",
             "write 'name' or 'owner/name', or leave it out to use the last part of `output_dir`.",
         )
     if args.hub_revision is not None and not args.hub_revision.strip():
         yield _problem(
-            f"`hub_revision={args.hub_revision!r}` names no branch, and `push_to_hub=True` pushes to one.",
+            f"`hub_revision={brief(args.hub_revision)}` names no branch, and `push_to_hub=True` pushes to one.",
             "name it, or leave it out to use the main branch.",
         )
 
@@ -197,13 +200,17 @@ def precision(args: TrainingArguments) -> Iterator[str]:
         )
     if args.mixed_precision not in ("no", "bf16", "fp16"):
         yield _problem(
-            f"ACCELERATE_MIXED_PRECISION={args.mixed_precision!r}, set by `accelerate launch`, is not supported.",
+            f"ACCELERATE_MIXED_PRECISION={brief(args.mixed_precision)}, set by `accelerate launch`, is not supported.",
             "choose no, bf16 or fp16.",
         )
     if args.fp16 and on_cpu and (args.fsdp or args.deepspeed):
         yield _problem("`fp16=True` with `fsdp` or `deepspeed` requires a GPU.", "use `bf16=True` on the CPU.")
     if args.tf32 and not has_tf32():
         yield _problem("`tf32=True` requires an Ampere or newer GPU.", "leave `tf32` out.")
+
+
+# The rules over several fields, in the order of their messages
+RULES = (intervals, metrics_needed, workers_and_repository, precision)
 
 
 def has_tf32() -> bool:

@@ -20,6 +20,7 @@ from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import CONTROL_FLAGS, ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.console import SharedLogger, progress_bar
 from hf_compat.runtime.inspection import accepted_parameters, delegated, has_length
+from hf_compat.runtime.text import brief
 
 logger = SharedLogger(__name__, "transformers.trainer_callback")
 
@@ -258,7 +259,7 @@ class CallbackHandler(_WithoutMethods):
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in EVENTS):
             raise CallbackError(
-                f"{callback!r} is not a callback, because it has no method for any event.\n\n"
+                f"{brief(callback)} is not a callback, because it has no method for any event.\n\n"
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
         if callback_kind(instance) in {callback_kind(other) for other in self.callbacks}:
@@ -283,7 +284,7 @@ class CallbackHandler(_WithoutMethods):
             ValueError: The instance is not in the list.
         """
         if self.pop_callback(callback) is None and not isinstance(callback, type):
-            raise ValueError(f"{callback!r} is not among the callbacks")
+            raise ValueError(f"{brief(callback)} is not among the callbacks")
 
     def hearing(self, event: str) -> list[object]:
         """The callbacks that have a method of their own for an event."""
@@ -339,8 +340,8 @@ def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, e
         unknown = set(answer) - CONTROL_FLAGS
         if unknown:
             raise CallbackError(
-                f"{type(callback).__name__}.{event} returned {dict(answer)!r}. {sorted(unknown)} are not flags.\n\n"
-                f"Hint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
+                f"{type(callback).__name__}.{event} returned {brief(dict(answer))}. {brief(sorted(unknown))} are not "
+                f"flags.\n\nHint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
             )
         for name, value in answer.items():
             setattr(control, name, bool(value))
@@ -348,7 +349,7 @@ def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, e
     if answer is not None and all(hasattr(answer, name) for name in CONTROL_FLAGS):
         return answer
     raise CallbackError(
-        f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
+        f"{type(callback).__name__}.{event} returned {brief(answer)}.\n\n"
         "Hint: return nothing, the control, or a mapping of its flags."
     )
 

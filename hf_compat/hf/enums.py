@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.launch import environment
-from hf_compat.runtime.text import is_installed
+from hf_compat.runtime.text import brief, is_installed
 
 
 class _LowerCase(Enum):
@@ -33,7 +33,7 @@ class ExplicitEnum(str, _LowerCase):  # no StrEnum, as str() gives Class.MEMBER 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         allowed = ", ".join(repr(member.value) for member in cls)
-        raise ArgumentError(f"{value!r} is not a valid {cls.__name__}.\n\nHint: choose one of {allowed}.")
+        raise ArgumentError(f"{brief(value)} is not a valid {cls.__name__}.\n\nHint: choose one of {allowed}.")
 
 
 class IntervalStrategy(ExplicitEnum):

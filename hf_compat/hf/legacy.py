@@ -49,7 +49,7 @@ from hf_compat.hf.value_types import (
     whole_number,
 )
 from hf_compat.runtime.launch import environment
-from hf_compat.runtime.text import is_secret, nearest, shown
+from hf_compat.runtime.text import brief, is_secret, nearest, shown
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -355,7 +355,7 @@ def name_repository(arguments: Translation, old: Translation) -> None:
         return
     if name is not None and ("/" in name or "push_to_hub_model_id" not in old):
         raise ArgumentError(
-            f"`push_to_hub_organization={owner!r}` and `hub_model_id={name!r}` contradict each other.\n\n"
+            f"`push_to_hub_organization={brief(owner)}` and `hub_model_id={brief(name)}` contradict each other.\n\n"
             "Hint: keep `hub_model_id` only."
         )
     folder = os.path.basename(os.path.normpath(arguments.get("output_dir") or "trainer_output"))

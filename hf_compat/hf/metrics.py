@@ -82,8 +82,8 @@ def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
     for name in metrics:
         if not isinstance(name, str):
             raise MetricError(
-                f"`{source}` returned a metric under the name {name!r}, which is not a string.\n\n"
-                f"Hint: use str({name!r})."
+                f"`{source}` returned a metric under the name {brief(name)}, which is not a string.\n\n"
+                f"Hint: use str({brief(name)})."
             )
     try:
         return {name: _plain_metric(value, name, source) for name, value in metrics.items()}
@@ -125,7 +125,7 @@ def _plain_metric(value: object, name: str, source: str) -> Metric:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise MetricError(
-        f"`{source}` returned {_shown(value)} as the metric {name!r}, which cannot be logged or saved.\n\n"
+        f"`{source}` returned {_shown(value)} as the metric {brief(name)}, which cannot be logged or saved.\n\n"
         "Hint: return a number, a text, or a list or dict of these."
     )
 
@@ -137,7 +137,7 @@ def loggable(logs: Mapping[str, Metric]) -> dict[str, Metric]:
         try:
             kept[str(name)] = _plain_metric(value, str(name), "log")
         except MetricError:
-            warn_once(f"`log`: {name!r} is a {type(value).__name__}, which the state's log history cannot hold.")
+            warn_once(f"`log`: {brief(name)} is a {type(value).__name__}, which the state's log history cannot hold.")
     return kept
 
 
@@ -151,7 +151,7 @@ def number_of_metric(value: object, name: str) -> float:
     if isinstance(plain, (int, float)):
         return plain
     raise MetricError(
-        f"The metric {name!r}, which `metric_for_best_model` names, is {_shown(value)}, which is not a number.\n\n"
+        f"The metric {brief(name)}, which `metric_for_best_model` names, is {_shown(value)}, which is not a number.\n\n"
         "Hint: let `compute_metrics` return a number under this name, or name another metric."
     )
 

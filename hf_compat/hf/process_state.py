@@ -25,7 +25,7 @@ from hf_compat.runtime.collectives import GroupArguments, barrier, start_process
 from hf_compat.runtime.console import saying_what_is_awaited
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import environment, is_launched, read_launch
-from hf_compat.runtime.text import need, parse_switch
+from hf_compat.runtime.text import brief, need, parse_switch
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -120,7 +120,7 @@ def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
             continue
         read_options(owner, {name: kind}, {name: value})
         if kind is _SECTION:
-            check_sections(value, f"{owner}[{name!r}]")
+            check_sections(value, f"{owner}[{brief(name)}]")
 
 
 def share_deepspeed(args: TrainingArguments) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hf_compat.errors import CallbackError
 from hf_compat.hf.search import hp_params
+from hf_compat.runtime.text import brief
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -60,7 +61,7 @@ def export_states(candidates: Iterable[Any]) -> ExportedState:
         parts = (state.get("args", {}), state.get("attributes", {})) if isinstance(state, dict) else (None, None)
         if not isinstance(parts[0], dict) or not isinstance(parts[1], dict):
             raise CallbackError(
-                f"{name}.state() returned {state!r}, which cannot be read back.\n\n"
+                f"{name}.state() returned {brief(state)}, which cannot be read back.\n\n"
                 "Hint: return {'args': {…}, 'attributes': {…}}."
             )
         try:

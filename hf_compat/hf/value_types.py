@@ -22,7 +22,7 @@ import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.paths import way_to_path
-from hf_compat.runtime.text import bool_or_none, did_you_mean, nearest, shown
+from hf_compat.runtime.text import bool_or_none, brief, did_you_mean, nearest, shown
 
 # Counts go through floats, in which larger whole numbers are no longer exact.
 LARGEST_COUNT = 2**53
@@ -201,7 +201,7 @@ def read_choice(value: object, choices: Iterable[str], within: bool = False) -> 
     if isinstance(word, str) and word in known:
         return str(word)
     near = nearest(word.strip().lower()[:100], known) if isinstance(word, str) else None
-    near_hint = "." if near is None else f"; did you mean {near!r}?"
+    near_hint = "." if near is None else f"; did you mean {brief(near)}?"
     raise Unreadable(f"choose one of {', '.join(map(repr, known))}{near_hint}", value if within else None)
 
 
@@ -355,7 +355,7 @@ def read_options(owner: str, known: Mapping[str, ValueType], options: Mapping[st
     for name, value in options.items():
         if name not in known:
             hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
-            raise ArgumentError(f"`{owner}` has no option {name!r}.\n\nHint: {hint}")
+            raise ArgumentError(f"`{owner}` has no option {brief(name)}.\n\nHint: {hint}")
         try:
             read[name] = known[name].read(value)
         except Unreadable as error:

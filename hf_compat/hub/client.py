@@ -22,7 +22,7 @@ from pathlib import Path
 from hf_compat.checkpoint.layout import OWN_PREFIX, make_hidden, remove_ended
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import HubError
-from hf_compat.runtime.text import need
+from hf_compat.runtime.text import brief, need
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class HubClient:
             made = self._api.create_repo(name, token=token, private=private, exist_ok=True)
             return str(made.repo_id)
         except Exception as error:
-            raise hub_error(f"The Hub gives no repository {name!r} to push to", error, token) from error
+            raise hub_error(f"The Hub gives no repository {brief(name)} to push to", error, token) from error
 
     def submit(self, commit: Commit) -> Future[object]:
         """Send a commit after the earlier ones. The future gives huggingface_hub's `CommitInfo`."""
@@ -110,8 +110,8 @@ class HubClient:
         reason = reason_of(error, commit.token)
         level = logging.INFO if reason in self._logged else logging.WARNING
         self._logged.add(reason)
-        text = "The push %r to %s has failed: %s. No training ends by that."
-        logger.log(level, text, commit.message, commit.repo_id, reason.rstrip("."))
+        text = "The push %s to %s has failed: %s. No training ends by that."
+        logger.log(level, text, brief(commit.message), commit.repo_id, reason.rstrip("."))
 
     def wait(self) -> None:
         """Wait until all commits are sent or have failed. Log the next one every 15 seconds.
@@ -128,8 +128,9 @@ class HubClient:
                 if waited > patience:
                     self._give_up(jobs, TimeoutError(f"the Hub has not taken it in {waited:.0f} seconds"))
                     return
-                text = "Waiting for the push %r to %s (%d to go, %.1f MB, %.0f s so far). Ctrl-C ends the wait."
-                logger.info(text, jobs[0][0].message, jobs[0][0].repo_id, len(jobs), megabytes, waited)
+                text = "Waiting for the push %s to %s (%d to go, %.1f MB, %.0f s so far). Ctrl-C ends the wait."
+                first = jobs[0][0]
+                logger.info(text, brief(first.message), first.repo_id, len(jobs), megabytes, waited)
                 concurrent.futures.wait([future for _, future in jobs], timeout=PROGRESS_SECONDS)
         except KeyboardInterrupt:
             self._give_up(jobs, InterruptedError("you have stopped it"))

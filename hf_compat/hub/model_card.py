@@ -13,9 +13,10 @@ from typing import TypeAlias
 from torch import nn
 
 from hf_compat.data.types import DataSource
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
-from hf_compat.runtime.text import is_installed
+from hf_compat.runtime.text import is_installed, shown
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,18 @@ class CardArguments:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._args, name)
+
+
+def check_facts(facts: Mapping[str, object]) -> None:
+    """Refuse facts that are neither texts nor lists of texts.
+
+    Raises:
+        ArgumentError: One is neither.
+    """
+    for name, value in facts.items():
+        texts = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+        if not all(text is None or isinstance(text, str) for text in texts):
+            raise ArgumentError(f"`{shown(name, value)}` is not a text.\n\nHint: pass a text, or a list of texts.")
 
 
 def card_of(

@@ -17,6 +17,7 @@ from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, hub_error, set_aside
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Pushes:
             return None if error is not None else future.result()
         self.client.missing.pop(commit.folder, None)  # the error says it
         raise hub_error(
-            f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
+            f"The push {brief(commit.message)} to {commit.repo_id} has failed", error, commit.token, self._push_later()
         ) from error
 
     def push_checkpoint(self, folder: str) -> None:

@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable, Container, Iterator
 
-from hf_compat.runtime.text import Absent, as_import_error, need
+from hf_compat.runtime.text import Absent, as_import_error, brief, need
 
 # Modules that replace those of `transformers` → our modules → the names there. Other names are transformers' own.
 _HOMES: dict[str, dict[str, str]] = {
@@ -61,7 +61,7 @@ def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]
 
     def lookup(name: str) -> object:
         if name.startswith("__"):
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            raise AttributeError(f"module {brief(module)} has no attribute {brief(name)}")
         with as_import_error(name, module):
             if name in ours:
                 return getattr(importlib.import_module(f"hf_compat.{ours[name]}"), name)
@@ -69,7 +69,7 @@ def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]
             theirs = importlib.import_module(upstream)
             if name in dir(theirs):
                 return getattr(theirs, name)
-        raise AttributeError(f"neither {module!r} nor {upstream!r} has {name!r}")
+        raise AttributeError(f"neither {brief(module)} nor {brief(upstream)} has {brief(name)}")
 
     return lookup, lambda: sorted(ours)
 

@@ -31,7 +31,7 @@ from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, drop_defaults
 from hf_compat.hf.value_types import parts_of
 from hf_compat.runtime.launch import environment
-from hf_compat.runtime.text import is_secret, nearest
+from hf_compat.runtime.text import brief, is_secret, nearest
 
 Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
 Made = Any  # an object that the user's configuration names
@@ -57,11 +57,11 @@ def import_path(path: str, where: str) -> Made:
             if not hasattr(found, name):
                 near = nearest(name, dir(found))
                 hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
-                raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
+                raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {brief(name)}.\n\nHint: {hint}")
             found = getattr(found, name)
         return found
     raise ArgumentError(
-        f"`{where}`: no module named {parts[0]!r} ({path}).\n\n"
+        f"`{where}`: no module named {brief(parts[0])} ({path}).\n\n"
         "Hint: install it, or run the command in the folder that holds it."
     )
 
@@ -75,7 +75,8 @@ def _by_name(name: str, where: str) -> Made:
         if found is not None:
             return found
     raise ArgumentError(
-        f"`{where}`: there is no {name!r} in {', '.join(_HOMES)}.\n\nHint: write its whole path, package.module.{name}."
+        f"`{where}`: there is no {brief(name)} in {', '.join(_HOMES)}.\n\n"
+        f"Hint: write its whole path, package.module.{name}."
     )
 
 
@@ -135,8 +136,8 @@ def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], wher
     for name in arguments:
         if name not in parameters:
             near = nearest(name, parameters)
-            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}."
-            raise ArgumentError(f"`{where}`: {path} does not take {name!r}.\n\nHint: {hint}")
+            hint = f"did you mean {brief(near)}?" if near else f"it takes {', '.join(parameters)}."
+            raise ArgumentError(f"`{where}`: {path} does not take {brief(name)}.\n\nHint: {hint}")
 
 
 Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
@@ -234,7 +235,7 @@ def reader_of(hint: Hint) -> Callable[[str], Spec]:
             return reader.parse_args([f"--value={word}"]).value
         except Exception as error:  # jsonargparse has several kinds
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            raise argparse.ArgumentTypeError(f"{word!r} is not of the type {name}") from error
+            raise argparse.ArgumentTypeError(f"{brief(word)} is not of the type {name}") from error
 
     return read
 

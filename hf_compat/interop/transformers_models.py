@@ -20,7 +20,7 @@ from hf_compat.hf.callbacks import EVENTS, TrainerCallback
 from hf_compat.interop.mirrors import made_again
 from hf_compat.interop.releases import check_quantization, of_installed
 from hf_compat.runtime.console import in_notebook
-from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, shown
+from hf_compat.runtime.text import brief, did_you_mean, is_installed, missing_package, shown
 
 
 def _one_of(*paths: str) -> Callable[[object], bool]:
@@ -151,8 +151,9 @@ def check_trainable(model: object) -> None:
     split = next((name for name, axes in meshes.items() if not by_fsdp or _NOT_FSDP.intersection(axes)), None)
     if split is not None:
         raise UnsupportedArgument(
-            f"The model's parameter {split!r} is spread over processes already, otherwise than by FSDP 2 (`tp_plan`, "
-            "or `tp_size`, `ep_size` or `pp_size` of a `distributed_config`), which is not supported yet.\n\n"
+            f"The model's parameter {brief(split)} is spread over processes already, otherwise than by FSDP 2 "
+            "(`tp_plan`, or `tp_size`, `ep_size` or `pp_size` of a `distributed_config`), which is not supported "
+            "yet.\n\n"
             "Hint: load the model whole, or with `DistributedConfig(fsdp_size=…)`. `fsdp=True` or `deepspeed` shards a "
             "whole model. transformers' own Trainer trains such a model on several GPUs (Accelerate's "
             "DistributedType.MULTI_GPU) and refuses it on CPUs (MULTI_CPU), with FSDP as well."
@@ -160,8 +161,8 @@ def check_trainable(model: object) -> None:
     whole = next((name for name, p in model.named_parameters() if p.requires_grad and name not in meshes), None)
     if meshes and whole is not None and is_sharded_when_loaded(model):
         raise UnsupportedArgument(
-            f"The model was sharded when it was loaded, and its parameter {whole!r} is whole: adapters that were added "
-            "later are not supported.\n\nHint: load the model whole, add the adapters, and set `fsdp=True`."
+            f"The model was sharded when it was loaded, and its parameter {brief(whole)} is whole: adapters that were "
+            "added later are not supported.\n\nHint: load the model whole, add the adapters, and set `fsdp=True`."
         )
 
 
@@ -287,14 +288,14 @@ def check_liger(model: nn.Module | None, config: object) -> None:
     if not isinstance(functions, Mapping) or kind is None:
         return
     if kind not in functions:
-        warn_once(f"`use_liger_kernel=True` has no effect: Liger has no kernels for models of the type {kind!r}.")
+        warn_once(f"`use_liger_kernel=True` has no effect: Liger has no kernels for models of the type {brief(kind)}.")
         return
     known = [name for name in inspect.signature(functions[kind]).parameters if name != "model"]
     unknown = next((name for name in chosen if name not in known), None)
     if unknown is not None:
         hint = did_you_mean(unknown, known, f"the kernels are {', '.join(known)}.")
         told = shown("liger_kernel_config", dict(chosen))
-        raise ArgumentError(f"`{told}`: Liger has no kernel {unknown!r} for this model.\n\nHint: {hint}")
+        raise ArgumentError(f"`{told}`: Liger has no kernel {brief(unknown)} for this model.\n\nHint: {hint}")
 
 
 def apply_liger(model: nn.Module, config: object) -> None:

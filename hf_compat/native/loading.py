@@ -59,7 +59,7 @@ from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import as_held, is_peft_model, read_pretrained
-from hf_compat.runtime.text import is_secret
+from hf_compat.runtime.text import brief, is_secret
 
 ModelSpec = dict[str, Spec]
 # Data, or its description. With another type than `dict` the parser would turn a text like '2024' into a number.
@@ -233,7 +233,7 @@ class LoadableModule(WindowModule):
                 file = os.fspath(hparams_file)
                 kind = os.path.splitext(file)[1].lower()
                 if not os.path.isfile(file) or kind not in (".csv", ".yaml", ".yml"):
-                    text = f"`hparams_file={file!r}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
+                    text = f"`hparams_file={brief(file)}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
                     raise CheckpointError(text)
                 read = load_hparams_from_tags_csv if kind == ".csv" else load_hparams_from_yaml
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = dict(read(file))
@@ -269,7 +269,7 @@ def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Give
             what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that describe it"
             raise CheckpointError(
                 f"{path} holds the weights of a model, and no {what}.\n\n"
-                f"Hint: {cls.__name__}.load_from_checkpoint({path!r}, model=…) with a model of the same class."
+                f"Hint: {cls.__name__}.load_from_checkpoint({brief(path)}, model=…) with a model of the same class."
             )
         completed["model"] = model
     if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:

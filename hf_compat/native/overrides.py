@@ -325,8 +325,8 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
         value = getattr(module.trainer, name)
         if value not in values:
             raise ArgumentError(
-                f"`{name}={value!r}` of lightning.Trainer needs gradients, and this optimizer updates each parameter "
-                "in the backward pass.\n\nHint: leave it out, or choose another optimizer."
+                f"`{name}={brief(value)}` of lightning.Trainer needs gradients, and this optimizer updates each "
+                "parameter in the backward pass.\n\nHint: leave it out, or choose another optimizer."
             )
     if stepping.switches:
         own = module.on_train_batch_start

@@ -32,7 +32,7 @@ from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.text import brief, shown
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -163,7 +163,9 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
         if name in ROWS and ROWS[name].data and of_model == default:
             values[name] = of_data
         else:
-            problems.append(f"`{name}={of_data!r}` of HFDataModule's arguments, {name}={of_model!r} of HFModule's")
+            problems.append(
+                f"`{name}={brief(of_data)}` of HFDataModule's arguments, {name}={brief(of_model)} of HFModule's"
+            )
     if problems:
         raise ArgumentError(
             f"HFModule and HFDataModule have different arguments: {'; '.join(problems)}.\n\n"
@@ -339,13 +341,13 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
         args = steps.args
         if 0 < args.warmup_steps < 1:
             raise ArgumentError(
-                f"`warmup_steps={args.warmup_steps!r}` is a share of the run, and nothing says how many updates it "
-                "has.\n\nHint: give a number of updates, or `max_steps` or `max_epochs` to lightning.Trainer."
+                f"`warmup_steps={brief(args.warmup_steps)}` is a share of the run, and nothing says how many updates "
+                "it has.\n\nHint: give a number of updates, or `max_steps` or `max_epochs` to lightning.Trainer."
             )
         kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
         if kind not in _ENDLESS_SCHEDULES:
             warn_user(
-                f"Nothing says how many updates this fit makes, so `lr_scheduler_type={kind!r}` has no end to decay "
+                f"Nothing says how many updates this fit makes, so `lr_scheduler_type='{kind}'` has no end to decay "
                 "to: the learning rate stays constant after its warm-up.\n\n"
                 "Hint: give `max_steps` or `max_epochs` to lightning.Trainer, or choose "
                 "`lr_scheduler_type='constant'`.",

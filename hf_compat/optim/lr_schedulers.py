@@ -123,7 +123,7 @@ def get_scheduler(
             schedule = make_schedule(name, own, num_warmup_steps, num_training_steps, scheduler_specific_kwargs)
             if follows_metric(schedule) or not isinstance(schedule, LRScheduler):
                 raise ArgumentError(
-                    f"The schedule {SchedulerType(name).value!r} follows a metric, and the optimizers of a layerwise "
+                    f"The schedule '{SchedulerType(name).value}' follows a metric, and the optimizers of a layerwise "
                     "one step in the backward pass.\n\nHint: choose another `lr_scheduler_type`."
                 )
             optimizer.schedulers[parameter] = schedule
@@ -153,13 +153,13 @@ def make_schedule(
         except TypeError as error:
             raise _unknown_option(kind, follower, options, error) from error
     if num_warmup_steps is None:
-        raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
+        raise ArgumentError(f"The schedule '{kind.value}' requires `num_warmup_steps`, please provide that argument.")
     if num_training_steps is None and kind not in _WITHOUT_TOTAL:
-        raise ArgumentError(f"The schedule {kind.value!r} requires `num_training_steps`, please provide that argument.")
+        raise ArgumentError(f"The schedule '{kind.value}' requires `num_training_steps`, please provide that argument.")
     counts = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     own = FACTORS.get(kind)
     taker: Callable[..., Any] = own or of_transformers(
-        "optimization", OF_TRANSFORMERS[kind], f"`lr_scheduler_type={kind.value!r}`"
+        "optimization", OF_TRANSFORMERS[kind], f"`lr_scheduler_type='{kind.value}'`"
     )
     # Upstream ignores options of the constant schedule with warmup. Here they are an error.
     try:
@@ -182,7 +182,7 @@ def _unknown_option(
     given = ("update", "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")  # by the trainer
     names = [name for name in inspect.signature(taker).parameters if name not in given]
     return ArgumentError(
-        f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}.\n\n"
+        f"`lr_scheduler_type='{kind.value}'` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}.\n\n"
         f"Hint: the options of this schedule are: {', '.join(names) or 'none'}."
     )
 

@@ -29,7 +29,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
-from hf_compat.runtime.text import did_you_mean, need, shown
+from hf_compat.runtime.text import brief, did_you_mean, need, shown
 
 # Names and types differ by optimizer.
 Keywords: TypeAlias = dict[str, Any]
@@ -67,7 +67,7 @@ class OptimizerRequest:
         """The model, for optimizers that are made with it."""
         if self.model is None:
             raise ArgumentError(
-                f"`optim={self.name!r}` is made for a model's parameters, and there is no model.\n\n"
+                f"`optim={brief(self.name)}` is made for a model's parameters, and there is no model.\n\n"
                 "Hint: pass the model as the second argument."
             )
         return self.model
@@ -126,10 +126,10 @@ def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[Opti
         key, equals, value = part.partition("=")
         if part and not (equals and key):
             raise ArgumentError(
-                f"`optim_args={args.optim_args!r}` has the part {part!r}.\n\nHint: write key=value,key=value."
+                f"`optim_args={brief(args.optim_args)}` has the part {brief(part)}.\n\nHint: write key=value,key=value."
             )
         if given.get(key, value) != value:
-            raise ArgumentError(f"`optim_args={args.optim_args!r}` has {key} twice.\n\nHint: write it once.")
+            raise ArgumentError(f"`optim_args={brief(args.optim_args)}` has {key} twice.\n\nHint: write it once.")
         if part:
             given[key] = value
     for name in given:
@@ -138,7 +138,7 @@ def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[Opti
         takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
         others = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
         raise ArgumentError(
-            f"`optim_args={args.optim_args!r}` has {name}, but `optim={optimizer.value!r}` "
+            f"`optim_args={brief(args.optim_args)}` has {name}, but `optim={brief(optimizer.value)}` "
             f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
         )
     read: Keywords = {}
@@ -191,7 +191,7 @@ def _warmed_up(request: OptimizerRequest) -> Keywords:
     steps = request.args.warmup_steps
     if 0 < steps < 1:
         warn_once(
-            f"`warmup_steps={steps}`: `optim={request.name!r}` warms up itself and takes this for updates, not for a "
+            f"`warmup_steps={steps}`: `optim='{request.name}'` warms up itself and takes this for updates, not for a "
             f"share of the run, as in transformers: its first step is {1 / steps:g} times `learning_rate`.\n\n"
             "Hint: give a number of updates."
         )
@@ -367,15 +367,15 @@ def target_expressions(request: OptimizerRequest) -> list[re.Pattern[str]]:
     targets = request.args.optim_target_modules
     if targets is None:
         raise ArgumentError(
-            f"`optim={request.name!r}` needs `optim_target_modules`.\n\n"
+            f"`optim='{request.name}'` needs `optim_target_modules`.\n\n"
             "Hint: name the linear layers to project, as a list or a regular expression, or set 'all-linear'."
         )
     try:
         return list(map(re.compile, [targets] if isinstance(targets, str) else targets))
     except re.error as error:
         raise ArgumentError(
-            f"`{shown('optim_target_modules', targets)}`: {error.pattern!r} is not a regular expression: {error}.\n\n"
-            "Hint: name modules, give a regular expression that matches whole names, or 'all-linear'."
+            f"`{shown('optim_target_modules', targets)}`: {brief(error.pattern)} is not a regular expression: "
+            f"{error}.\n\nHint: name modules, give a regular expression that matches whole names, or 'all-linear'."
         ) from error
 
 
@@ -397,7 +397,7 @@ def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = T
     if not chosen:
         raise ArgumentError(
             f"`{shown('optim_target_modules', targets)}` matches no linear layer of the model, so "
-            f"`optim={request.name!r}` has nothing to project.\n\n"
+            f"`optim='{request.name}'` has nothing to project.\n\n"
             "Hint: a text is a regular expression for a module's whole name; a list holds parts of names."
         )
     named = list(model.named_parameters())
@@ -410,10 +410,10 @@ def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = T
 def refuse_in_backward(request: OptimizerRequest) -> None:
     """Refuse arguments that need gradients after the backward pass."""
     args, name = request.args, request.name
-    why = f"`optim={name!r}` updates each parameter in the backward pass"
+    why = f"`optim={brief(name)}` updates each parameter in the backward pass"
     whole = name.removesuffix("_layerwise")
     if args.world_size > 1:
-        instead = f"use `optim={whole!r}`" if whole != name else "choose another optimizer"
+        instead = f"use `optim={brief(whole)}`" if whole != name else "choose another optimizer"
         raise UnsupportedArgument(
             f"{why}, which does not support DDP: gradients are exchanged between the {args.world_size} processes after "
             f"it.\n\nHint: train in one process, or {instead}."
@@ -422,7 +422,7 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
         raise ArgumentError(
             f"Layerwise {name} does not support gradient accumulation, and "
             f"`gradient_accumulation_steps={args.gradient_accumulation_steps}`: each parameter is stepped as soon as "
-            f"its gradient is there.\n\nHint: set it to 1, or use `optim={whole!r}`."
+            f"its gradient is there.\n\nHint: set it to 1, or use `optim={brief(whole)}`."
         )
     if args.mixed_precision == "fp16":
         raise UnsupportedArgument(f"{why}, where gradients are still scaled for `fp16=True`.\n\nHint: `bf16=True`.")
@@ -450,16 +450,16 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:
     """Refuse what is known to fail before the optimizer is made."""
     entry, request = read_request(args, model)
-    kind = entry.load(f"`optim={request.name!r}`")
+    kind = entry.load(f"`optim='{request.name}'`")
     if entry.device and args.device.type == "cpu":
         raise UnsupportedArgument(
-            f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
+            f"`optim='{request.name}'` needs {entry.device}, and this run is on the CPU.\n\n"
             "Hint: use another optimizer; or run where there is one, without `use_cpu`."
         )
     for strategy, why in entry.refused_with.items():
         if getattr(args, strategy):
             raise UnsupportedArgument(
-                f"`optim={request.name!r}` does not train with `{strategy}`: {why}.\n\n"
+                f"`optim='{request.name}'` does not train with `{strategy}`: {why}.\n\n"
                 f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
             )
     if entry.in_backward:
@@ -467,7 +467,7 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
         is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
         for name in filter(is_inert.get, is_inert):
             warn_user(
-                f"`{name}={getattr(args, name)}` has no effect: `optim={request.name!r}` updates each parameter in the "
+                f"`{name}={getattr(args, name)}` has no effect: `optim='{request.name}'` updates each parameter in the "
                 "backward pass, as in transformers.",
                 InertArgumentWarning,
             )
@@ -475,7 +475,7 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
         is_packages = kind.__module__.startswith("lomo_optim.") and request.name == OptimizerNames.ADALOMO
         if is_packages and not torch.cuda.is_available():
             raise UnsupportedArgument(
-                f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\n"
+                f"`optim='{request.name}'` keeps its averages on a CUDA GPU, and there is none.\n\n"
                 "Hint: `optim='lomo'`."
             )
     if entry.projects:
@@ -484,7 +484,7 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             low_rank_groups(request, {}, warn=False)
     elif args.optim_target_modules is not None:
         warn_user(
-            f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim={request.name!r}` "
+            f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim='{request.name}'` "
             "trains every parameter alike; GaLore and APOLLO take it.",
             InertArgumentWarning,
         )
@@ -514,7 +514,7 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
         There, `block_size=128` and the options of `rmsprop_bnb` reach the optimizer as text, and fail.
     """
     entry, request = read_request(args, model)
-    found = entry.load(f"`optim={request.name!r}`")
+    found = entry.load(f"`optim='{request.name}'`")
     keywords = {"lr": args.learning_rate, **entry.keywords(request)}
     if entry.in_backward:
         refuse_in_backward(request)

@@ -33,7 +33,7 @@ from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import DebugOption, OptimizerNames
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.text import brief, shown
 
 # Defaults that normalisation gives another form.
 _NORMAL_FORMS = {
@@ -96,7 +96,9 @@ def _checked(name: str, translate: Callable[[Setting], Values | None], hint: str
     def refusing(value: Setting) -> Values:
         found = translate(value)
         if found is None:
-            raise ArgumentError(f"`trainer.{name}={value!r}` has no counterpart among the arguments.\n\nHint: {hint}")
+            raise ArgumentError(
+                f"`trainer.{name}={brief(value)}` has no counterpart among the arguments.\n\nHint: {hint}"
+            )
         return found
 
     return refusing
@@ -109,7 +111,7 @@ def _accelerator(value: Setting) -> Values:
     if value == "auto":
         return {}
     raise ArgumentError(
-        f"`trainer.accelerator={value!r}` is not available here.\n\n"
+        f"`trainer.accelerator={brief(value)}` is not available here.\n\n"
         "Hint: leave it out. A GPU is used where there is one."
     )
 
@@ -190,13 +192,13 @@ def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set
             continue
         if name in ELSEWHERE:
             problems.append(
-                f"`trainer.{name}={value!r}` cannot be set here.\n\n"
+                f"`trainer.{name}={brief(value)}` cannot be set here.\n\n"
                 f"Hint: leave it out. Its counterpart is {ELSEWHERE[name]}."
             )
             continue
         wanted = EQUIVALENTS[name](value)
         problems += [
-            f"`trainer.{name}={value!r}` and `args.{n}={args.get(n)!r}` set the same thing to two values.\n\n"
+            f"`trainer.{name}={brief(value)}` and `args.{n}={brief(args.get(n))}` set the same thing to two values.\n\n"
             "Hint: keep one of them."
             for n in wanted
             if n in given and _differs(args.get(n), wanted[n])
@@ -220,7 +222,7 @@ def check_mechanics(args: TrainingArguments, trainer: Any) -> None:
         name, wanted = "gradient_clip_val", "max_grad_norm"
     elif algorithm is not None and algorithm.value != "norm":
         raise ArgumentError(
-            f"`gradient_clip_algorithm={algorithm.value!r}` of lightning.Trainer has no effect on an HFModule, which "
+            f"`gradient_clip_algorithm='{algorithm.value}'` of lightning.Trainer has no effect on an HFModule, which "
             f"clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
             "Hint: leave it out. To clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
             "`on_before_optimizer_step` of a callback."
@@ -248,7 +250,7 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
                 is_length = name in ("max_epochs", "max_steps") and has == int(has)
                 there = f": `lightning.Trainer({name}={int(has)})`" if is_length else ""
                 problems.append(
-                    f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer"
+                    f"`{argument}={brief(has)}` of the arguments and `{name}={brief(value)}` of lightning.Trainer"
                     f"{' (its default)' if is_default else ''} set the same thing to two values.\n\n"
                     f"Hint: a native module follows its trainer. Set the value there{there}."
                 )

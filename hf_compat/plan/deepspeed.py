@@ -18,7 +18,7 @@ from hf_compat.hf.argument_values import options_of, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import check_sections
 from hf_compat.hf.value_types import Range, number, read_options, whole_number
-from hf_compat.runtime.text import did_you_mean, parse_switch
+from hf_compat.runtime.text import brief, did_you_mean, parse_switch
 
 
 class Fate(StrEnum):
@@ -111,7 +111,7 @@ def check_keys(config: Mapping[str, object]) -> None:
         if key.fate is Fate.INERT:
             _warn(f"The DeepSpeed configuration's `{name}` has no effect: {key.why}.")
     for name in config.keys() - KEYS.keys():
-        _warn(f"DeepSpeed reads no key {name!r}.\n\nHint: {did_you_mean(name, KEYS, 'leave it out.')}")
+        _warn(f"DeepSpeed reads no key {brief(name)}.\n\nHint: {did_you_mean(name, KEYS, 'leave it out.')}")
 
 
 def _warn(text: str) -> None:
@@ -287,7 +287,7 @@ def _resolve(config: Config, rows: Rows) -> None:
         if section.get(key) == "auto":
             section[key] = value
         elif path in held and argument is not None and section[key] not in (None, value):
-            differing.append((f"{path} = {section[key]!r}", f"{argument} = {value!r}", "neither"))
+            differing.append((f"{path} = {brief(section[key])}", f"{argument} = {brief(value)}", "neither"))
     left, lines = [path for path, (section, key) in held.items() if section[key] == "auto"], []
     if differing[1:]:
         widths = [max(map(len, column)) for column in zip(*differing, strict=True)]
@@ -338,12 +338,12 @@ def _check_replaced(config: Config, args: TrainingArguments) -> None:
     optimizer, schedule = config.get("optimizer"), config.get("scheduler")
     if optimizer is not None and str(optimizer.get("type", "")).lower() not in ("adam", "adamw"):
         raise ArgumentError(
-            f"The DeepSpeed configuration has the optimizer {optimizer.get('type')!r}, which is not supported.\n\n"
+            f"The DeepSpeed configuration has the optimizer {brief(optimizer.get('type'))}, which is not supported.\n\n"
             "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
         )
     if schedule is not None and schedule.get("type") not in _SCHEDULES:
         raise ArgumentError(
-            f"The DeepSpeed configuration has the schedule {schedule.get('type')!r}, which is not supported.\n\n"
+            f"The DeepSpeed configuration has the schedule {brief(schedule.get('type'))}, which is not supported.\n\n"
             f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`, or use {', '.join(_SCHEDULES)}."
         )
     rest = set((optimizer or {}).get("params") or {}) - {"lr", "betas", "eps", "weight_decay", "warmup_type"}
@@ -356,7 +356,7 @@ def _check_replaced(config: Config, args: TrainingArguments) -> None:
     unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
     if unused and schedule is not None:
         _warn(
-            f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
+            f"{' and '.join(f'`{name}={brief(getattr(args, name))}`' for name in unused)} has no effect, because the "
             f"DeepSpeed configuration's section `scheduler` selects {schedule['type']}."
         )
 

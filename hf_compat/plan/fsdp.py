@@ -25,7 +25,7 @@ from hf_compat.hf.value_types import (
     typed,
     whole_number,
 )
-from hf_compat.runtime.text import parse_switch
+from hf_compat.runtime.text import brief, parse_switch
 
 Options = dict[str, Any]  # JSON values of `fsdp_config`
 
@@ -122,7 +122,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
             options.setdefault("cpu_offload", True)
     if (version := options.get("version", 2)) != 2:
         raise UnsupportedArgument(
-            f"`fsdp_config` has version={version!r}, which is not supported.\n\n"
+            f"`fsdp_config` has version={brief(version)}, which is not supported.\n\n"
             "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
         )
     sharding = options.get("reshard_after_forward", options.get("sharding_strategy") or True)
@@ -150,5 +150,5 @@ def _options_of(given: Mapping[str, Any] | str | None) -> Options:
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
     for key, why in _INERT.items():  # the launcher's defaults have them, too
         if options.get(key) not in (None, False, "false", "False"):
-            warn_inert(f"fsdp_config={{{key!r}: {options[key]!r}}}", why)
+            warn_inert(f"fsdp_config={{{brief(key)}: {brief(options[key])}}}", why)
     return options

@@ -28,7 +28,7 @@ from hf_compat.plan.argument_support import PRECISIONS, check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.runtime.launch import environment, has_rendezvous
-from hf_compat.runtime.text import did_you_mean, parse_switch, shown
+from hf_compat.runtime.text import brief, did_you_mean, parse_switch, shown
 
 StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
 
@@ -274,7 +274,7 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     config = args.fsdp_config
     # by default, arguments of 4.x and 5.0 have a dict of empty values and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
-        warn_inert(f"fsdp_config={args.fsdp_config!r}", "`fsdp` is off. Set `fsdp=True`")
+        warn_inert(f"fsdp_config={brief(args.fsdp_config)}", "`fsdp` is off. Set `fsdp=True`")
     if args.world_size == 1:
         return "one_device", {}
     return "ddp", ddp_options(args, model)
@@ -326,8 +326,8 @@ def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model
     plan = FsdpPlan(state_dict_type=asked.state_dict_type, cpu_offload=bool(getattr(loaded, "fsdp_cpu_offload", False)))
     if asked != dataclasses.replace(FsdpPlan(wrap=asked.wrap), state_dict_type=asked.state_dict_type):
         warn_user(
-            f"`fsdp_config={args.fsdp_config!r}` counts for `state_dict_type` alone: `from_pretrained` has sharded the "
-            "model.",
+            f"`fsdp_config={brief(args.fsdp_config)}` counts for `state_dict_type` alone: `from_pretrained` has "
+            "sharded the model.",
             InertArgumentWarning,
         )
     return plan

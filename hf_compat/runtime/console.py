@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 from tqdm.auto import tqdm
 
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.text import brief
 
 # A bar of tqdm, as text in a terminal and as a widget in a notebook.
 progress_bar = functools.partial(tqdm, dynamic_ncols=True)
@@ -36,7 +37,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def brief(method: Callable[_P, _R]) -> Callable[_P, _R]:
+def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Omit inner frames from the traceback of any error that leaves the method.
 
     The frame that raised the error always stays. `HF_COMPAT_TRACEBACKS=full` keeps all frames.
@@ -104,7 +105,7 @@ def saying_what_is_awaited(text: str, address: str = "", until: Callable[[], boo
             try:
                 socket.getaddrinfo(address, None)
             except OSError as error:
-                unknown = f"; the host name {address!r} has no address here ({error.strerror or error})"
+                unknown = f"; the host name {brief(address)} has no address here ({error.strerror or error})"
         logger.warning("%s%s.", text, unknown)
 
     timer = threading.Timer(PATIENCE_SECONDS, say)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_compat.errors import ArgumentError
-from hf_compat.runtime.text import parse_switch
+from hf_compat.runtime.text import brief, parse_switch
 
 Variables = Mapping[str, str]
 # Through it launchers, trackers and tools are heard, and the processes that this one starts
@@ -210,9 +210,9 @@ def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> i
     except (ValueError, TypeError, AttributeError) as error:  # not a number, not JSON, or not a list
         wrong = "is no whole number"
         if name.startswith("SM_"):
-            wrong = f"does not fit a JSON list of hosts in `SM_HOSTS={variables['SM_HOSTS']!r}`"
+            wrong = f"does not fit a JSON list of hosts in `SM_HOSTS={brief(variables['SM_HOSTS'])}`"
         raise ArgumentError(
-            f"The environment has `{name}={variables[name]!r}`, which {wrong}.\n\n"
+            f"The environment has `{name}={brief(variables[name])}`, which {wrong}.\n\n"
             "Hint: launchers set it; unset it to train in one process."
         ) from error
 
@@ -323,7 +323,7 @@ def main_address() -> tuple[str, int]:
     job = re.sub(r"\D", "", environment.get("SLURM_JOB_ID", ""))[-4:]
     port = environment.get("MASTER_PORT")
     if port and not port.isdigit():
-        raise ArgumentError(f"The environment has `MASTER_PORT={port!r}`, which is no port.\n\nHint: 29500, say.")
+        raise ArgumentError(f"The environment has `MASTER_PORT={brief(port)}`, which is no port.\n\nHint: 29500, say.")
     return address or "127.0.0.1", int(port) if port else 15000 + int(job) if job else 29500
 
 
@@ -366,7 +366,7 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     other = torch.accelerator.current_accelerator(check_available=True)
     if other is not None:
         raise ArgumentError(
-            f"torch finds an accelerator of type {other.type!r}, which Lightning does not train on; transformers does."
+            f"torch finds an accelerator of type '{other.type}', which Lightning does not train on; transformers does."
             "\n\nHint: set `use_cpu=True` to train on the CPU."
         )
     return torch.device("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from urllib.parse import unquote, urlsplit
@@ -30,14 +31,21 @@ def way_to_path(text: str) -> str:
     )
 
 
-def local_path(name: str, path: str | os.PathLike[str]) -> str:
+def local_path(name: str, path: object) -> str:
     """Return the value of an argument that is a path.
 
     Raises:
-        ArgumentError: It is an address of other storage, such as `s3://bucket/run`.
+        ArgumentError: It is an address of other storage, such as `s3://bucket/run`, or not a path at all.
     """
-    text = os.fspath(path)
-    way_out = way_to_path(text) if isinstance(text, str) else ""
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]  # whatever a script passes
+        way_out = way_to_path(text)
+        os.lstat(text)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"`{shown(name, path)}` is not a path.\n\nHint: pass a text or a Path.") from None
+    except OSError as error:  # most often there is nothing yet
+        if error.errno == errno.ENAMETOOLONG:
+            raise ArgumentError(f"`{shown(name, path)}` is too long for a path.\n\nHint: shorten it.") from None
     if way_out:
         raise ArgumentError(f"`{shown(name, text)}` is not a path.\n\nHint: {way_out}")
     return text

@@ -44,7 +44,7 @@ def parse_switch(variables: Mapping[str, str], name: str) -> bool:
     text = variables.get(name) or "false"
     value = bool_or_none(text)
     if value is None:
-        raise ArgumentError(f"`{name}={text!r}` is not a truth value.\n\nHint: write true or false.")
+        raise ArgumentError(f"`{name}={brief(text)}` is not a truth value.\n\nHint: write true or false.")
     return value
 
 
@@ -178,7 +178,7 @@ def as_import_error(name: str, module: str) -> Iterator[None]:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         place = frames[-1].f_globals.get("__name__")
         raise ImportError(
-            f"cannot import name {name!r} from {module!r}: {place} failed to load with "
+            f"cannot import name {brief(name)} from {brief(module)}: {place} failed to load with "
             f"{type(error).__name__}: {error}\n\nHint: install the package again, or a release that fits the others.",
             name=module,
         ) from error

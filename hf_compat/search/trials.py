@@ -58,7 +58,9 @@ def search_of(backend: HPSearchBackend) -> tuple[Search, Callable[..., Space]]:
     home = importlib.import_module(f"hf_compat.search.{'with_optuna' if is_ours else 'with_upstream'}")
     space = search.default_hp_space_optuna
     if not is_ours:
-        space = of_transformers("trainer_utils", f"default_hp_space_{backend.value}", f"`backend={backend.value!r}`")
+        space = of_transformers(
+            "trainer_utils", f"default_hp_space_{backend.value}", f"`backend={brief(backend.value)}`"
+        )
     return getattr(home, f"search_{backend.value}"), space
 
 
@@ -84,7 +86,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
     missing = missing_package_of(backend)
     if missing is not None:
         raise MissingSearchBackend(
-            f"`backend={backend.value!r}` needs the package {missing[0]}, which is not installed.\n\n"
+            f"`backend={brief(backend.value)}` needs the package {missing[0]}, which is not installed.\n\n"
             f"Hint: pip install {missing[1]}"
         )
     return backend

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import known_to_transformers
-from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.runtime.text import brief, did_you_mean, shown
 from hf_compat.search.trials import Directions, Options
 from hf_compat.training_run.run import RunHost
 
@@ -65,10 +64,11 @@ def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, opt
     return best
 
 
-def _upstream(backend: str, direction: Directions) -> Callable[..., Any]:
+def _upstream(backend: str, direction: Directions) -> Callable[..., BestRun]:
+    """Find upstream's search. Its result has the fields of ours."""
     if not isinstance(direction, str):
         raise ArgumentError(f"`{shown('direction', direction)}`: {backend} takes one.\n\nHint: use `backend='optuna'`.")
-    found: Callable[..., Any] = of_transformers(
-        "integrations.integration_utils", f"run_hp_search_{backend}", f"`backend={backend!r}`"
+    found: Callable[..., BestRun] = of_transformers(
+        "integrations.integration_utils", f"run_hp_search_{backend}", f"`backend={brief(backend)}`"
     )
     return found

@@ -16,14 +16,16 @@ from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check
 from hf_compat.data.loader import IterableDatasetSlice, PreparedDataLoader, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
+from hf_compat.hf.argument_values import COUNT, read_as
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.value_types import whole_number
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank, unwrap_peft
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
 from hf_compat.runtime.inspection import accepted_parameters, has_length, length_of, placing
 from hf_compat.runtime.seeding import seed_worker
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.text import brief, shown
 from hf_compat.trainer_methods.base import StepsBase
 
 # Indices of single samples, or of one rank's batches.
@@ -85,7 +87,9 @@ class DataloaderMethods(StepsBase):
                 dataset = self.eval_dataset[eval_dataset]
             except (KeyError, TypeError) as error:
                 names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
-                raise DataError(f"There is no evaluation data set named {eval_dataset!r}, only {names}.") from error
+                raise DataError(
+                    f"There is no evaluation data set named {brief(eval_dataset)}, only {names}."
+                ) from error
         check_dataset("eval_dataset", dataset)
         loader = self._get_dataloader(
             dataset=dataset,
@@ -282,12 +286,14 @@ class DataloaderMethods(StepsBase):
         Mirrors:
             `transformers.Trainer.set_initial_training_values`, 5.23.
         """
-        micro_batches = length_of(dataloader)
+        micro_batches, samples = length_of(dataloader), total_train_batch_size or self.get_total_train_batch_size(args)
+        count = read_as("total_train_batch_size", whole_number(COUNT), samples)
+        assert isinstance(count, int)  # as read
         return make_run_counts(
             args,
             micro_batches=micro_batches,
             num_examples=self.num_examples(dataloader) if micro_batches else None,
-            total_train_batch_size=total_train_batch_size or self.get_total_train_batch_size(args),
+            total_train_batch_size=count,
         )
 
     def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:

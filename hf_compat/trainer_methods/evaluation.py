@@ -26,7 +26,7 @@ from hf_compat.hf.search import Metrics
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
-from hf_compat.runtime.console import brief, log_line
+from hf_compat.runtime.console import log_line, with_brief_traceback
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, join_batches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class EvaluationMethods(TrainerBase):
     """The public and overridable methods of evaluation."""
 
-    @brief
+    @with_brief_traceback
     def evaluate(
         self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> Metrics:
@@ -84,7 +84,7 @@ class EvaluationMethods(TrainerBase):
         self._memory_tracker.stop_and_update_metrics(evaluated)
         return evaluated
 
-    @brief
+    @with_brief_traceback
     def predict(
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy
 from hf_compat.hub.client import PushInProgress
-from hf_compat.hub.model_card import Facts, card_of, keep_written_card, listed, read_tags
+from hf_compat.hub.model_card import Facts, card_of, check_facts, keep_written_card, listed, read_tags
 from hf_compat.trainer_methods.base import TrainerBase
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ class HubMethods(TrainerBase):
     ) -> None:
         """Write a model card, `README.md` in the output folder, from the run's facts.
 
+        Raises:
+            ArgumentError: A fact is neither a text nor texts.
+
         Mirrors:
             `transformers.Trainer.create_model_card`, 5.23.
 
@@ -67,14 +70,6 @@ class HubMethods(TrainerBase):
         """
         if not self.is_world_process_zero():
             return
-        output_dir = str(self.args.output_dir)
-        self._saver.check_folder(output_dir)
-        os.makedirs(output_dir, exist_ok=True)
-        path = os.path.join(output_dir, "README.md")
-        known_tags, library = read_tags(path)
-        if tags is not None:
-            tags = listed(tags)
-            tags += [tag for tag in known_tags if tag not in tags]
         facts: Facts = {
             "language": language,
             "license": license,
@@ -86,6 +81,14 @@ class HubMethods(TrainerBase):
             "dataset": dataset,
             "dataset_args": dataset_args,
         }
+        check_facts(facts)
+        output_dir = str(self.args.output_dir)
+        self._saver.check_folder(output_dir)
+        os.makedirs(output_dir, exist_ok=True)
+        path = os.path.join(output_dir, "README.md")
+        known_tags, library = read_tags(path)
+        if tags is not None:
+            facts["tags"] = [*listed(tags), *(tag for tag in known_tags if tag not in listed(tags))]
         card = card_of(self.model, self.args, self.state.log_history, (self.train_dataset, self.eval_dataset), facts)
         keep_written_card(path)
         with open(path, "w", encoding="utf-8") as file:

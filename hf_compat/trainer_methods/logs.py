@@ -18,6 +18,8 @@ from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.inspection import accepted_parameters, placing
+from hf_compat.runtime.paths import local_path
+from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
@@ -133,7 +135,9 @@ class LogMethods(SearchMethods):
             ArgumentError: The log already contains the name.
         """
         if name in _ENTRIES:
-            raise ArgumentError(f"`log_metric({name!r}, …)`: the log already has {name!r}.\n\nHint: use another name.")
+            raise ArgumentError(
+                f"`log_metric({brief(name)}, …)`: the log already has {brief(name)}.\n\nHint: use another name."
+            )
         (self._run.losses.averages if self.model.training else self._evaluator.averages).add(name, value, weight)
 
     def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None:
@@ -186,6 +190,7 @@ class LogMethods(SearchMethods):
             return
         folder = str(self.args.output_dir)
         self._saver.check_folder(folder)
+        local_path("split", f"{split}_results.json")
         os.makedirs(folder, exist_ok=True)
         for name, is_joint in ((split, False), ("all", True)) if combined else ((split, False),):
             path, values = os.path.join(folder, f"{name}_results.json"), plain_metrics(metrics, "evaluate")

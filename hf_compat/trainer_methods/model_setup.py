@@ -256,7 +256,7 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         has_evaluation = self.eval_dataset is not None or is_replaced(self, "get_eval_dataloader", DataloaderMethods)
         if evaluates and not has_evaluation:
             raise ArgumentError(
-                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
+                f"You have set `args.eval_strategy` to '{IntervalStrategy(args.eval_strategy).value}' but you didn't "
                 "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
             )
         if saves_best and args.metric_for_best_model is None:

@@ -38,6 +38,7 @@ from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
+from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.dataloaders import model_with_forward
 
@@ -374,7 +375,7 @@ class StepMethods(StepsBase):
         if not isinstance(inputs, Mapping) or name not in inputs:
             among = ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
             logger.warning_once(
-                f"`include_num_input_tokens_seen={how!r}` counts {name!r}, which is not among the inputs "
+                f"`include_num_input_tokens_seen={brief(how)}` counts {brief(name)}, which is not among the inputs "
                 f"({among}), so no tokens are counted. Set `main_input_name` on the model."
             )
             return
@@ -497,8 +498,8 @@ class OptimizationMethods(StepsBase):
         is_layerwise = optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer)
         if is_layerwise and kind != SchedulerType.CONSTANT.value:
             warn_once(
-                f"`optim={OptimizerNames(args.optim).value!r}`: each parameter's optimizer keeps "
-                f"`learning_rate={args.learning_rate}`. The schedule {kind!r} only sets the logged rate, "
+                f"`optim={brief(OptimizerNames(args.optim).value)}`: each parameter's optimizer keeps "
+                f"`learning_rate={args.learning_rate}`. The schedule {brief(kind)} only sets the logged rate, "
                 "as in transformers 5.\n\nHint: set `lr_scheduler_type='constant'`. Or override `create_scheduler` and "
                 "return `get_scheduler(…, optimizer=self.optimizer, …)`, which gives each parameter a schedule."
             )

@@ -42,6 +42,7 @@ from hf_compat.runtime.console import log_line
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
+from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
@@ -81,7 +82,7 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
             parts = self.eval_dataset if isinstance(self.eval_dataset, dict) else {None: self.eval_dataset}
             for name, part in parts.items():
                 if part is not None:
-                    check_dataset("eval_dataset" if name is None else f"eval_dataset[{name!r}]", part)
+                    check_dataset("eval_dataset" if name is None else f"eval_dataset[{brief(name)}]", part)
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.run_counts(args, loader)

@@ -18,7 +18,7 @@ from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.interop.releases import of_installed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import Absent, is_installed
+from hf_compat.runtime.text import Absent, brief, is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
 
@@ -111,7 +111,7 @@ class UpstreamHooks(EvaluationMethods):
         held = AcceleratorConfig.from_any(self.args.accelerator_config).to_dict()
         said = {name: getattr(made, name) for name in held if hasattr(made, name)}
         self.args.accelerator_config = {**held, **said}
-        options = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        options = ", ".join(f"{name}={brief(value)}" for name, value in said.items())
         warn_once(
             f"{type(self).__name__}.create_accelerator_and_postprocess makes an {type(made).__name__} of "
             f"{type(made).__module__.partition('.')[0]}, but Lightning trains here. Only its data loader options are "

@@ -10,7 +10,7 @@ import torch
 from torchmetrics import Metric
 
 from hf_compat.checkpoint.run_state import PlainState
-from hf_compat.errors import LossError
+from hf_compat.errors import LossError, MetricError
 from hf_compat.runtime.collectives import gather_objects, is_distributed
 from hf_compat.runtime.text import brief
 
@@ -46,14 +46,24 @@ class StepAverages:
     metrics: dict[str, Metric] = field(default_factory=dict)
 
     def add(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
-        """Add a number, or a tensor's mean, to a weighted mean. A torchmetrics metric computes its own."""
+        """Add a number, or a tensor's mean, to a weighted mean. A torchmetrics metric computes its own.
+
+        Raises:
+            MetricError: The value is not a number.
+        """
         if isinstance(value, torch.Tensor):
             number: float | torch.Tensor = value.detach().float().mean()
         elif isinstance(value, Metric):
             self.metrics[name] = value
             return
         else:
-            number = float(value)
+            try:
+                number = float(value)
+            except (TypeError, ValueError) as error:
+                raise MetricError(
+                    f"`log_metric({brief(name)}, {brief(value)})`: the value is not a number.\n\n"
+                    "Hint: log a number, a tensor, or a metric of torchmetrics."
+                ) from error
         self.sums[name] = self.sums.get(name, 0.0) + number * weight
         self.weights[name] = self.weights.get(name, 0.0) + weight
 

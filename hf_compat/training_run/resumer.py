@@ -30,13 +30,14 @@ from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_mo
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints
 from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
-from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_object, failing_together
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
+from hf_compat.runtime.text import shown
 from hf_compat.training_run.run import RunHost, TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,23 @@ class Stage(NamedTuple):
     method: str = ""
     action: Callable[[Resumer, str], None] | None = None
     takes_folder: bool = True
+
+
+def wanted_checkpoint(given: object) -> str | bool | None:
+    """Read the checkpoint that a training is to resume from: True for the newest one, False or None for none.
+
+    Raises:
+        ArgumentError: It is neither a path of this machine nor a truth value.
+    """
+    if given is None or isinstance(given, bool):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise ArgumentError(
+            f"`{shown('resume_from_checkpoint', given)}` is neither a path nor a truth value.\n\n"
+            "Hint: `train` takes the folder of a checkpoint, or True for the newest one. The Trainer itself takes the "
+            "data, `train_dataset=…`."
+        )
+    return local_path("resume_from_checkpoint", given)
 
 
 class Resumer:
@@ -111,7 +129,7 @@ class Resumer:
         `unloadable` are folders that could not be loaded, with the reasons.
 
         Raises:
-            ArgumentError: The named one is an address of other storage.
+            ArgumentError: What is named is not a path of this machine.
             CheckpointError: There is none, or the named one is damaged.
         """
         output_dir = str(self._host.args.output_dir)
@@ -120,8 +138,7 @@ class Resumer:
                 "Can't find a valid checkpoint at '': `resume_from_checkpoint` is empty.\n\n"
                 "Hint: leave it out to train from the start, or name a checkpoint-<updates> folder."
             )
-        if isinstance(wanted, (str, os.PathLike)):
-            wanted = local_path("resume_from_checkpoint", wanted)
+        wanted = wanted_checkpoint(wanted)
         if not wanted and broadcast_object(is_requeued(output_dir)):
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True

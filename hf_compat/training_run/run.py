@@ -41,6 +41,7 @@ from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.collectives import gather_objects, highest_each, is_distributed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.signals import StopSignals
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.loss_log import LossLog
 
 if TYPE_CHECKING:
@@ -254,14 +255,14 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
     name = eval_metric_name(metric_for_best_model)
     if not isinstance(metrics, Mapping):  # an override may return anything
         raise MetricError(
-            f"`evaluate` returned {metrics!r}, which is not a mapping with an entry {name!r}.\n\n"
+            f"`evaluate` returned {brief(metrics)}, which is not a mapping with an entry {brief(name)}.\n\n"
             "Hint: return the metrics, or train without `metric_for_best_model`."
         )
     try:
         return number_of_metric(metrics[name], name)
     except KeyError:
         raise MissingMetric(
-            f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
+            f"The `metric_for_best_model` training argument is set to {brief(name)}, which is not found in the "
             f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
             "Hint: name one of them, or let `compute_metrics` return it."
         ) from None

@@ -51,6 +51,7 @@ from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
+from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import Helpers, end, start
 from hf_compat.training_run.run import RunHost, TrainingRun, note_best_checkpoint
 
@@ -198,10 +199,11 @@ def make_output_folder(args: TrainingArguments, saves: bool) -> None:
             try_disk(folder)
     except (OSError, ValueError) as error:
         if not saves and not isinstance(error, FileExistsError):
-            logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
+            reason = getattr(error, "strerror", None) or error  # without the path
+            logger.warning("`output_dir=%s` cannot be created (%s), so nothing is saved there.", brief(folder), reason)
             return
         raise OutputFolderError(
-            f"`output_dir={folder!r}` cannot be saved to: {error}.\n\n"
+            f"`output_dir={brief(folder)}` cannot be saved to: {error}.\n\n"
             "Hint: name a folder that can be written to"
             + ("." if isinstance(error, FileExistsError) else ", or set `save_strategy='no'`.")
         ) from error
@@ -350,7 +352,7 @@ class Saver:
         for name, value in checkpoint.items():
             plain = as_plain(value)
             if plain is None and value is not None:
-                warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
+                warn_once(f"A callback puts {brief(name)} into the checkpoint: no plain value, so it is left out.")
             else:
                 self._extras[name] = plain
 

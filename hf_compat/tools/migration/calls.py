@@ -40,7 +40,7 @@ def rewrite_training_calls(source: Source, things: Things) -> None:
             _rewrite_dict(first, source, {})
 
 
-def _lineage(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDef]:
+def lineage_of(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDef]:
     """Yield the class of this source that a name stands for, and its bases in this source."""
     seen: set[cst.ClassDef] = set()
     found = source.bound(node, cst.ClassDef)
@@ -57,13 +57,13 @@ def rewrite_arguments(source: Source, things: Things) -> set[cst.Dict | cst.Call
         function = source.bound(call.func, cst.FunctionDef)
         own = () if function is None else (*function.params.params, *function.params.kwonly_params)
         kept = {one.name.value for one in own}
-        for node in itertools.takewhile(things.local_classes.__contains__, _lineage(call.func, source)):
+        for node in itertools.takewhile(things.local_classes.__contains__, lineage_of(call.func, source)):
             names = (target.value for _, target in fields_of(node))
             kept |= {name for name in names if name in OLD_NAMES and not is_renamed(name)}
         places = [index for index, one in enumerate(call.args) if one.keyword is not None]
         items = [Item(keyword(call.args[place]), call.args[place].value) for place in places]
-        dicts = [display for one in call.args if one.star == "**" and (display := _display(one, source)) is not None]
-        elsewhere = {item.name: item.value for display in dicts for item in _entries(display).values()}
+        dicts = [display for one in call.args if one.star == "**" and (display := display_of(one, source)) is not None]
+        elsewhere = {item.name: item.value for display in dicts for item in entries_of(display).values()}
         decision = decide([Item("", i.value) if i.name in kept else i for i in items], source.target, elsewhere)
         _note(source, decision, [call.args[place] for place in places])
         edits = {places[n]: edit for n, edit in decision.edits.items()}
@@ -91,7 +91,8 @@ def _note(source: Source, decision: Decision, nodes: Sequence[cst.Arg | cst.Base
         source.list(nodes[place], source.code(nodes[place]).strip().rstrip(","), reason)
 
 
-def _entries(display: cst.Dict | cst.Call) -> dict[int, Item]:
+def entries_of(display: cst.Dict | cst.Call) -> dict[int, Item]:
+    """The constant keys of a dict with their values, by their places."""
     if isinstance(display, cst.Call):
         return {n: Item(keyword(one), one.value) for n, one in enumerate(display.args) if one.keyword is not None}
     found = {}
@@ -102,7 +103,7 @@ def _entries(display: cst.Dict | cst.Call) -> dict[int, Item]:
     return found
 
 
-def _display(argument: cst.Arg, source: Source) -> cst.Dict | cst.Call | None:
+def display_of(argument: cst.Arg, source: Source) -> cst.Dict | cst.Call | None:
     """The display or `dict(…)` that a call takes by `**`, directly or by a name that only such calls read."""
     name = argument.value
     if _is_dict(name, source):
@@ -124,7 +125,7 @@ def _display(argument: cst.Arg, source: Source) -> cst.Dict | cst.Call | None:
         is_plain &= outer.star == "**" if isinstance(outer, cst.Arg) else is_current
     if is_plain:
         return display
-    if any(item.name in OLD_NAMES for item in _entries(display).values()):
+    if any(item.name in OLD_NAMES for item in entries_of(display).values()):
         reason = "holds old names of training arguments, and is used elsewhere, too: rename its keys by hand"
         source.list(display, dotted(name), reason)
     return None
@@ -137,7 +138,7 @@ def _is_dict(node: cst.CSTNode | None, source: Source) -> TypeGuard[cst.Dict | c
 
 
 def _rewrite_dict(display: cst.Dict | cst.Call, source: Source, given: dict[str, cst.BaseExpression]) -> None:
-    entries = _entries(display)
+    entries = entries_of(display)
     places = list(entries)
     decision = decide(list(entries.values()), source.target, given)
     parts = display.args if isinstance(display, cst.Call) else display.elements
@@ -174,7 +175,7 @@ def rewrite_trainer_calls(source: Source, things: Things) -> None:
         if len([one for one in call.args if one.keyword is None and not one.star]) > _TRAINER_PLACES:
             source.list(call, source.code(call.func), "positional arguments from the eighth on have moved: name them")
         # The parameters that the `__init__` of a class in this source names, or takes out of its `**keywords`
-        makers = (m for one in _lineage(call.func, source) for m in methods_of(one) if m.name.value == "__init__")
+        makers = (m for one in lineage_of(call.func, source) for m in methods_of(one) if m.name.value == "__init__")
         own: set[object] = set()
         for params in (one.params for one in makers):
             own |= {one.name.value for one in (*params.params, *params.kwonly_params)}

@@ -9,7 +9,7 @@ import warnings
 import libcst as cst
 
 from hf_compat.errors import MigrationError
-from hf_compat.tools.migration import attributes, calls, imports, overrides, whole_source
+from hf_compat.tools.migration import attributes, calls, constant_arguments, imports, overrides, whole_source
 from hf_compat.tools.migration.import_blocks import ImportBlocks
 from hf_compat.tools.migration.report import Rewritten, Target
 from hf_compat.tools.migration.source import Source
@@ -36,6 +36,7 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
         whole_source.keep_foreign(source, things)
         whole_source.list_collisions(source, things)
         taken = calls.rewrite_arguments(source, things)
+        constant_arguments.list_refused(source, things)
         calls.rewrite_trainer_calls(source, things)
         calls.rewrite_adamw(source, things)
         calls.rewrite_training_calls(source, things)
