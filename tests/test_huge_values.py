@@ -48,6 +48,11 @@ VALUES = {
     "a long repr": Huge(),
     "a repr that raises": Unshown(),
 }
+# Two kinds in every run, the others with `-m matrix`
+KINDS = [
+    pytest.param(kind, marks=[] if kind in ("many rows", "a repr that raises") else pytest.mark.matrix)
+    for kind in VALUES
+]
 # Parameters whose value becomes a text anyway: a name, a prefix, a member of an enum
 BECOME_TEXT = {
     "split", "metric_key_prefix", "description", "name", "value",
@@ -118,7 +123,7 @@ def call(function, name, value):
     )
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_argument(messages, kind):
     value = VALUES[kind]
     for name in inspect.signature(Seq2SeqTrainingArguments).parameters:
@@ -134,7 +139,7 @@ def test_every_argument(messages, kind):
                 call(getattr(arguments(), method), name, value)
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_of_the_constructor(messages, kind):
     value = VALUES[kind]
     for trainer in (Trainer, Seq2SeqTrainer):
@@ -158,7 +163,7 @@ def public_methods(kind):
             yield name
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_of_the_methods(messages, kind):
     value = VALUES[kind]
     for method in public_methods(Seq2SeqTrainer):
@@ -173,7 +178,7 @@ def test_every_parameter_of_the_methods(messages, kind):
                 call(getattr(trainer, method), name, value)
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_of_the_public_names(messages, kind):
     value = VALUES[kind]
     for name in hf_compat.__all__:
@@ -185,7 +190,7 @@ def test_every_parameter_of_the_public_names(messages, kind):
                 call(public, parameter, value)
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_native_modules_and_adapters(messages, kind):
     value = VALUES[kind]
     quiet = {
