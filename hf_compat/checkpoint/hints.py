@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import OUTSIDE, Refused, first_line, refusal_behind
 from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest
+from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.text import brief
 
@@ -29,6 +30,12 @@ ITS_LOSS = {
 }
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # of the Hub
 _MOST_SHOWN = 8
+
+
+def has_state_of_training(names: Collection[str]) -> bool:
+    """Whether a checkpoint's file other than weights is among those of a folder."""
+    of_training = (layout.TRAINER_STATE_NAME, layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME, LATEST_NAME)
+    return any(name in of_training or name.startswith(("rng_state", "run_state")) for name in names)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class PathFacts:
         """Whether it holds weights, and is not what is left of a checkpoint."""
         names = os.listdir(self.path)
         weights = (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS)
-        is_of_training = layout.checkpoint_step(self.path) is not None or layout.TRAINER_STATE_NAME in names
+        is_of_training = layout.checkpoint_step(self.path) is not None or has_state_of_training(names)
         return not is_of_training and any(name in names for name in weights)
 
     @property

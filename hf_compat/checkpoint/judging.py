@@ -27,7 +27,7 @@ from hf_compat.checkpoint.files import (
     refusal_behind,
 )
 from hf_compat.checkpoint.forms import read_trainer_state, weight_names
-from hf_compat.checkpoint.hints import ITS_LOSS, PathFacts, explained, no_checkpoint
+from hf_compat.checkpoint.hints import ITS_LOSS, PathFacts, explained, has_state_of_training, no_checkpoint
 from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
     Contents,
@@ -115,12 +115,11 @@ def holds_model_alone(root: Path) -> bool:
     """
     if not os.path.isdir(root) or layout.checkpoint_step(root) is not None or read_manifest(root).exists:
         return False
-    of_training = (layout.TRAINER_STATE_NAME, layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME, LATEST_NAME)
     try:
         names = os.listdir(root)
     except OSError:  # reading it as a checkpoint says why
         return False
-    if any(name in of_training or name.startswith(("rng_state", "run_state")) for name in names):
+    if has_state_of_training(names):
         return False
     return any((root / name).is_file() for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS))
 
