@@ -1,6 +1,7 @@
 """The variables of tests and of their processes."""
 
 import os
+import sys
 import tempfile
 
 
@@ -13,4 +14,6 @@ def take() -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_DATASETS_CACHE": os.path.join(tempfile.gettempdir(), "hf_compat-tests-datasets"),
+        # DeepSpeed builds its code anew where another checkout has built it before, and a killed build leaves its lock
+        "TORCH_EXTENSIONS_DIR": os.path.join(sys.prefix, "torch_extensions"),
     }
