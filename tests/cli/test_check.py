@@ -86,7 +86,7 @@ def test_a_script_is_checked(name, tmp_path):
     assert "said by the script" in found.stderr and told["ok"] is (status == 0)
     assert files_below(tmp_path) == before
     if name == "wrong":
-        assert {one["check"] for one in told["findings"]} == {"metric name", "hub", "plan"}
+        assert {one["check"] for one in told["findings"]} == {"metric name", "hub", "schedule"}
         assert f"free in {tmp_path}" in found.stdout  # where the run's own folder will be
 
 
