@@ -230,15 +230,16 @@ class RunLock:
             return
         ACTIVE.discard(self.owner.id)
         self._is_over.set()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
-            if self._heartbeat is not None:
-                self._heartbeat.join(HEARTBEAT_SECONDS)  # if the disk does not answer, it ends with the process
         owner = _read_owner(self.folder)
         if owner == self.owner:
             with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now, takes no further saves
                 os.unlink(self._path)
         elif self.is_held and not self._is_shared and self.lost is None and os.path.isdir(self.folder):
             self._lose(owner)  # what is written after the training asks for it
+        # Last, as Ctrl-C may end this wait: the heartbeat changes no lock that is gone or another run's
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun. It ends at once if it still begins
+            if self._heartbeat is not None:
+                self._heartbeat.join(HEARTBEAT_SECONDS)  # if the disk does not answer, it ends with the process
 
     def _beat(self) -> None:
         """Count in the lock while it is this run's. All other bytes stay, so a reader finds the owner at any time."""

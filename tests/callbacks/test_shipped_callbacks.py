@@ -426,7 +426,7 @@ def test_model_checkpoint_names_files_and_its_folder_as_lightning(door, case):
 
 @pytest.mark.parametrize("door", ["trainer"], indirect=True)
 def test_without_a_lightning_logger_checkpoints_go_to_the_output_folder(door, monkeypatch):
-    monkeypatch.setattr("shipped_runs.CSVLogger", lambda *parts, **options: _NoLogger(door.folder))
+    monkeypatch.setattr("helpers.shipped_runs.CSVLogger", lambda *parts, **options: _NoLogger(door.folder))
     door.fit(plc.ModelCheckpoint())
     assert files(door.folder) == ["checkpoints/epoch=1-step=8.ckpt"]
 

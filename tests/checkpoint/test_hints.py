@@ -375,7 +375,6 @@ def test_curves_and_the_newest_checkpoint_of_another_user_are_not_called_missing
     public.parent.chmod(0o755)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file whose reading fails is needed")
 def test_a_manifest_on_a_failing_disk_is_not_written_anew(out, capsys, caplog):
     """Its first byte cannot be read: the system's own input/output error. A new manifest would lose the run's turn."""
     manifest = out / "checkpoint-4" / "manifest.json"

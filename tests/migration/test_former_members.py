@@ -19,7 +19,7 @@ from hf_compat.tools.migration.report import Target
 
 TARGETS = list(Target)
 HEAD = "from transformers import AutoModel, AutoTokenizer, BertPreTrainedModel, Trainer\n"
-ATTRIBUTES = Path(__file__).parents[1] / "releases" / "attributes.json"
+ATTRIBUTES = Path(__file__).parents[1] / "sweeps" / "releases" / "attributes.json"
 
 
 @pytest.mark.parametrize("target", TARGETS)
