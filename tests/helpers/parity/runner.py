@@ -31,6 +31,7 @@ from helpers.parity.cases import CASES
 from helpers.parity.differences import MENDED
 from helpers.parity.native_seams import NATIVE
 from helpers.parity.seam_cases import SEAMS
+from helpers.parity.sharded_seams import SHARDED
 from helpers.toy import EVENTS, FLAGS
 from sweeps.releases import mends
 from sweeps.releases import numbers_of_releases as releases
@@ -132,8 +133,8 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
     try:
         warnings.simplefilter("ignore")
         api = api_of(api_name)
-        case = {**CASES, **MENDED, **SEAMS, **NATIVE}[name]
-        result = case["run"](api, folder / name) if "run" in case else run_case(api, case, folder / name)
+        case = {**CASES, **MENDED, **SEAMS, **NATIVE, **SHARDED}[name]
+        result = without_times(case["run"](api, folder / name)) if "run" in case else run_case(api, case, folder / name)
         written(result, folder / f"{name}{place}.pickle")
         status = 0
     except BaseException:
@@ -155,7 +156,7 @@ def run_forked(api_name: str, name: str, folder: Path, number: int) -> None:
     wait_for(pid, folder / f"{name}.error")
 
 
-def wait_for(child: int, error: Path, seconds: float = 120) -> None:
+def wait_for(child: int, error: Path, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not os.waitpid(child, os.WNOHANG)[0]:
         if time.monotonic() > deadline:

@@ -30,10 +30,10 @@ COUNTS = {"even": (32, 24), "uneven": (27, 21)}
 WINDOWS = {"one_batch": 1, "accumulated": 2, "short_window": 3}
 
 
-def rows(strength: int) -> dict[str, dict[str, str]]:
+def rows(strength: int, factors: dict[str, tuple[str, ...]] = FACTORS) -> dict[str, dict[str, str]]:
     """Return rows by their names, in which each combination of so many values is."""
-    made = make({name: list(values) for name, values in FACTORS.items()}, strength=strength)
-    ordered = [{name: row[name] for name in FACTORS} for row in made]
+    made = make({name: list(values) for name, values in factors.items()}, strength=strength)
+    ordered = [{name: row[name] for name in factors} for row in made]
     return {"_".join(row.values()): row for row in ordered}
 
 

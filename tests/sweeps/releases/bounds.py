@@ -29,7 +29,7 @@ from sweeps.releases.environments import environment
 
 FOLDER = Path(tempfile.gettempdir()) / "hf_compat_bounds"
 # Every environment has the package with its dependencies, and what runs tests. Rows name the guests beside them.
-TOOLS = ("hf-compat", "pytest", "pytest-timeout", "pytest-xdist")
+TOOLS = ("hf-compat", "pytest", "pytest-timeout", "pytest-xdist", "covertable")
 TRANSFORMERS = ("transformers", "accelerate")
 
 
@@ -88,7 +88,9 @@ def optimizer(names: str) -> Row:
 
 ROWS = {
     "jsonargparse": Row(COMMAND_LINE, linked=(*TRANSFORMERS, "datasets", "tensorboard")),
-    "lightning": Row((*ENGINE, "-n", "2", "--dist", "loadfile"), linked=(*TRANSFORMERS, "datasets", "tensorboard")),
+    "lightning": Row(
+        (*ENGINE, "-n", "2", "--dist", "loadfile"), linked=(*TRANSFORMERS, "datasets", "tensorboard", "lomo-optim")
+    ),
     "numpy": Row((*TRAINING, *CHECKPOINTS, "tests/data/test_collators.py"), linked=TRANSFORMERS),
     "safetensors": Row((*TRAINING, *CHECKPOINTS)),  # transformers of today needs 0.8
     "torch": Row(left_out="for Python 3.11 there are only builds for CUDA, of several GB"),
