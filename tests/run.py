@@ -64,8 +64,9 @@ def _suite(environment, words: list[str]) -> int:
     if set(statuses) != {NO_TEST}:  # one of the two runs may have nothing to do
         statuses = [0 if status == NO_TEST else status for status in statuses]
     failed = [test for _, tests in runs for test in tests]
-    if max(statuses) != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
-        return max(statuses)
+    worst = max(statuses, key=abs)  # that of a killed run is negative
+    if worst != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
+        return worst
     print(f"\n{len(failed)} failed beside other tests; now alone:", flush=True)
     status = environment.status("-m", "pytest", "-n", "0", *failed)
     if status == 0:
