@@ -28,7 +28,7 @@ def test_a_fresh_checkpoint_is_not_removed_for_an_older_run_with_more_updates(ma
 
 
 def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_training(make_args, tmp_path, monkeypatch, caplog):
-    def refuse(path):
+    def refuse(path, *further):
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(manifest, "remove", refuse)

@@ -109,13 +109,13 @@ def test_lightning_cli(tmp_path, monkeypatch, trained):
 def test_hf_compat_fit(tmp_path, monkeypatch, trained):
     monkeypatch.chdir(tmp_path)
     config = {
-        "model": {"class_path": "seq2seq_cases.tiny_t5"},
+        "model": {"class_path": "helpers.parity.seq2seq_cases.tiny_t5"},
         "trainer_class": "hf_compat.Seq2SeqTrainer",
-        "compute_metrics": "seq2seq_cases.exact",
+        "compute_metrics": "helpers.parity.seq2seq_cases.exact",
         "data": {
-            "train_dataset": "seq2seq_cases.pairs",
-            "eval_dataset": {"class_path": "seq2seq_cases.pairs", "init_args": {"count": 9, "seed": 4}},
-            "data_collator": "seq2seq_cases.pad_pairs",
+            "train_dataset": "helpers.parity.seq2seq_cases.pairs",
+            "eval_dataset": {"class_path": "helpers.parity.seq2seq_cases.pairs", "init_args": {"count": 9, "seed": 4}},
+            "data_collator": "helpers.parity.seq2seq_cases.pad_pairs",
         },
         "args": {**ARGUMENTS, "output_dir": "out", "seed": 3, "eval_strategy": "epoch", "save_strategy": "no"},
     }
@@ -130,7 +130,7 @@ def test_hf_compat_fit(tmp_path, monkeypatch, trained):
 
 def test_generation_without_a_trainer_that_generates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = {"model": {"class_path": "seq2seq_cases.tiny_t5"}, "args": {"predict_with_generate": True}}
+    config = {"model": {"class_path": "helpers.parity.seq2seq_cases.tiny_t5"}, "args": {"predict_with_generate": True}}
     Path("run.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "--config", "run.yaml"]) == 2
     told = capsys.readouterr().err
