@@ -164,7 +164,7 @@ def writing(target: str) -> Iterator[str]:
     """Give a path in a hidden folder beside the target. The file or folder that is written there then gets its name.
 
     Raises:
-        ArgumentError: Something has the target's name, or it is no path of this machine.
+        ArgumentError: Something has the target's name, or the target is not a local path.
         CheckpointWriteError: Something could not be written. The message names the target and the cause.
     """
     beside, name = os.path.split(os.path.abspath(local_path("target", target)))

@@ -72,7 +72,7 @@ class PathFacts:
 
     @cached_property
     def beside(self) -> list[str]:
-        """The other checkpoints in the folder that it is in. None if that cannot be listed."""
+        """The other checkpoints in the parent folder. Empty if it cannot be listed."""
         own = os.path.abspath(self.path)
         try:
             return [path for path in layout.list_checkpoints(os.path.dirname(own)) if path != own]
@@ -199,7 +199,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         lambda facts: not facts.exists and os.path.exists(os.path.expanduser(facts.path)),
-        lambda facts: "there is no such folder, as `~` is a shell's.",
+        lambda facts: "there is no such folder. A shell expands `~`, and Python does not.",
         lambda facts: f"name {os.path.expanduser(facts.path)}",
     ),
     Rule(

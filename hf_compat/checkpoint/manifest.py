@@ -466,7 +466,7 @@ def remove(folder: str, may_write: Check = lambda: None) -> None:
     if root.is_symlink():
         raise OSError("it is a symbolic link")
     with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
-        may_write()  # whoever takes the lock from now on removes the place first
+        may_write()  # a run that takes the lock after this look removes the place first
         _take_out(folder, place)
         shutil.rmtree(os.path.join(place, layout.DELETED))
 
@@ -479,8 +479,8 @@ def is_ours(folder: str) -> bool:
 def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     """Finish saves that were killed after everything was on disk. With the folder's lock, remove what else they left.
 
-    Several processes may do so at once, and beside a run that saves. Each step is one rename that the first one makes.
-    Whoever comes later finds it made, so all of them see the same checkpoints from then on.
+    Several processes may do so at once, and beside a run that saves. Each step is one rename: the first process makes
+    it, and the others find it made. So all of them see the same checkpoints.
 
     Returns:
         By path, who wrote each checkpoint of ours in the folder, oldest step first.

@@ -126,7 +126,7 @@ class RunLock:
 
     def __init__(self, folder: str, owner: Owner | None = None) -> None:
         self.folder, self.owner = folder, owner or Owner()
-        self.lost: str | None = None  # why the folder is no longer this run's, once that was seen
+        self.lost: str | None = None  # the error's text, once another run was seen to have the folder
         self._path = os.path.join(folder, LOCK_NAME)
         self.is_held = False  # or was, until it was lost
         self._is_shared = False  # another node's process of this run has written it

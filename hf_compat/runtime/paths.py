@@ -41,8 +41,10 @@ def local_path(name: str, path: object) -> str:
         text = os.fsdecode(path)  # type: ignore[arg-type]  # whatever a script passes
         way_out = way_to_path(text)
         os.lstat(text)
-    except (TypeError, ValueError):
+    except TypeError:
         raise ArgumentError(f"`{shown(name, path)}` is not a path.\n\nHint: pass a text or a Path.") from None
+    except ValueError as error:  # a null character, or a lone surrogate that no file system can name
+        raise ArgumentError(f"`{shown(name, path)}` is not a path: {error}.\n\nHint: remove the character.") from None
     except OSError as error:  # most often there is nothing yet
         if error.errno == errno.ENAMETOOLONG:
             raise ArgumentError(f"`{shown(name, path)}` is too long for a path.\n\nHint: shorten it.") from None

@@ -186,7 +186,7 @@ def test_another_place_is_called_what_it_is(out, name, door):
 
 def test_a_home_folder_is_written_out(out, monkeypatch):
     monkeypatch.setenv("HOME", str(out))
-    with pytest.raises(CheckpointError, match="as `~` is a shell's") as caught:
+    with pytest.raises(CheckpointError, match="A shell expands `~`") as caught:
         resume("~/checkpoint-4")
     assert resume(re.search(r"name (\S+)\.", hint_of(caught))[1]) == UPDATES
 

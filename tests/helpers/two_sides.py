@@ -1,4 +1,7 @@
-"""Cases of `helpers/parity` on two ranks, under transformers (torchrun) and under hf_compat (`hf-compat run`)."""
+"""Cases of `helpers/parity` under transformers and under hf_compat, in one process or on two ranks each.
+
+Two ranks are started by torchrun there and by `hf-compat run` here.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ LAUNCHERS = {
 }
 
 
-def run_both(folder: Path, names: dict[str, Sequence[str]]) -> Callable[[str, str, int], dict]:
-    """Run cases under both at the same time; returns what reads a package's result of a case and rank.
+def run_both(folder: Path, names: dict[str, Sequence[str]], ranks: int = 2) -> Callable[..., dict]:
+    """Run cases under both at the same time; returns what reads a package's result of a case, and of a rank of two.
 
     Args:
         folder: Where results lie.
         names: Of each package's cases.
+        ranks: One or two.
     """
     runs = {}
     for api, launcher in LAUNCHERS.items():
         (folder / api).mkdir()
-        command = [sys.executable, *launcher, str(RUNNER), api, str(folder / api), *names[api]]
+        command = [sys.executable, *(launcher if ranks == 2 else []), str(RUNNER), api, str(folder / api), *names[api]]
         with (folder / f"{api}.log").open("w") as log:
             runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -37,9 +41,9 @@ def run_both(folder: Path, names: dict[str, Sequence[str]]) -> Callable[[str, st
         for process in runs.values():
             process.terminate()  # the launcher ends its ranks
 
-    def read(api: str, name: str, rank: int) -> dict:
-        for error in (folder / api).glob(f"{name}*.error"):
+    def read(api: str, name: str, rank: int | None = None) -> dict:
+        for error in (folder / api).glob(f"{name}.*error"):
             pytest.fail(f"{error.name} under {api}:\n{error.read_text()}")
-        return pickle.loads((folder / api / f"{name}.{rank}.pickle").read_bytes())
+        return pickle.loads((folder / api / f"{name}{'' if rank is None else f'.{rank}'}.pickle").read_bytes())
 
     return read

@@ -5,6 +5,8 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 
+from hf_compat import TrainingArguments
+
 
 @pytest.fixture
 def lightning(tmp_path):
@@ -17,3 +19,11 @@ def lightning(tmp_path):
         return pl.Trainer(**{**quiet, **options})
 
     return build
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Arguments for short runs."""
+    return lambda **values: TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, **{"learning_rate": 0.01, **values}
+    )

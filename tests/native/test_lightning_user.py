@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from helpers import toy
 from helpers.toy import Classifier, rows, weights
-from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, TrainerCallback, TrainingArguments
+from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, TrainerCallback
 from hf_compat.errors import (
     ArgumentError,
     CallbackError,
@@ -27,14 +27,6 @@ from hf_compat.errors import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Arguments for short runs."""
-    return lambda **values: TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, **{"learning_rate": 0.01, **values}
-    )
 
 
 class Seen(pl.Callback):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers.toy import Classifier, Stream, rows, weights
-from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat import HFDataModule, HFModule
 from hf_compat.errors import ArgumentError, HfCompatWarning, LossError, OverrideError
 
 pytestmark = [
@@ -19,14 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # of Lightning under this torch
 ]
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Arguments for short runs."""
-    return lambda **values: TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, **{"learning_rate": 0.01, **values}
-    )
 
 
 def refused(trainer, module, data, *parts):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
 from helpers.toy import Classifier, rows
-from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat import HFDataModule, HFModule
 from hf_compat.errors import HfCompatWarning
 
 pytestmark = [
@@ -21,14 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # of Lightning under this torch
 ]
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Arguments for short runs."""
-    return lambda **values: TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, **{"learning_rate": 0.01, **values}
-    )
 
 
 class Plain(pl.LightningModule):

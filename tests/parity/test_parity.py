@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,8 @@ from helpers.parity.cases import CASES
 from helpers.parity.compare import first_difference, same
 from helpers.parity.differences import IN_ONE_PROCESS as DIFFERENCES
 from helpers.parity.differences import names_to_run
+from helpers.two_sides import run_both
 
-RUNNER = Path(__file__).resolve().parents[1] / "helpers" / "parity" / "runner.py"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 
@@ -26,26 +23,8 @@ def results(request, tmp_path_factory):
     chosen = [item for item in request.session.items if item.path == request.path]
     wanted = {item.callspec.params["name"] for item in chosen if hasattr(item, "callspec")}
     cases = list(CASES) if test_counts.__name__ in {item.name for item in chosen} else sorted(wanted)
-    runs = {}
-    for api in ("transformers", "hf_compat"):
-        (folder / api).mkdir()
-        command = [sys.executable, str(RUNNER), api, str(folder / api), *names_to_run(api, cases, DIFFERENCES)]
-        with (folder / f"{api}.log").open("w") as log:
-            runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        for api, process in runs.items():
-            assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
-    finally:
-        for process in runs.values():
-            process.kill()
-
-    def read(api: str, name: str) -> dict:
-        error = folder / api / f"{name}.error"
-        if error.exists():
-            pytest.fail(f"{name} under {api}:\n{error.read_text()}")
-        return pickle.loads((folder / api / f"{name}.pickle").read_bytes())
-
-    return read
+    names = {api: names_to_run(api, cases, DIFFERENCES) for api in ("transformers", "hf_compat")}
+    return run_both(folder, names, ranks=1)
 
 
 def differing(results, name: str) -> tuple[set[str], str]:
