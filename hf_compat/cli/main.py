@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from hf_compat import __version__
-from hf_compat.errors import HfCompatError
+from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.runtime.text import brief, did_you_mean
 
 # Commands of modules in `hf_compat.tools.commands`, which read their own words.
 _TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
@@ -44,6 +45,8 @@ _GROUPS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and give its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in ([], ["help"]):
+        words = [*words[1:2], "--help"]
     if words[:1] == ["run"]:  # Python shows the errors of a script
         from hf_compat.cli.run import main as run_script
 
@@ -56,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    first = words[0] if words else ""
+    first = words[0]
+    known = [name for names in _GROUPS.values() for name in names]
+    if first not in known and not first.startswith("-"):
+        hint = did_you_mean(first, known, "`hf-compat help` lists the commands.")
+        raise ArgumentError(f"{brief(first)} is not a command of hf-compat.\n\nHint: {hint}")
     if first in _TOOLS:  # in isolation they start once more, and only then import torch
         run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
         return run_command(words[1:])
@@ -79,7 +86,7 @@ def _run(words: list[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands. Only `convert` and `seal` read their words by it."""
+    """Make the parser of `convert` and `seal`, whose help names all commands."""
     listed = "\n\n".join(
         "\n".join([f"{group}:", *(f"  {name:<10}{meaning}" for name, meaning in names.items())])
         for group, names in _GROUPS.items()
@@ -88,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="hf-compat",
         usage="hf-compat COMMAND …",
         description=f"HF training scripts on Lightning's engine.\n\n{listed}",
-        epilog="`hf-compat COMMAND --help` describes a command.",
+        epilog="`hf-compat help COMMAND` describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hf-compat {__version__}")
@@ -102,9 +109,6 @@ def make_parser() -> argparse.ArgumentParser:
     convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
     seal = commands.add_parser("seal", description=meanings["seal"])
     seal.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
-    for names in _GROUPS.values():
-        for name in names.keys() - {"convert", "seal"}:
-            commands.add_parser(name, add_help=False)
     return parser
 
 

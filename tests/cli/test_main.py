@@ -9,18 +9,18 @@ import sys
 import pytest
 
 import hf_compat
-from hf_compat.cli.main import main, make_parser
+from hf_compat.cli.main import _GROUPS, main
 
 
 def test_the_package_is_the_command():
     def helped(*words):
-        command = [sys.executable, *words, "--help"]
+        command = [sys.executable, *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    own = helped("-m", "hf_compat")
-    assert own == helped("-m", "hf_compat.cli.main") and own.startswith("usage: hf-compat COMMAND")
-    commands = next(action.choices for action in make_parser()._actions if action.dest == "command")
-    for name in commands:
+    own = helped("-m", "hf_compat", "--help")
+    assert own == helped("-m", "hf_compat.cli.main", "--help") and own.startswith("usage: hf-compat COMMAND")
+    assert helped("-m", "hf_compat", "help") == own == helped("-m", "hf_compat")
+    for name in (name for names in _GROUPS.values() for name in names):
         assert f"\n  {name} " in own, name
 
 
@@ -57,6 +57,8 @@ def test_explain_of_a_refused_argument_has_the_status_1(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["evl"], "'evl' is not a command of hf-compat.\n\nHint: `hf-compat help` lists the commands.\n"),
+        (["help", "docter"], "Hint: did you mean `doctor`?"),
         (["explain", "bf16"], "'bf16' is not name=value.\n\nHint: write e.g. learning_rate=1e-4.\n"),
         (["explain", "lerning_rate=1"], "learning_rate"),
         (["convert", "nowhere", "target"], "nowhere"),
@@ -83,11 +85,20 @@ def test_a_notebook_is_named_with_what_can_be_done(command, tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["train.ipynb"]
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"], ["convert", "one"]])
-def test_words_that_are_no_command_show_the_usage(words, capsys):
+def test_a_missing_word_shows_the_usage(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(["convert", "one"])
     assert ended.value.code == 2 and "usage: hf-compat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [name for names in _GROUPS.values() for name in names])
+def test_help_before_a_command_is_help_after_it(command, capsys):
+    shown = []
+    for words in (["help", command], [command, "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        shown.append((ended.value.code, capsys.readouterr().out))
+    assert shown[0] == shown[1] and shown[0][0] == 0 and f"hf-compat {command}" in shown[0][1]
 
 
 @pytest.mark.parametrize(
