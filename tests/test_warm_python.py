@@ -43,7 +43,9 @@ def test_the_stand_in_is_in_place():
     )
 
 
-@pytest.mark.parametrize("how", ["script", "module", "code"])
+@pytest.mark.parametrize(
+    "how", ["script", *(pytest.param(how, marks=pytest.mark.matrix) for how in ("module", "code"))]
+)
 def test_a_command_sees_what_a_real_one_sees(tmp_path, how):
     (tmp_path / "seen.py").write_text(SEEN)
     words = {"script": ["seen.py"], "module": ["-m", "seen"], "code": ["-c", SEEN]}[how]

@@ -83,6 +83,7 @@ def said(done: subprocess.CompletedProcess, what: str) -> list:
     return json.loads(line.removeprefix(what))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("how", "exit_status", "shown"),
     [

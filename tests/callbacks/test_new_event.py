@@ -61,6 +61,7 @@ assert fired == [False] * 3
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
 def test_a_row_is_all_that_a_new_event_takes(tmp_path):
     package, tests = Path(hf_compat.__file__).parent, Path(__file__).parents[1]

@@ -240,6 +240,7 @@ def test_mistakes_are_told_with_a_way_out(project, change, words, parts):
     assert "Traceback" not in done.stderr and not (project / "wrong").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
 def test_plain_lightning_cli_takes_our_module_and_data(tmp_path):
     (tmp_path / "cli.py").write_text(

@@ -143,10 +143,9 @@ def fleets(tmp_path):
         fleet.end()
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
-@pytest.mark.parametrize(
-    "launcher", [OURS, pytest.param(TORCHRUN, marks=pytest.mark.matrix)], ids=["hf-compat run", "torchrun"]
-)
+@pytest.mark.parametrize("launcher", [OURS, TORCHRUN], ids=["hf-compat run", "torchrun"])
 def test_a_job_goes_on_without_a_node_that_is_killed_and_with_one_that_comes(fleets, launcher):
     fleet = fleets(launcher, 2, 1, 2)
     first = fleet.start_node("127.0.0.3")

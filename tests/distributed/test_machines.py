@@ -60,6 +60,7 @@ def test_machines_of_one_process_each_train_as_two_processes_of_one(tmp_path, wo
     assert ours == result(tmp_path / "torchrun", *WORDS, launcher=TORCHRUN)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "variables",
     [

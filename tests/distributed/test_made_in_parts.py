@@ -88,6 +88,7 @@ def test_parts_need_zero_3(tmp_path, word, told):
     assert told in done.stderr and "make the model before it" in done.stderr, done.stderr[-3000:]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "names", [("ddp", "zero_3"), pytest.param(("ddp", "zero_2", "zero_3"), marks=pytest.mark.matrix)]
 )

@@ -155,7 +155,9 @@ class Reader:
 
 
 WITH_LONG = [page for page in PAGES if any(start in PAGES[page] for start in LONG)]
-ROWS = [page for page in PAGES if blocks(page)]
+# Pages that take long: what they show is tested in the rooms that they describe, too.
+SLOW = {"command_line", "command_run", "libraries", "migration", "scale"}
+ROWS = [pytest.param(page, marks=[pytest.mark.matrix] if page in SLOW else []) for page in PAGES if blocks(page)]
 ROWS += [pytest.param(f"{page}-whole", marks=pytest.mark.matrix) for page in WITH_LONG]
 
 

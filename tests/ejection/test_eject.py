@@ -11,23 +11,23 @@ import pytest
 
 from helpers.ejection_outcomes import differences
 
-pytestmark = pytest.mark.real_python
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 OUTCOMES = Path(__file__).resolve().parents[1] / "helpers" / "ejection_outcomes.py"
+MYPY = ("mypy", ".")  # a minute for a project: it reads torch and Lightning anew
 # Each of these is the script's bit for bit on the CPU.
 SAME = (
-    "accumulation", "classification", "early_stopping", "language_model", "lora", "plain_module", "resumed", "seq2seq",
-    "streaming", "token_classification", "two_processes",
+    "accumulation", "classification", "custom_loss", "early_stopping", "language_model", "lora", "plain_module",
+    "resumed", "seq2seq", "streaming", "token_classification", "two_processes",
 )  # fmt: skip
 
 
 def run(*words, folder, hf_compat=True):
     environment = {**os.environ, "PYTHONPATH": str(ROOT) if hf_compat else "", "HF_HUB_OFFLINE": "1"}
+    python = sys.executable if hf_compat else Path(sys.prefix) / "bin" / "python"
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+        [python, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
 
 
@@ -60,8 +60,8 @@ def check_last_checkpoint(folder):
     assert last is None or any(name == "best.ckpt" or name.endswith(f"step={last}.ckpt") for name in made), (last, made)
 
 
-def check_style(project):
-    for words in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", ".")):
+def check_style(project, *more):
+    for words in (("ruff", "check", "."), ("ruff", "format", "--check", "."), *more):
         checked = run("-m", *words, folder=project)
         assert checked.returncode == 0, checked.stdout
     for file in project.glob("*.py"):
@@ -77,7 +77,7 @@ def test_a_custom_loss_bit_for_bit_and_clean(tmp_path):
 @pytest.mark.parametrize("name", SAME)
 def test_bit_for_bit_and_clean(name, tmp_path):
     assert set(outcomes(name, tmp_path).values()) == {0.0}
-    check_style(tmp_path / "project")
+    check_style(tmp_path / "project", MYPY)
 
 
 @pytest.mark.matrix
@@ -86,7 +86,7 @@ def test_a_schedule_of_the_scripts_own_bit_for_bit(kind, tmp_path):
     assert set(outcomes_of(HERE / "scripts" / "schedules.py", kind, tmp_path / "out", folder=tmp_path).values()) == {
         0.0
     }
-    check_style(tmp_path / "project")
+    check_style(tmp_path / "project", MYPY)
 
 
 @pytest.mark.matrix
@@ -94,7 +94,7 @@ def test_a_schedule_of_the_scripts_own_bit_for_bit(kind, tmp_path):
 def test_a_stream_bit_for_bit(kind, tmp_path):
     found = outcomes_of(HERE / "scripts" / "streams.py", kind, tmp_path / "out", folder=tmp_path)
     assert set(found.values()) == {0.0}
-    check_style(tmp_path / "project")
+    check_style(tmp_path / "project", MYPY)
 
 
 @pytest.mark.matrix
@@ -163,4 +163,4 @@ def test_what_cannot_be_written_is_left_to_do(tmp_path):
     assert told.returncode == 1
     for problem in ("The schedule is a ReduceLROnPlateau", "The callback EvaluateOften", "own_optimizer.py:"):
         assert problem in told.stdout
-    check_style(tmp_path / "project")
+    check_style(tmp_path / "project", MYPY)

@@ -41,6 +41,7 @@ def start(folder, *words, **variables):
     )
 
 
+@pytest.mark.matrix
 def test_a_preempted_job_saves_and_is_started_again_by_the_same_command(folder):
     # No checkpoint is due before the end: the one that is there is the signal's.
     script = (folder / "preemptible.py").read_text()

@@ -31,7 +31,7 @@ def make(make_args, folder, **values):
     return Trainer(toy.Classifier(), make_args(output_dir=str(folder), **{**base, **values}), train_dataset=toy.rows())
 
 
-@pytest.mark.parametrize(("shape", "kills", "within_saves"), [("plain", 20, 5), ("async_save", 3, 0)])
+@pytest.mark.parametrize(("shape", "kills", "within_saves"), [("plain", 8, 2), ("async_save", 3, 0)])
 def test_kills_leave_the_run_as_it_would_have_been(shape, kills, within_saves):
     command = [sys.executable, str(KILL), str(kills), "1", "--shape", shape]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -200,6 +200,7 @@ print(waits, "torch" in sys.modules, getattr(sys, "own", "none"))
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
 def test_the_processes_that_a_script_starts_are_patched_too(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)

@@ -11,6 +11,7 @@ import pytest
 RUN = Path(__file__).resolve().parents[1] / "sweeps" / "libraries" / "run.py"
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(400)
 def test_a_teacher_and_two_adapters_train_as_under_transformers(tmp_path):
     words = [str(RUN), "--folder", str(tmp_path), "optimum-shape", "peft-two"]

@@ -108,6 +108,7 @@ def test_a_module_is_taken_apart_while_it_trains(lightning, kind, values, option
         assert not torch.equal(weights(other), then)
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
 def test_processes_that_lightning_spawns_train_the_same(lightning):
     module, data = make(), HFDataModule(None, rows(32), rows(8, 1))

@@ -266,6 +266,7 @@ print("STEPS", {int(state["step"]) for state in trainer.optimizer.state.values()
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.real_python
 def test_without_accelerate_the_optimizer_has_the_same_two_ways_to_step(tmp_path):
     command = [sys.executable, "-c", WITHOUT, str(tmp_path / "out"), str(Path(__file__).resolve().parents[1])]

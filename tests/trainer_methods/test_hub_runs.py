@@ -62,6 +62,7 @@ def start(tmp_path, hub, *words, launcher=()):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables})
 
 
+@pytest.mark.matrix
 def test_two_processes_push_once_and_their_end_waits_for_the_last_push(tmp_path):
     with running_hub(slow_seconds=0.1) as hub:
         job = start(tmp_path, hub, launcher=["-m", "hf_compat.cli.main", "run", "--devices", "2"])
