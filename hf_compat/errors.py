@@ -73,7 +73,15 @@ class CheckpointError(HfCompatError, ValueError):
     """A checkpoint folder is missing, incomplete or does not fit."""
 
 
-class CheckpointMismatch(CheckpointError):
+class MissingCheckpoint(CheckpointError, FileNotFoundError):
+    """There is nothing at the path of a checkpoint, or of one of its files."""
+
+
+class UnreadObjects(CheckpointError):
+    """A checkpoint holds objects, and reading them runs the code of their classes."""
+
+
+class CheckpointMismatch(CheckpointError, RuntimeError):
     """A checkpoint is whole, and this run cannot go on from it: another model, another number of processes."""
 
 

@@ -7,6 +7,7 @@ have no effect here, or a wrong one, are refused before training.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import types
@@ -120,7 +121,8 @@ def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) 
     Raises:
         CallbackError: BackboneFinetuning without a backbone, StochasticWeightAveraging with a batch norm.
     """
-    if isinstance(callback, lightning_callbacks.BackboneFinetuning) and backbone_of(model) is None:
+    has_own = isinstance(getattr(trained, "backbone", None), nn.Module)
+    if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not has_own and backbone_of(model) is None:
         raise CallbackError(
             f"BackboneFinetuning unfreezes the model's `backbone`, and {type(model).__name__} has none.\n\n"
             "Hint: name the part `backbone`, or write a BaseFinetuning that freezes parts of `pl_module.model`."
@@ -144,22 +146,42 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
-    """Prepare module and callbacks for Lightning's own callbacks, before these are set up."""
+def _save_as_in_automatic(
+    callback: ModelCheckpoint, trainer: pl.Trainer, _: pl.LightningModule, *given: object
+) -> None:
+    save: Callable[..., None] = ModelCheckpoint.on_train_batch_end
+    # it reads nothing else of a module
+    save(callback, trainer, types.SimpleNamespace(automatic_optimization=True), *given)
+
+
+def prepare_lightning_callbacks(
+    trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module, makes_updates: bool = True
+) -> None:
+    """Prepare module and callbacks for Lightning's own callbacks, before these are set up.
+
+    In manual optimization a ModelCheckpoint ignores `train_time_interval`. It also warns that a checkpoint holds the
+    weights after the update. Where the module `makes_updates`, this is intended, as in HF, so it saves as in automatic
+    optimization. (lightning 2.6.6. Remove it when both are gone.)
+    """
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-    at_batch_end: Callable[..., None] = ModelCheckpoint.on_train_batch_end
-    seen = types.SimpleNamespace(automatic_optimization=True)  # a ModelCheckpoint reads nothing else of a module
+    leave_lightning_callbacks(trainer)  # of a fit that has failed
     for callback in callbacks:
         if trainer.state.fn == "fit":
             reset_weight_averaging(callback)
         if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
             module.__dict__["backbone"] = backbone_of(model)  # not as a submodule, which would duplicate its weights
-        if type(callback).on_train_batch_end is at_batch_end and not module.automatic_optimization:
-            # In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights
-            # after the update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
-            callback.on_train_batch_end = types.MethodType(  # type: ignore[method-assign]
-                lambda one, trainer, _, *given: at_batch_end(one, trainer, seen, *given), callback
-            )
+        if not isinstance(callback, ModelCheckpoint) or is_replaced(callback, "on_train_batch_end", ModelCheckpoint):
+            continue
+        if makes_updates and not module.automatic_optimization:
+            vars(callback)["on_train_batch_end"] = functools.partial(_save_as_in_automatic, callback)
+
+
+def leave_lightning_callbacks(trainer: pl.Trainer) -> None:
+    """Give the callbacks back what a fit has replaced in them."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
+        hook = vars(callback).get("on_train_batch_end")
+        if isinstance(hook, functools.partial) and hook.func is _save_as_in_automatic:
+            del vars(callback)["on_train_batch_end"]
 
 
 def unfreeze_optimized(trainer: pl.Trainer) -> None:

@@ -44,16 +44,18 @@ from hf_compat.checkpoint.reading import (
     StoredTensor,
     Weights,
     fitting,
+    knowing_types,
     read_torch_file,
     read_weights,
 )
 from hf_compat.checkpoint.run_state import (
+    ARRAY_GLOBALS,
     RUN_STATE_NAME,
     DataPosition,
     RunState,
     SavedAt,
+    plain_checkpoint,
     read_random_states,
-    readable_checkpoint,
     reading_arrays,
 )
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_tensors
@@ -282,7 +284,7 @@ def _write_shards(stored: list[StoredTensor], partial: str, shard_bytes: int, ke
 
 
 PREFIX = "model."
-ADAPTERS_KEY = "hf_compat_adapters"  # of a checkpoint in memory: the folder that PEFT reads
+FOLDER_KEY = "hf_compat_folder"  # of a checkpoint in memory: the HF folder that it was read from
 _BEGINNING: LightningCheckpoint = {"pytorch-lightning_version": lightning.__version__, "global_step": 0, "epoch": 0}
 _NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": []}  # both start anew
 
@@ -290,14 +292,13 @@ _NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": [
 def read_folder(folder: str) -> LightningCheckpoint:
     """Read a folder that the `ckpt_path` of a Lightning trainer names: a checkpoint, or a saved model.
 
-    PEFT reads adapters itself, from the folder under `ADAPTERS_KEY`.
+    Its name is under `FOLDER_KEY`. PEFT reads adapters itself.
     """
     is_alone = holds_model_alone(Path(folder))
     with contextlib.nullcontext() if is_alone else as_named(folder):
         state = {**_BEGINNING, "callbacks": {}} if is_alone else _state_of(folder)
-        if holds_adapters(folder):
-            return {**_NO_OPTIMIZER, **state, "state_dict": {}, ADAPTERS_KEY: folder}
-        return {**_NO_OPTIMIZER, **state, "state_dict": _weights_of(folder)}
+        weights = {} if holds_adapters(folder) else _weights_of(folder)
+        return {**_NO_OPTIMIZER, **state, "state_dict": weights, FOLDER_KEY: folder}
 
 
 def _weights_of(folder: str) -> Weights:
@@ -335,9 +336,9 @@ def _state_of(folder: str) -> LightningCheckpoint:
 
 def read_lightning(path: str) -> LightningCheckpoint:
     """Read a Lightning checkpoint file: tensors and plain containers, in the form that Lightning gives them."""
-    checkpoint: LightningCheckpoint = read_torch_file(path)
+    checkpoint: LightningCheckpoint = read_torch_file(path, ARRAY_GLOBALS, objects=True)
     check_lightning(path, checkpoint)
-    return checkpoint
+    return plain_checkpoint(path, checkpoint)
 
 
 def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
@@ -427,22 +428,17 @@ def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
 
 
 class HFCheckpointIO(CheckpointIO):
-    """Let Lightning read HF folders, and write them if a path does not end in `.ckpt`.
+    """Let Lightning read HF folders, and files without running the code of objects in them.
 
-    `HFModule` puts it before the plugin of its trainer, so `fit(module, ckpt_path="…/checkpoint-8")` works. That plugin
-    reads and writes everything else.
+    `HFModule` puts it before the plugin of its trainer while that runs, so `fit(module, ckpt_path="…/checkpoint-8")`
+    works. That plugin does everything else.
     """
 
     def __init__(self, behind: CheckpointIO | None = None) -> None:
         self.behind = behind if behind is not None else TorchCheckpointIO()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        checkpoint = readable_checkpoint(checkpoint)
-        if str(path).endswith(".ckpt"):
-            self.behind.save_checkpoint(checkpoint, path, storage_options)
-        else:
-            warn_of_left_out(str(path), checkpoint)
-            to_hf(checkpoint, str(path))
+        self.behind.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def teardown(self) -> None:
         """Let the other plugin finish. One that writes in the background waits for its threads."""
@@ -456,19 +452,20 @@ class HFCheckpointIO(CheckpointIO):
             raise no_checkpoint(str(path))
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words
         try:
-            with reading(path), reading_arrays():
+            with reading(path), naming(path), contextlib.ExitStack() as stack:
+                stack.enter_context(reading_arrays())
                 if is_here:
-                    with open_regular(path) as file:
-                        if is_plain:
-                            walked_torch_file(str(path), file)
+                    file = stack.enter_context(open_regular(path))
+                    if is_plain:
+                        walked_torch_file(str(path), file)
+                        stack.enter_context(knowing_types(file, objects=True))
                 checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
             check_lightning(str(path), checkpoint)
+            if is_plain and is_here:
+                checkpoint = plain_checkpoint(str(path), checkpoint)
         except CheckpointError as error:
             raise (no_checkpoint(str(path), error) if is_here else error) from error
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        if os.path.isdir(path):
-            manifest.remove(str(path))
-        else:
-            self.behind.remove_checkpoint(path)
+        self.behind.remove_checkpoint(path)

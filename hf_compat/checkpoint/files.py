@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from hf_compat.checkpoint.disks import force
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, MissingCheckpoint
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
 # The shortest log (`{"loss":1.0,"step":1},`) has 22 characters. A safetensors header has 16 for each container.
@@ -162,7 +162,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except CheckpointError as error:
         if os.fspath(path) in str(error):
             raise
-        raise CheckpointError(f"{os.fspath(path)}: {error}") from error
+        raise type(error)(f"{os.fspath(path)}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -174,7 +174,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise CheckpointError(f"{os.fspath(path)} cannot be read: {cause}".replace("\0", "\\0")) from error
+        kind = MissingCheckpoint if isinstance(error, FileNotFoundError) else CheckpointError
+        raise kind(f"{os.fspath(path)} cannot be read: {cause}".replace("\0", "\\0")) from error
 
 
 Plain = Any  # tensors and plain containers, as the reader of each file knows
@@ -216,6 +217,12 @@ class Named:
 
     def __setstate__(self, state: object) -> None:
         self.states.append(state)
+
+    def append(self, item: object) -> None:
+        self.given.append(item)
+
+    def __setitem__(self, key: object, item: object) -> None:
+        self.given += (key, item)
 
     @property
     def state(self) -> object:

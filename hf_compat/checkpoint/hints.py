@@ -19,7 +19,7 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import OUTSIDE, Refused, first_line, refusal_behind
 from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, MissingCheckpoint, UnreadObjects
 from hf_compat.runtime.text import brief
 
 ITS_LOSS = {
@@ -233,6 +233,11 @@ RULES: Sequence[Rule] = (
         lambda facts: f"name the folder, {facts.around}",
     ),
     Rule(
+        lambda facts: isinstance(facts.error, UnreadObjects),
+        lambda facts: f"{facts.cause}.",
+        lambda facts: "give `weights_only=False`, if you trust the file",
+    ),
+    Rule(
         lambda facts: not facts.is_folder,
         lambda facts: f"{facts.cause}." if facts.cause else "it is a file.",
         lambda facts: "name a checkpoint-<updates> folder, or a .ckpt of an HFModule",
@@ -287,7 +292,8 @@ def _form(facts: PathFacts) -> str:
 def explained(start: str, facts: PathFacts) -> CheckpointError:
     """Make the error about a path: `start`, what was found, and the way out."""
     rule = next(rule for rule in RULES if rule.applies(facts))
-    return CheckpointError(f"{start}: {rule.found(facts)}\n\nHint: {rule.hint(facts)}.")
+    kind = CheckpointError if facts.exists or facts.refusal is not None else MissingCheckpoint
+    return kind(f"{start}: {rule.found(facts)}\n\nHint: {rule.hint(facts)}.")
 
 
 def no_checkpoint(path: str, error: Exception | None = None, output_dir: str | None = None) -> CheckpointError:

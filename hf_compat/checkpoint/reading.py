@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import logging
 import os
+import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import safetensors.torch
 import torch
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import (
+    Named,
     Plain,
     check_bounds,
     first_line,
@@ -33,7 +34,7 @@ from hf_compat.checkpoint.files import (
     refusal_behind,
     walked_torch_file,
 )
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, UnreadObjects
 from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
@@ -216,31 +217,64 @@ class StoredTensor:
     load: Callable[[], torch.Tensor]
 
 
-def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Plain:
+def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False, objects: bool = False) -> Plain:
     """Read a file that `torch.save` wrote, as tensors and plain containers. Types of optimizers' states may be in it.
 
-    So may the `allowed` ones. With `mmap`, tensors stay on the disk until they are used, if torch can.
+    So may the `allowed` ones, and with `objects` any other, for whose objects a `Named` stands. With `mmap`, tensors
+    stay on the disk until they are used, if torch can.
     """
     with pinned(path) as opened:
-        return load_plain(path, opened, allowed, mmap)
+        return load_plain(path, opened, allowed, mmap, objects)
 
 
-def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap: bool = False) -> Plain:
+def load_plain(
+    path: str, source: str | BinaryIO, allowed: Allowed = (), mmap: bool = False, objects: bool = False
+) -> Plain:
     """Load what `torch.save` wrote, from a file or bytes, after a walk through its pickle. Raises torch's errors."""
     with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
         walked_torch_file(path, file)
         file.seek(0)
-    is_zip = isinstance(source, str) and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
-    named = torch.serialization.get_unsafe_globals_in_checkpoint(source) if is_zip else []
-    types = list(allowed)
+    is_zip = isinstance(source, str) and zipfile.is_zipfile(source)
+    with knowing_types(source, allowed, objects):
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    check_bounds(path, content)
+    return content
+
+
+@contextlib.contextmanager
+def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool = False) -> Iterator[None]:
+    """Let torch read the types of optimizers' states, and the `allowed` ones, in a file that `torch.save` wrote.
+
+    With `objects`, a `Named` stands for any other object. No code of its class runs.
+    """
+    types, is_zip = list(allowed), zipfile.is_zipfile(source)  # torch before 1.6 wrote none
+
+    def unknown() -> list[str]:
+        if not is_zip:
+            return []
+        if isinstance(source, str):
+            return torch.serialization.get_unsafe_globals_in_checkpoint(source)
+        source.seek(0)
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(source)
+        source.seek(0)
+        return found
+
+    named = unknown()
     for module, name in STATE_TYPES:
         if f"{module}.{name}" in named:
             with contextlib.suppress(ImportError):  # reading says which type it does not know
                 types.append(getattr(importlib.import_module(module), name))
     with torch.serialization.safe_globals(types):
-        content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
-    check_bounds(path, content)
-    return content
+        for full in unknown() if objects else ():
+            module, _, name = full.rpartition(".")
+            types.append((type(name, (Named,), {"module": module, "name": name}), full))
+    try:
+        with torch.serialization.safe_globals(types):
+            yield
+    except pickle.UnpicklingError as error:
+        if not objects:
+            raise
+        raise UnreadObjects("It holds objects, and reading them runs their code.") from error
 
 
 def weight_files(contents: Contents, adapter: str | None = None) -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import check_bounds, naming
+from hf_compat.checkpoint.files import Named, check_bounds, first_line, naming
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
@@ -41,7 +41,7 @@ from hf_compat.checkpoint.forms import (
 )
 from hf_compat.checkpoint.layout import RNG_STATE_NAME, of_rank
 from hf_compat.checkpoint.reading import Contents, read_torch_file
-from hf_compat.errors import CallbackError, CheckpointError, warn_once
+from hf_compat.errors import CallbackError, CheckpointError, UnreadObjects, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.seeding import LEGACY_GLOBALS, pack_legacy_rng
@@ -54,6 +54,7 @@ Global = Any  # what torch's allow-list takes: a class, a function, or one with 
 # Weights and moments are tensors, and large: they are not walked through.
 _TENSORS = frozenset({"state_dict", "optimizer_states"})
 _HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
+_TYPES_OF_HYPERPARAMETERS = ("hparams_type", "datamodule_hparams_type")  # OmegaConf's
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, type(None))
 
 
@@ -66,25 +67,49 @@ class _Unreadable(Exception):
         self.value = value
 
 
-def readable_checkpoint(checkpoint: dict[str, State]) -> dict[str, State]:
-    """Make every entry of a Lightning checkpoint readable. NumPy's scalars become plain numbers.
+def readable_checkpoint(checkpoint: Mapping[str, Value]) -> dict[str, Value]:
+    """Make the entries of a Lightning checkpoint readable without running code, where they can be.
 
-    Arguments among hyperparameters become dicts. Other hyperparameters that cannot be read back are left out, with a
-    warning.
+    NumPy's scalars become plain numbers, and arguments among hyperparameters dicts. Other values stay as they are,
+    with a warning. Modules among hyperparameters are left out, as the checkpoint holds their weights.
 
     Raises:
-        CallbackError: The state of a callback, or an entry of a hook, cannot be read back. The message names it.
+        CallbackError: The state of a callback, or an entry of a hook, cannot be pickled.
     """
     readable = dict(checkpoint)
+    kept: list[str] = []
+
+    def made_plain(value: Value, whose: str) -> Value:
+        try:
+            return readable_state(value, whose)
+        except CallbackError as error:
+            if not _can_be_pickled(value):
+                raise
+            kept.append(first_line(error).removesuffix("."))
+            return value
+
     for key, value in checkpoint.items():
-        if key in _HYPERPARAMETERS and isinstance(value, Mapping):
-            readable[key] = _readable_hyperparameters(value)  # type: ignore[assignment]  # a mapping of the same names
+        if key in _HYPERPARAMETERS and type(value) is dict:
+            readable[key] = _readable_hyperparameters(value, kept)
         elif key == "callbacks" and isinstance(value, Mapping):
-            states = {name: readable_state(state, f"The state of the callback {name}") for name, state in value.items()}
-            readable[key] = states  # type: ignore[assignment]
-        elif key not in _TENSORS:
-            readable[key] = readable_state(value, f"The entry {brief(key)} of the checkpoint")
+            readable[key] = {name: made_plain(one, f"The state of the callback {name}") for name, one in value.items()}
+        elif key not in (*_TENSORS, *_TYPES_OF_HYPERPARAMETERS):
+            readable[key] = made_plain(value, f"The entry {brief(key)} of the checkpoint")
+    for one in kept:
+        warn_once(
+            f"{one}. Reading it runs its code.\n\n"
+            "Hint: give `weights_only=False` to the `fit` or `load_from_checkpoint` that needs it. Or keep numbers, "
+            "texts, tensors, NumPy arrays, and lists or dicts of these."
+        )
     return readable
+
+
+def _can_be_pickled(value: Value) -> bool:
+    try:
+        torch.save(value, io.BytesIO())
+    except Exception:  # a class may raise anything
+        return False
+    return True
 
 
 def readable_state(state: State, whose: str) -> State:
@@ -111,21 +136,57 @@ def readable_state(state: State, whose: str) -> State:
         ) from None
 
 
-def _readable_hyperparameters(held: Mapping[str, object]) -> dict[str, object]:
-    kept: dict[str, object] = {}
+def _readable_hyperparameters(held: Mapping[str, object], kept: list[str]) -> dict[str, object]:
+    """Make hyperparameters plain, and add to `kept` what stays an object."""
+    readable: dict[str, object] = {}
     for name, value in held.items():
         plain = value.to_dict() if isinstance(value, TrainingArguments) else value
         plain = vars(plain) if isinstance(plain, Namespace) else plain
         plain = plain.value if isinstance(plain, enum.Enum) else str(plain) if isinstance(plain, PurePath) else plain
         try:
-            kept[name] = _readable(plain, name)
+            readable[name] = _readable(plain, name)
         except _Unreadable as found:
-            if not isinstance(found.value, nn.Module):  # its weights are in the checkpoint
-                warn_once(
-                    f"The hyperparameter {found.where} is a {type(found.value).__name__}, which cannot be read back "
-                    "from a checkpoint, and is left out of it."
-                )
-    return kept
+            if isinstance(found.value, nn.Module):  # its weights are in the checkpoint
+                continue
+            readable[name] = plain
+            what = f"The hyperparameter {found.where} is a {type(found.value).__name__}"
+            kept.append(f"{what}, which cannot be read back from a checkpoint")
+    return readable
+
+
+def plain_checkpoint(path: str, checkpoint: Mapping[str, Value]) -> dict[str, Value]:
+    """Leave objects, for which a `Named` stands, out of the hyperparameters of a checkpoint.
+
+    Raises:
+        CheckpointError: Another entry has one.
+    """
+    plain: dict[str, Value] = {}
+    for key, value in checkpoint.items():
+        of_module = key in (*_HYPERPARAMETERS, *_TYPES_OF_HYPERPARAMETERS)
+        parts = value if of_module and isinstance(value, dict) else {key: value}
+        objects = {name: found for name, part in parts.items() if (found := _named_in(part)) is not None}
+        if objects and not of_module:
+            raise UnreadObjects(f"{path} holds a {objects[key]} under {brief(key)}, and reading it runs its code.")
+        if parts is value:
+            plain[key] = {name: part for name, part in value.items() if name not in objects}
+        elif not objects:
+            plain[key] = value
+        if objects and key not in _TYPES_OF_HYPERPARAMETERS:
+            told = (
+                "%s: hyperparameters that are read by running code are left out: %s. `weights_only=False` reads them."
+            )
+            logger.warning(told, path, ", ".join(f"{name} ({kind})" for name, kind in objects.items()))
+    return plain
+
+
+def _named_in(value: Value) -> str | None:
+    """The name of the first class for whose object or for which itself a `Named` stands. None if there is none."""
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, Named):
+        return f"{kind.module}.{kind.name}"
+    parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    inside = parts if isinstance(parts, (list, tuple, set)) else ()
+    return next((name for part in inside if (name := _named_in(part)) is not None), None)
 
 
 def _readable(value: Value, where: str) -> Value:

@@ -261,6 +261,10 @@ class OpenPasses:
     def __init__(self) -> None:
         self.loaders: list[Callable[[], Iterable[Batch] | None]] = []  # weak references, to which a pass adds its own
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the passes of this process."""
+        return {"loaders": []}
+
     def end(self, loader: Iterable[Batch]) -> None:
         """Remove a loader that was read to its end."""
         for held in tuple(self.loaders):

@@ -15,7 +15,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
@@ -425,9 +425,19 @@ def automatic_schedules(chosen: OptimizerLRScheduler) -> tuple[list[Optimizer], 
     return optimizers, _configure_schedulers_automatic_opt(schedules, monitor) if len(optimizers) == 1 else None
 
 
-def load_state(cls: type[LightningModule], checkpoint: dict[str, Any], keywords: dict[str, Any]) -> object:
-    """Make a module from a loaded checkpoint. The public method reads a file."""
-    return _load_state(cls, checkpoint, **keywords)
+def load_state(
+    cls: type[LightningModule | LightningDataModule],
+    checkpoint: dict[str, Any],
+    strict: bool | None,
+    keywords: dict[str, Any],
+) -> object:
+    """Make a module or data module from a loaded checkpoint. The public method reads a file."""
+    return _load_state(cls, checkpoint, strict, **keywords)
+
+
+def dump_checkpoint(trainer: Trainer) -> dict[str, object]:
+    """Return what `Trainer.save_checkpoint` writes. Remove it when a trainer gives it to callers."""
+    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
 def sample_indices_wrapper(indices: list[list[int]]) -> _IndexBatchSamplerWrapper:

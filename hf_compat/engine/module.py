@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.convert import OWN_KEY
+from hf_compat.checkpoint.run_state import readable_checkpoint
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     HooksOfPlainBatches,
@@ -41,6 +42,11 @@ logger = logging.getLogger(__name__)
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
+
+
+def samples_of(micro_batches: Iterable[object]) -> int:
+    """Count the samples of micro-batches, or 1 if their data does not say how many there are."""
+    return sum(find_batch_size(inputs) or 0 for inputs in micro_batches) or 1
 
 
 def is_stepped_by_hf(config: LRSchedulerConfig, own: object) -> bool:
@@ -91,14 +97,13 @@ class WindowModule(HooksOfPlainBatches):
         self.observer = UpdateObserver()
         self.evaluation: EvaluationRun | None = None
         self.num_training_updates: int | None = None
-        self.strict_loading = False  # a folder holds tied weights once
         self._calls_before_zero_grad = True
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
         batch = batch_under_way(self)
         if kwargs.get("batch_size") is None and isinstance(batch, BatchGroup):
-            kwargs["batch_size"] = sum(find_batch_size(inputs) or 0 for inputs in batch) or None
+            kwargs["batch_size"] = samples_of(batch)
         super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
 
     def forward(self, *args: object, **kwargs: object) -> Nested:
@@ -116,8 +121,9 @@ class WindowModule(HooksOfPlainBatches):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the position in the data. Lightning itself saves it within epochs only."""
+        """Add the position in the data, which Lightning saves within epochs only, and make values readable."""
         self.stepping.tell_of_saving()
+        checkpoint.update(readable_checkpoint(checkpoint))
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
@@ -289,6 +295,8 @@ class WindowModule(HooksOfPlainBatches):
     def __getstate__(self) -> dict[str, object]:
         """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""
         state: dict[str, object] = super().__getstate__()
+        if self.logs_to_lightning:
+            state["observer"] = UpdateObserver()
         return {name: value for name, value in state.items() if name not in ("mechanics", "_in_force")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:

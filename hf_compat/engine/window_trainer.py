@@ -459,10 +459,11 @@ _SWITCHED_ON: dict[type[pl.Callback], str] = {
 # Loggers that announce devices and tips for each new trainer.
 _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
 
+# A warning of Lightning about its own code (2.6.6 under torch 2.13). Remove when it calls `is_leaf` itself
+OF_LIGHTNING = r".*isinstance\(treespec, LeafSpec\).*"
 # Patterns of Lightning's warnings about its own code, or about intended behaviour of HF.
 EXPECTED = (
-    # lightning 2.6.6 under torch 2.13. Remove when lightning calls `is_leaf` itself
-    r".*isinstance\(treespec, LeafSpec\).*",
+    OF_LIGHTNING,
     # like HF, our checkpoints hold the state after the update
     ".*no pre-optimization state was saved.*",
     # logged values are already gathered and equal on every rank

@@ -150,6 +150,10 @@ class Windows:
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the pass of this process."""
+        return {**vars(self), "_pass": None}
+
     def __len__(self) -> int:
         if not self._has_length:
             raise TypeError("the training data has no length")

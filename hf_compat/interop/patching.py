@@ -13,7 +13,7 @@ import operator
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 
 from hf_compat.errors import OverrideError, warn_once
@@ -101,7 +101,7 @@ def tell_of_unread_globals() -> None:
         )
 
 
-def tell_of_newer_names(kind: type, ours: type) -> None:
+def tell_of_newer_names(kind: type, ours: type, name: str | None = None, others: Collection[str] = ()) -> None:
     """Warn of methods of a user's class that the installed transformers calls, and that this package does not know.
 
     A release newer than this package has such names. Nothing is imported for this. Without a patch, transformers' class
@@ -109,17 +109,19 @@ def tell_of_newer_names(kind: type, ours: type) -> None:
 
     Args:
         kind: The user's class.
-        ours: Our class of the same name as transformers' own, a Trainer or TrainerCallback.
+        ours: Our class for it, a Trainer or TrainerCallback.
+        name: The name of transformers' class. None takes that of ours.
+        others: Further names that are known.
     """
+    name = ours.__name__ if name is None else name
     homes = [sys.modules.get(f"transformers.{name}") for name in ("trainer", "trainer_seq2seq")]
-    loaded = next((vars(home)[ours.__name__] for home in homes if home and ours.__name__ in vars(home)), None)
-    theirs, _ = REPLACED.get(ours.__name__, (loaded, None))
-    known = {name for base in ours.__mro__ if base.__module__.startswith("hf_compat.") for name in vars(base)}
+    loaded = next((vars(home)[name] for home in homes if home and name in vars(home)), None)
+    theirs, _ = REPLACED.get(name, (loaded, None))
+    known = {own for base in ours.__mro__ if base.__module__.startswith("hf_compat.") for own in vars(base)}
     packages = ("builtins", "hf_compat", "transformers")
     for base in (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in packages):
-        newer = sorted(
-            name for name in vars(base).keys() - known if not name.startswith("__") and hasattr(theirs, name)
-        )
+        unknown = vars(base).keys() - known - {*others}
+        newer = sorted(own for own in unknown if not own.startswith("__") and hasattr(theirs, own))
         if newer:
             release = sys.modules["transformers"].__version__
             warn_once(

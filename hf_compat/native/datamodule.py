@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, Self, TypeAlias
+from pathlib import Path
+from typing import IO, Any, Self, TypeAlias
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -15,11 +16,11 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import restricted_classmethod, sample_indices_wrapper
+from hf_compat.engine.internals import load_state, restricted_classmethod, sample_indices_wrapper
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, DataError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.native.loading import DataSpec, made
+from hf_compat.native.loading import DataSpec, MapLocation, arguments_among, made, read_described
 from hf_compat.native.module import HFModule
 from hf_compat.native.overrides import refuse_unheard_methods
 from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
@@ -127,15 +128,28 @@ class HFDataModule(pl.LightningDataModule):
     @restricted_classmethod
     def load_from_checkpoint(
         cls,  # noqa: N805 - of a class method
-        *args: Any,
+        checkpoint_path: str | Path | IO[bytes],
+        map_location: MapLocation = None,
+        hparams_file: str | Path | None = None,
+        weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
         """Make a data module of the hyperparameters that a subclass has saved in a `.ckpt`, and of `kwargs`.
 
+        Args:
+            checkpoint_path: A `.ckpt`, open or not.
+            map_location: As in `torch.load`.
+            hparams_file: A YAML or CSV file with hyperparameters, in place of the checkpoint's.
+            weights_only: False unpickles the `.ckpt`, which runs the code in it.
+            kwargs: Arguments of the constructor. They precede the hyperparameters.
+
         Raises:
             CheckpointError: They give no data. A checkpoint holds none.
         """
-        made: Self = super().load_from_checkpoint(*args, **kwargs)
+        path, checkpoint = read_described(cls, checkpoint_path, map_location, hparams_file, weights_only)
+        held = checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY]
+        made = load_state(cls, checkpoint, None, {**arguments_among(path, held), **kwargs})
+        assert isinstance(made, cls)
         sets = (made.train_dataset, made.eval_dataset, made.test_dataset, made.predict_dataset)
         if all(one is None for one in sets) and cls.setup is HFDataModule.setup:
             raise CheckpointError(

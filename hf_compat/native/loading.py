@@ -7,13 +7,14 @@ import inspect
 import io
 import logging
 import os
-import warnings
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Self
 
+import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hparams_from_yaml
@@ -21,8 +22,16 @@ from torch import nn
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.adapters import holds_adapters, load_adapters
-from hf_compat.checkpoint.convert import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
-from hf_compat.checkpoint.files import Named, read_json, read_small, walked_torch_file
+from hf_compat.checkpoint.convert import (
+    FOLDER_KEY,
+    OWN_KEY,
+    PREFIX,
+    HFCheckpointIO,
+    LightningCheckpoint,
+    to_hf,
+    warn_of_left_out,
+)
+from hf_compat.checkpoint.files import Named, naming, read_json, read_small, walked_torch_file
 from hf_compat.checkpoint.forms import (
     check_optimizer,
     check_schedule,
@@ -34,16 +43,19 @@ from hf_compat.checkpoint.judging import as_named, tell_of_model_alone
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
+    LoadResult,
+    knowing_types,
     names_of,
     plain_names,
     read_manifest,
     read_torch_file,
     read_weights,
 )
-from hf_compat.checkpoint.run_state import DataPosition
+from hf_compat.checkpoint.run_state import ARRAY_GLOBALS, DataPosition, plain_checkpoint, readable_state
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
     attached_trainer,
+    dump_checkpoint,
     keep_loaded_data,
     load_state,
     load_waiting_data_states,
@@ -53,7 +65,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
-from hf_compat.errors import ArgumentError, CheckpointError, warn_user
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch, warn_user
 from hf_compat.hf import enums
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
@@ -96,7 +108,7 @@ logger = logging.getLogger(__name__)
 MapLocation = Any  # as in torch.load
 Given = dict[str, Any]  # keywords of a module's constructor
 
-_SHOWN = 3  # names in a message
+_SHOWN = 8  # names in a message
 # Among hyperparameters, a mapping with these keys was the arguments of a run.
 _OF_ARGUMENTS = {"learning_rate", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 
@@ -112,8 +124,9 @@ class LoadableModule(WindowModule):
 
     def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
         """Load adapters, keep the progress stored in an HF folder, and rename weights to match the model."""
-        folder = checkpoint.pop(ADAPTERS_KEY, None)
-        if folder is not None:  # PEFT reads them itself
+        folder = checkpoint.pop(FOLDER_KEY, None)
+        holds_adapter = folder is not None and holds_adapters(folder)
+        if holds_adapter:  # PEFT reads them itself
             _load_adapter(self.model, folder)
         self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
         self._resume = checkpoint.get(OWN_KEY)
@@ -125,23 +138,89 @@ class LoadableModule(WindowModule):
             held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
             weights = {PREFIX + name: tensor for name, tensor in held.items()}
         trainer = attached_trainer(self)
-        where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
-        if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
-            own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
-            check_weights(where, weights or own, self)  # PEFT reads adapters itself
+        if folder is not None:  # it holds no states of metrics, and adapters are loaded
+            own = plain_names(self.state_dict())
+            elsewhere = ("compute_metrics.", PREFIX) if holds_adapter else ("compute_metrics.",)
+            weights |= {name: tensor for name, tensor in own.items() if name.startswith(elsewhere)}
+        if trainer is None or not trainer.strategy.restore_checkpoint_after_setup:  # else a rank may hold parts
+            check_weights(self._source, weights or plain_names(self.state_dict()), self)
         checkpoint["state_dict"] = names_of(self, weights)
-        if trainer is None:
-            return
-        has_progress = self._lightning_resumes or self._resume is not None
-        lacks_none = trainer.world_size > 1 or not weights or (has_progress and not self._lightning_resumes)
-        missing = [] if lacks_none else sorted(_missing_names(self, weights))
-        if missing:
-            logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
-        if trainer.state.fn == "fit" and trainer.is_global_zero:
-            if not has_progress:
+        if trainer is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
+            where = self._source
+            if not self._lightning_resumes and self._resume is None:
                 tell_of_model_alone(where)
             elif not checkpoint.get("optimizer_states", True):
                 logger.warning("%s has no optimizer and schedule, so both start anew.", where)
+
+    @property
+    def _source(self) -> str:
+        """The path of the checkpoint that is being loaded, for messages."""
+        trainer = attached_trainer(self)
+        return str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
+    ) -> LoadResult:
+        """Load weights as torch does, and a tied one from any of its names.
+
+        Raises:
+            CheckpointMismatch: Some are missing or unknown, and `strict` is set.
+        """
+        found = super().load_state_dict(state_dict, strict=False, assign=assign)
+        held = {name: one for name, one in self.state_dict().items() if isinstance(one, torch.Tensor)}
+        loaded = {held[name].data_ptr() for name in state_dict if name in held} - {0}
+        missing = [one for one in found.missing_keys if one not in held or held[one].data_ptr() not in loaded]
+        missing = self._needed(missing, "_keys_to_ignore_on_load_missing")
+        unknown = self._needed(found.unexpected_keys, "_keys_to_ignore_on_load_unexpected")
+        told = ""  # in torch's words, for which scripts look
+        for what, names in (("Missing", missing), ("Unexpected", unknown)):
+            if names:
+                shown = ", ".join(f'"{name}"' for name in names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
+                told += f" {what} key(s) in state_dict: {shown}."
+        if told and strict:
+            raise CheckpointMismatch(
+                f"{self._source} does not fit {type(self).__name__}.{told}\n\n"
+                "Hint: make the module as it was when this was saved, or name a checkpoint of this one. An HF folder "
+                "holds `model` alone. `strict=False`, or `strict_loading = False` in the module, loads what is in both."
+            )
+        if told and attached_trainer(self) is not None:
+            logger.warning("%s does not fit %s.%s", self._source, type(self).__name__, told)
+        return found._replace(missing_keys=missing, unexpected_keys=unknown)
+
+    def _needed(self, names: Iterable[str], ignored: str) -> list[str]:
+        """The names without those that a model of transformers leaves out of its files, or ignores in them."""
+        unsaved = {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
+        patterns = getattr(self.model, ignored, None) or ()
+        plain = {name: name.replace(COMPILED, "").removeprefix(PREFIX) for name in names}
+        return [
+            name
+            for name, own in plain.items()
+            if own not in unsaved and not any(re.search(pattern, own) for pattern in patterns)
+        ]
+
+    def save_hf_checkpoint(self, folder: str | Path) -> None:
+        """Save the trainer's run as an HF folder. `ckpt_path`, `from_pretrained` and Trainers of HF read it.
+
+        `trainer.save_checkpoint(path)` writes Lightning's file. Call this on every rank.
+
+        Args:
+            folder: A new folder of this machine, such as `out/checkpoint-8`.
+
+        Raises:
+            ArgumentError: The folder exists, or is not a path of this machine.
+            CallbackError: The state of a callback cannot be read back from a folder.
+
+        Warns:
+            HfCompatWarning: The folder has no place for weights outside `model`. The message names them.
+        """
+        checkpoint: LightningCheckpoint = dump_checkpoint(self.trainer)
+        path = os.fspath(folder)
+        for name, state in checkpoint.get("callbacks", {}).items():
+            readable_state(state, f"The state of the callback {name}")
+        if self.trainer.is_global_zero:
+            warn_of_left_out(path, checkpoint)
+            to_hf(checkpoint, path)
+        self.trainer.strategy.barrier("save_hf_checkpoint")
 
     def on_fit_start(self) -> None:
         """Check that optimizers and schedules can continue as the checkpoint's, which Lightning then gives them."""
@@ -191,7 +270,7 @@ class LoadableModule(WindowModule):
     @restricted_classmethod
     def load_from_checkpoint(
         cls,  # noqa: N805 - of a class method
-        checkpoint_path: str | Path | IO[Any],
+        checkpoint_path: str | Path | IO[bytes],
         map_location: MapLocation = None,
         hparams_file: str | Path | None = None,
         strict: bool | None = None,
@@ -220,24 +299,10 @@ class LoadableModule(WindowModule):
             Reads HF folders. A folder's arguments are used unless `args` is passed, without those that a Lightning
             trainer sets. Missing weights are an error.
         """
-        source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
-        path = source if isinstance(source, str) else f"the open {type(source).__name__}"
-        if source is path and "://" not in path and not os.path.exists(path):
-            raise no_checkpoint(path)
-        with as_named(path) if (os.path.isdir(path) and read_manifest(path).exists) else contextlib.nullcontext():
-            try:
-                checkpoint = _read(source, map_location, weights_only)
-            except CheckpointError as error:
-                raise (no_checkpoint(path, error) if os.path.isdir(path) else error) from error
-            if hparams_file is not None:
-                file = os.fspath(hparams_file)
-                kind = os.path.splitext(file)[1].lower()
-                if not os.path.isfile(file) or kind not in (".csv", ".yaml", ".yml"):
-                    text = f"`hparams_file={brief(file)}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
-                    raise CheckpointError(text)
-                read = load_hparams_from_tags_csv if kind == ".csv" else load_hparams_from_yaml
-                checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = dict(read(file))
-            held = checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        folder = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else ""
+        with as_named(folder) if (os.path.isdir(folder) and read_manifest(folder).exists) else contextlib.nullcontext():
+            path, checkpoint = read_described(cls, checkpoint_path, map_location, hparams_file, weights_only)
+            held = checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY]
             if "model" in kwargs and held.pop("_instantiator", None) is not None:  # LightningCLI's, with its objects
                 args = held.get("args")
                 held = {name: value for name, value in held.items() if not isinstance(value, (dict, list))}
@@ -245,9 +310,57 @@ class LoadableModule(WindowModule):
                     held["args"] = args.get("init_args", args)
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = held
             given = _completed(cls, path, held, kwargs)
-            made = _make(cls, path, checkpoint, given, strict is not False, map_location)
-        assert isinstance(made, cls)
-        return made
+            with naming(path):
+                module = load_state(cls, checkpoint, strict, given)
+        assert isinstance(module, cls)
+        weights = checkpoint["state_dict"]
+        if not weights:
+            warn_user(f"The state dict in {path!r} contains no parameters.")
+        device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
+        return module.to(map_location if os.path.isdir(path) and map_location is not None else device)
+
+
+def read_described(
+    cls: type[pl.LightningModule | pl.LightningDataModule],
+    checkpoint_path: str | Path | IO[bytes],
+    map_location: MapLocation,
+    hparams_file: str | Path | None,
+    weights_only: bool | None,
+) -> tuple[str, LightningCheckpoint]:
+    """Read a checkpoint and the hyperparameters of a module or data module. Return its path, for messages, and it.
+
+    Raises:
+        CheckpointError: It, or the file of hyperparameters, is missing or cannot be read.
+    """
+    source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
+    path = source if isinstance(source, str) else f"the open {type(source).__name__}"
+    if source is path and "://" not in path and not os.path.exists(path):
+        raise no_checkpoint(path)
+    try:
+        checkpoint = _read(source, map_location, weights_only)
+    except CheckpointError as error:
+        raise (no_checkpoint(path, error) if os.path.isdir(path) else error) from error
+    if hparams_file is not None:
+        file = os.fspath(hparams_file)
+        kind = os.path.splitext(file)[1].lower()
+        if not os.path.isfile(file) or kind not in (".csv", ".yaml", ".yml"):
+            text = f"`hparams_file={brief(file)}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
+            raise CheckpointError(text)
+        read = load_hparams_from_tags_csv if kind == ".csv" else load_hparams_from_yaml
+        checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = dict(read(file))
+    checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+    return path, checkpoint
+
+
+def arguments_among(path: str, held: Given) -> Given:
+    """The hyperparameters that were arguments of HF, as arguments."""
+    if "_instantiator" in held:  # LightningCLI's, which makes them
+        return {}
+    return {
+        name: _as_arguments(path, value)
+        for name, value in held.items()
+        if isinstance(value, Mapping) and (name == "args" or {*value} >= _OF_ARGUMENTS)
+    }
 
 
 def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Given) -> Given:
@@ -275,22 +388,22 @@ def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Give
     if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
         found = _arguments_of(path)
         completed |= {} if found is None else {"args": found}
-    for name, value in held.items() if "_instantiator" not in held else ():
-        if isinstance(value, Mapping) and (name == "args" or value.keys() >= _OF_ARGUMENTS):
-            completed.setdefault(name, _as_arguments(path, value))
-    return completed
+    return {**arguments_among(path, held), **completed}
 
 
-def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
+def _read(source: str | IO[bytes], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
     """Read weights and hyperparameters, without the position of the run."""
     if isinstance(source, str) and os.path.isdir(source):
         weights = {} if holds_adapters(source) else read_weights(source)
-        return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
+        return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}, FOLDER_KEY: source}
     here = map_location if map_location is not None or torch.cuda.is_available() else "cpu"
     if isinstance(source, str):
         checkpoint = HFCheckpointIO().load_checkpoint(source, here, weights_only)
+    elif weights_only is False:
+        checkpoint = torch.load(source, here, weights_only=False)
     else:
-        checkpoint = torch.load(source, here, weights_only=weights_only is not False)
+        with knowing_types(source, ARRAY_GLOBALS, objects=True):
+            checkpoint = plain_checkpoint("The open file", torch.load(source, here, weights_only=True))
     return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
 
 
@@ -330,51 +443,6 @@ def _as_arguments(path: str, held: Mapping[str, object]) -> TrainingArguments:
     except (TypeError, ValueError, NotImplementedError) as error:
         text = f"The arguments in {path} cannot be used here: {error}\n\nHint: give `args=…`."
         raise CheckpointError(text) from error
-
-
-def _make(
-    cls: type[LoadableModule],
-    path: str,
-    checkpoint: LightningCheckpoint,
-    given: Given,
-    strict: bool,
-    map_location: MapLocation,
-) -> LoadableModule:
-    """Make the module with the checkpoint's weights, and compare their names.
-
-    Raises:
-        CheckpointError: Some are missing or unknown, and `strict` is set.
-    """
-    stored = {name.replace(COMPILED, "") for name in checkpoint["state_dict"]}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found keys that are")  # the comparison below knows tied weights
-        module = load_state(cls, checkpoint, given)
-    assert isinstance(module, LoadableModule)
-    if stored or not os.path.isdir(path):
-        held = {name.replace(COMPILED, "") for name in module.state_dict()}
-        missing = _missing_names(module, stored)
-        problems = []
-        for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held))):
-            if found:
-                shown = ", ".join(found[:_SHOWN]) + (" …" if found[_SHOWN:] else "")
-                problems.append(f"{path} {what} {len(found)} weights: {shown}.")
-        if problems and strict:
-            raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
-        for problem in problems:
-            warn_user(problem)
-        device = next((t.device for t in checkpoint["state_dict"].values()), torch.device("cpu"))
-    else:
-        _load_adapter(module.model, path)
-        device = torch.device("cpu")
-    return module.to(map_location if os.path.isdir(path) and map_location is not None else device)
-
-
-def _missing_names(module: LoadableModule, stored: Iterable[str]) -> list[str]:
-    """The names of a module's weights that are not stored. A tied one may have any of its names."""
-    held = {name.replace(COMPILED, ""): value for name, value in module.state_dict().items()}
-    places = {held[name].data_ptr() for name in stored if name in held and held[name].numel()}
-    known = {*stored, *(PREFIX + name for name in getattr(module.model, "_keys_to_ignore_on_save", None) or ())}
-    return [name for name, value in held.items() if name not in known and value.data_ptr() not in places]
 
 
 def _load_adapter(model: nn.Module, folder: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -18,7 +18,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
+from hf_compat.callbacks.callback_set import (
+    leave_lightning_callbacks,
+    prepare_lightning_callbacks,
+    refuse_native,
+    unfreeze_optimized,
+)
 from hf_compat.callbacks.hf_in_lightning import wrap_hf_callbacks
 from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.data.loader import PreparedDataLoader
@@ -33,8 +38,9 @@ from hf_compat.engine.internals import (
     skip_step_metrics,
 )
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
+from hf_compat.engine.module import samples_of
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
-from hf_compat.engine.window_trainer import EXPECTED
+from hf_compat.engine.window_trainer import EXPECTED, OF_LIGHTNING
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
@@ -92,17 +98,14 @@ from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.training_run.run import tracked_value
 
-_EXPECTED = [
-    *(message for message in EXPECTED if "sync_dist" not in message),  # a subclass's own logs may need that one
-    # every HFModule has a `validation_step`
-    ".*You defined a `validation_step` but have no `val_dataloader`.*",
-]
+_OF_STEP = ".*You defined a `validation_step` but have no `val_dataloader`.*"  # every HFModule has HFModule's
+_OF_HFS_UPDATES = [message for message in EXPECTED if "sync_dist" not in message]  # a subclass's own logs may need it
 _hidden: list[tuple[object, ...]] = []  # the filters that hide them
 
 
-def hide_expected() -> None:
-    """Hide the expected warnings until `show_expected`."""
-    for message in _EXPECTED:
+def hide_expected(messages: Iterable[str]) -> None:
+    """Hide expected warnings until `show_expected`."""
+    for message in messages:
         entry = ("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0)
         if entry not in warnings.filters:
             warnings.filterwarnings("ignore", message)
@@ -157,7 +160,9 @@ class HFModule(OverridePoints, LoadableModule):
     """
 
     logs_to_lightning = True
+    __jit_ignored_attributes__: list[str]
     steps: NativeSteps
+    _waiting: list[Batch]  # plain batches whose update takes more of them
     _is_set_up = False  # for the current run
     configured_schedules: list[LRSchedulerConfig] | None = None  # of HF's optimizer or the user's, until a fit starts
     _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
@@ -192,7 +197,7 @@ class HFModule(OverridePoints, LoadableModule):
         check_metrics(compute_metrics, None, False)
         super().__init__(model, own, compute_metrics)
         self.__dict__.pop("_said_automatic", None)  # the base class has set it
-        self._waiting: list[Batch] = []  # plain batches whose update takes more of them
+        self._waiting = []
         self._evaluations = NativeEvaluations(own, self.compute_metrics)
         self._seeded_in = os.getpid()
         seed_from(own.args)
@@ -305,15 +310,18 @@ class HFModule(OverridePoints, LoadableModule):
         self._is_set_up = False
         self._leave_own_step()  # of a fit that has failed
         wrap_hf_callbacks(self.trainer)
-        hide_expected()
+        hide_expected([OF_LIGHTNING] if self.automatic_optimization or self._says_manual else _OF_HFS_UPDATES)
+        if not is_replaced(self, "validation_step", HFModule):
+            hide_expected([_OF_STEP])
         count_updates(self.trainer, 1)
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self, HFModule)
-            check_mechanics(self.steps.args, self.trainer)
+            if not self._says_manual:  # else Lightning checks them as for any LightningModule
+                check_mechanics(self.steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
-        prepare_lightning_callbacks(self.trainer, self, self.model)
+        prepare_lightning_callbacks(self.trainer, self, self.model, makes_updates=not self._says_manual)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
@@ -385,11 +393,15 @@ class HFModule(OverridePoints, LoadableModule):
         show_expected()
         unwrap_forward(self._called_model)
         end_hooks(self.trainer)
+        leave_lightning_callbacks(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "is_set_up"):
             datamodule.is_set_up = False
         count_updates(self.trainer, 1)
         replace_schedule_steps(self.trainer, None)
+        strategy = self.trainer.strategy
+        if isinstance(strategy.checkpoint_io, HFCheckpointIO):
+            strategy.checkpoint_io = strategy.checkpoint_io.behind
         self.leave_fit()
         self._leave_own_step()
         super().teardown(stage)
@@ -419,7 +431,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_fit_start(self) -> None:
         """Connect the optimizer, and refuse parameters that it would not train."""
-        self.names_beside = names_beside(self, self.model)
+        self.names_beside = names_beside(self, self.model, frozen=True)  # a callback may unfreeze them later
         if self._optimized is not None:
             refuse_late(self, self._optimized)
         self._optimized = None
@@ -511,7 +523,7 @@ class HFModule(OverridePoints, LoadableModule):
         if author is not None and not author.gave_loss:
             loss = None
             skip_step_metrics(self.trainer, {"loss", *self.measured} - author.logged)
-        self._log_update(loss)
+        self._log_update(loss, samples_of(window))
         return loss if self._own_step is None else self._own_step.update_made(loss)
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
@@ -551,7 +563,7 @@ class HFModule(OverridePoints, LoadableModule):
             return batch
         return self.trainer.precision_plugin.convert_input(batch)
 
-    def _log_update(self, loss: torch.Tensor | None) -> None:
+    def _log_update(self, loss: torch.Tensor | None, samples: int) -> None:
         measured = self.measured
         if loss is None or not measured or self.trainer.barebones:  # nothing was trained, or nothing may be logged
             return
@@ -559,7 +571,7 @@ class HFModule(OverridePoints, LoadableModule):
         if "loss" not in logged:
             self.log("loss", loss, prog_bar=True)
             if "loss_epoch" not in logged:
-                self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=True)
+                self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=samples)
         for name, value in measured.items():
             if name not in logged:
                 self.log(name, value)
@@ -612,8 +624,13 @@ class HFModule(OverridePoints, LoadableModule):
     test_step = validation_step
 
     def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
-        """Return the logits of one batch, as `Trainer.predict` keeps them."""
+        """Return the logits of one batch, as `Trainer.predict` keeps them.
+
+        An own `forward` gets a batch without names as it is, as in any LightningModule.
+        """
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
+        if self._has_own_forward and not isinstance(inputs, Mapping):
+            return self(inputs)
         steps = self.steps if self._is_set_up else self._without_trainer()
         with torch.enable_grad():  # the prediction step decides whether it needs gradients
             model = steps.compiled(steps.model_wrapped)
@@ -636,3 +653,9 @@ class HFModule(OverridePoints, LoadableModule):
 
 
 keep_hooks(HFModule)
+# `to_torchscript` compiles a subclass's `forward`, and none of this
+HFModule.__jit_ignored_attributes__ = [*HFModule.__annotations__]
+HFModule.__jit_unused_properties__ = [
+    *pl.LightningModule.__jit_unused_properties__,
+    *(name for name, kind in inspect.getmembers(HFModule) if isinstance(kind, property)),
+]

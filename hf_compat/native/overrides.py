@@ -30,6 +30,7 @@ from hf_compat.engine.strategies import autocast_of
 from hf_compat.engine.windows import Items, Window
 from hf_compat.errors import ArgumentError, LossError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import SchedulerType
+from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.optim.stepping import Stepping
@@ -77,23 +78,23 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
         )
 
 
-def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:
-    """The trained parameters by name, without those of metrics."""
+def trained_names(module: pl.LightningModule, frozen: bool = False) -> dict[str, nn.Parameter]:
+    """The trained parameters by name, and on request the frozen ones, without those of metrics."""
     metrics = [part for name, part in module.named_modules() if isinstance(part, Metric) or name == "compute_metrics"]
     of_metrics = {id(parameter) for metric in metrics for parameter in metric.parameters()}
     named = module.named_parameters()
-    return {name: p for name, p in named if p.requires_grad and id(p) not in of_metrics}
+    return {name: p for name, p in named if (p.requires_grad or frozen) and id(p) not in of_metrics}
 
 
-def names_beside(module: pl.LightningModule, model: nn.Module) -> list[str]:
-    """The names of trained parameters outside the model."""
+def names_beside(module: pl.LightningModule, model: nn.Module, frozen: bool = False) -> list[str]:
+    """The names of trained parameters outside the model, and on request of frozen ones."""
     inside = {id(parameter) for parameter in model.parameters()}
-    return [name for name, parameter in trained_names(module).items() if id(parameter) not in inside]
+    return [name for name, parameter in trained_names(module, frozen).items() if id(parameter) not in inside]
 
 
 def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
     """Warn once of parameters outside the model that have no gradient in the current update."""
-    parameters = dict(module.named_parameters())
+    parameters = trained_names(module)
     without = [name for name in names if name in parameters and parameters[name].grad is None]
     if without:
         warn_once(
@@ -157,6 +158,12 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         "get_sp_size", "get_tp_size",
     ),
 }  # fmt: skip
+# Methods that only users of HF's Trainer call. A module may have its own.
+_OF_USERS = (
+    "add_callback", "create_model_card", "end", "hyperparameter_search", "is_local_process_zero",
+    "is_world_process_zero", "log_metrics", "metrics_format", "pop_callback", "predict", "push_to_hub",
+    "remove_callback", "save_metrics", "save_state",
+)  # fmt: skip
 REFUSED = {name: hint for hint, names in _REFUSED.items() for name in names}
 # The methods that a subclass may override, and how HF calls them.
 _CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
@@ -255,6 +262,8 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
                 f"`{name}` of {kind.__name__} is a method of HF's Trainer, and a Lightning trainer would never call "
                 f"it.\n\nHint: {hint}. A method of your own needs another name."
             )
+    of_lightning = dir(pl.LightningModule if honoured else pl.LightningDataModule)
+    tell_of_newer_names(kind, NativeSteps, "Trainer", [*refused, *_OF_USERS, *of_lightning])
     for name, call in _CALLS.items() if honoured else ():
         method, form = inspect.getattr_static(kind, name), vars(OverridePoints)[name]
         if not inspect.isfunction(method) or method is form:

@@ -47,7 +47,8 @@ def delegated(path: str) -> Any:
 
 def is_replaced(owner: object, name: str, original: type) -> bool:
     """Whether a subclass, a monkeypatch or the object itself overrides a method or property of a class."""
-    return name in vars(owner) or getattr(type(owner), name) is not getattr(original, name)
+    of_class = getattr(type(owner), name, None)  # the class of a mock has none
+    return name in vars(owner) or of_class is not getattr(original, name)
 
 
 def home_of(function: object) -> str:

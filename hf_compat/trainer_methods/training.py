@@ -15,7 +15,11 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, unfreeze_optimized
+from hf_compat.callbacks.callback_set import (
+    leave_lightning_callbacks,
+    prepare_lightning_callbacks,
+    unfreeze_optimized,
+)
 from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.data.collators import check_dataset, check_iterable
@@ -315,6 +319,10 @@ class TrainerModule(WindowModule):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
             with failing_together(CheckpointError, self.steps._resumer.is_loading):
                 self.steps._resumer.restore(ResumeAt.CALLBACKS_SET_UP, self.steps._run.checkpoint)
+
+    def teardown(self, stage: str) -> None:
+        """Leave the user's callbacks as they were."""
+        leave_lightning_callbacks(self.trainer)
 
     def on_fit_start(self) -> None:
         """Load the optimizer's state, and give the Trainer and its callbacks the optimizer that the fit has made."""

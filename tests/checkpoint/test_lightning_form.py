@@ -60,26 +60,29 @@ def test_what_is_let_through_can_be_loaded(new):
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
-def test_a_weight_that_is_gone_is_told_of(tmp_path, caplog):
-    """The module loads without strictness, as a folder holds tied weights once: who lacks one hears of it."""
+def test_a_weight_that_is_gone_is_an_error_or_told_of(tmp_path, caplog):
     options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     path = tmp_path / "it.ckpt"
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=4)
 
-    def fit(epochs: int, **resumed: str) -> pl.Trainer:
+    def fit(epochs: int, strict: bool = True, **resumed: str) -> pl.Trainer:
         trainer = pl.Trainer(max_epochs=epochs, enable_checkpointing=False, **options)
-        trainer.fit(HFModule(toy.Classifier(), args), HFDataModule(args, toy.rows(16)), **resumed)
+        module = HFModule(toy.Classifier(), args)
+        module.strict_loading = strict
+        trainer.fit(module, HFDataModule(args, toy.rows(16)), **resumed)
         return trainer
 
     fit(1).save_checkpoint(path)
     with caplog.at_level(logging.WARNING, "hf_compat"):
         fit(2, ckpt_path=str(path))
-        assert "missing keys" not in caplog.text
+        assert "Missing key" not in caplog.text
         content = torch.load(path, weights_only=True)
         (name, *_) = [name for name in content["state_dict"] if name.endswith("weight")]
         torch.save(damage.changed(content, ("state_dict", name), damage.REMOVED), path)
-        fit(2, ckpt_path=str(path))
-    assert f"{path} has missing keys, which keep the values that the model has: ['{name}']" in caplog.text
+        with pytest.raises(CheckpointError, match=f"(?s)it.ckpt does not fit.*{name}"):
+            fit(2, ckpt_path=str(path))
+        fit(2, strict=False, ckpt_path=str(path))
+    assert f'{path} does not fit HFModule. Missing key(s) in state_dict: "{name}".' in caplog.text
 
 
 def test_a_version_that_is_no_text_is_refused():

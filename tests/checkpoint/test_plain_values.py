@@ -1,8 +1,12 @@
-"""What callbacks and modules put into checkpoints is read back, converted, or refused when it is saved."""
+"""What callbacks and modules put into checkpoints is read back, converted, told of, or refused when it is saved.
+
+A folder of the Trainer's refuses what cannot be read back without running code. Lightning's file keeps it, as natively.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import fractions
 import threading
@@ -17,7 +21,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.checkpoint.run_state import readable_state
-from hf_compat.errors import CallbackError
+from hf_compat.errors import CallbackError, CheckpointError, warn_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -102,13 +106,49 @@ def test_plain_states_come_back(tmp_path, door, kind):
     assert np.array_equal(again.found, expected) if kind in ("array", "texts", "tensor") else again.found == expected
 
 
-@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_state_that_cannot_be_read_back_is_refused_when_it_is_saved(tmp_path, door, kind):
+def test_a_state_that_cannot_be_read_back_is_refused_when_a_folder_is_saved(tmp_path, kind):
     with pytest.raises(CallbackError, match=r"(?s)state of the callback Keeps.* at \['inner'\]\['value'\]\[1\].*Hint:"):
         callback = Keeps()
         callback.state_dict = lambda: {"inner": {"value": [0, REFUSED[kind]]}}
-        DOORS[door](tmp_path, [callback])
+        fit_trainer(tmp_path, [callback])
+
+
+@pytest.fixture
+def told_anew():
+    """Warnings that this process has given before are given again."""
+    warn_once.cache_clear()
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_lightnings_file_keeps_an_object_and_says_what_reads_it(tmp_path, kind, told_anew):
+    with pytest.warns(UserWarning, match=r"(?s)state of the callback Keeps.* at \['value'\].*weights_only=False"):
+        path = fit_natively(tmp_path, [Keeps(REFUSED[kind])])
+    with pytest.raises(CheckpointError, match=r"(?s)last\.ckpt.*\n\nHint: .*`weights_only=False`"):
+        fit_natively(tmp_path, [Keeps()], resume=path, epochs=2)
+    again = Keeps()
+    fit_natively(tmp_path, [again], resume=path, epochs=2, weights_only=False)
+    assert type(again.found) is type(REFUSED[kind])
+
+
+def test_an_entry_of_a_hook_is_kept(tmp_path, told_anew):
+    class Adds(HFModule):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["mine"] = Odd()
+
+        def on_load_checkpoint(self, checkpoint):
+            self.found = checkpoint["mine"]
+
+    again = Adds(Classifier(), arguments(tmp_path))
+    with pytest.warns(UserWarning, match="(?s)entry 'mine' of the checkpoint.*Odd"):
+        path = fit_natively(tmp_path, [], module=Adds(Classifier(), arguments(tmp_path)))
+        fit_natively(tmp_path, [], resume=path, epochs=2, module=again, weights_only=False)
+    assert isinstance(again.found, Odd)
+
+
+def test_a_state_that_cannot_be_pickled_is_refused(tmp_path):
+    with pytest.raises(CallbackError, match=r"state of the callback Keeps.*function"):
+        fit_natively(tmp_path, [Keeps(lambda: None)])
 
 
 class Described(HFModule):
@@ -129,10 +169,26 @@ def test_hyperparameters_with_arguments_in_them_are_saved_resumed_and_make_a_mod
     fit_natively(tmp_path, [], resume=path, epochs=2, module=Described(Classifier(), args))
 
 
-def test_a_hyperparameter_that_cannot_be_read_back_is_left_out_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="The hyperparameter odd is a Odd"):
-        path = fit_natively(tmp_path, [], module=Described(Classifier(), arguments(tmp_path), odd=Odd()))
-    assert "odd" not in torch.load(path, weights_only=True)["hyper_parameters"]
+@dataclasses.dataclass
+class Options:
+    depth: int = 2
+
+
+@pytest.mark.parametrize("value", [Odd(), Options(3), [Options(4)]], ids=["object", "dataclass", "list"])
+def test_an_object_among_the_hyperparameters_is_kept_and_left_out_when_read(tmp_path, value, told_anew, caplog):
+    with pytest.warns(UserWarning, match=r"(?s)The hyperparameter odd.*weights_only=False"):
+        path = fit_natively(tmp_path, [], module=Described(Classifier(), arguments(tmp_path), width=7, odd=value))
+    with open(path, "rb") as file, open(path, "rb") as again:
+        for opened in (path, file):
+            read = Described.load_from_checkpoint(opened, weights_only=False, model=Classifier())
+            assert type(read.hparams["odd"]) is type(value) and read.hparams["width"] == 7
+        for opened in (path, again):
+            caplog.clear()
+            read = Described.load_from_checkpoint(opened, model=Classifier())
+            assert read.hparams["odd"] is None and read.hparams["width"] == 7
+            assert "odd (" in caplog.text and "`weights_only=False` reads them" in caplog.text
+    fit_natively(tmp_path, [], resume=path, epochs=2, module=Described(Classifier(), arguments(tmp_path)))
+    fit_trainer(tmp_path / "trainer", [], resume=path, epochs=2)
 
 
 def test_weights_only_false_counts(tmp_path):

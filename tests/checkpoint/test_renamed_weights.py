@@ -44,7 +44,7 @@ def test_a_resumed_run_is_the_whole_run(kind, tmp_path, caplog):
     resumed = train(tmp_path, CONFIGS[kind], resume=str(tmp_path / "checkpoint-2"))
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
-    assert "missing keys" not in caplog.text and "unexpected keys" not in caplog.text
+    assert "issing key" not in caplog.text and "nexpected key" not in caplog.text
 
 
 @kinds
@@ -65,7 +65,7 @@ def test_a_lightning_trainer_of_ones_own_reads_the_folder_whole(kind, tmp_path, 
     trainer.validate(module, data, ckpt_path=str(tmp_path / "checkpoint-2"), verbose=False)
     for name, tensor in trained.model.state_dict().items():
         assert torch.equal(module.model.state_dict()[name], tensor), name
-    assert "missing keys" not in caplog.text
+    assert "issing key" not in caplog.text
 
 
 def test_loading_draws_no_random_numbers_and_leaves_what_is_missing_alone():

@@ -21,7 +21,6 @@ from hf_compat import (
     TrainingArguments,
     get_last_checkpoint,
 )
-from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.checkpoint.judging import seal_edited
 from hf_compat.cli.main import main as command
 from hf_compat.errors import ArgumentError
@@ -134,7 +133,7 @@ def test_a_lightning_trainer_keeps_its_own_storage_and_no_folder_takes_its_place
     trainer.fit(module, HFDataModule(args, toy.rows()))
     assert "/root/checkpoint-2.ckpt" in fsspec.filesystem("memory").find("/")
     with refusal_raises("target"):
-        HFCheckpointIO().save_checkpoint(trainer._checkpoint_connector.dump_checkpoint(), S3)
+        module.save_hf_checkpoint(S3)
 
 
 def test_tensorboard_writes_to_its_own_storage(make_args):

@@ -85,3 +85,12 @@ def test_every_name_of_the_installed_release_is_known(name):
     ours = [kind for kind in All.__mro__ if kind.__module__.startswith("hf_compat.")]
     known = {one for kind in ours for one in vars(kind)}
     assert [one for one in dir(theirs) if not one.startswith("__") and one not in known] == []
+
+
+@pytest.mark.parametrize("kind", [hf_compat.HFModule, hf_compat.HFDataModule])
+def test_a_native_class_is_told_too_and_its_own_methods_are_its_own(classes, kind):
+    with pytest.warns(HfCompatWarning, match=r"Its has `_next_batch`, which transformers .* never calls it"):
+        type("Its", (kind,), {"_next_batch": lambda self: None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        type("Own", (kind,), {"push_to_hub": lambda self: None, "on_train_start": lambda self: None, "_next": None})
