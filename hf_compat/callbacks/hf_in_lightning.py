@@ -23,6 +23,7 @@ from hf_compat.callbacks.bridge import Given, fires_at_hooks
 from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.checkpoint.reading import fitting
 from hf_compat.checkpoint.run_state import PlainState
+from hf_compat.data.types import Batch
 from hf_compat.engine.internals import (
     end_epoch_after_this_batch,
     metrics_of_running_loop,
@@ -30,7 +31,7 @@ from hf_compat.engine.internals import (
     switch_off_own_validation,
 )
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import BatchGroup
+from hf_compat.engine.windows import BatchGroup, GradNorm, UpdateObserver, Window
 from hf_compat.errors import ArgumentError, CallbackError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import (
@@ -122,7 +123,8 @@ class HFCallbackAdapter(pl.Callback):
         CallbackError: A callback is a Lightning callback.
 
     Not provided:
-        `on_substep_end` in manual optimization, as Lightning cannot distinguish micro-batches there. Clipped gradients
+        `on_substep_end` in manual optimization of other modules than HFModule, as Lightning cannot distinguish
+        micro-batches there. Clipped gradients
         in `on_pre_optimizer_step`, as Lightning clips after its hook. `total_flos` and `num_input_tokens_seen`, which
         stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning says so).
 
@@ -273,10 +275,10 @@ class EventRhythm:
 
 
 @fires_at_hooks
-class AdaptedRun(pl.Callback):
+class AdaptedRun(pl.Callback, UpdateObserver):
     """HF arguments, state, control and loss log of a Lightning trainer's run, and the events at its hooks.
 
-    It is among the trainer's callbacks while the trainer runs.
+    It is among the trainer's callbacks while the trainer runs. An HFModule tells it of events within an update.
     """
 
     def __init__(self, args: TrainingArguments, has_own_arguments: bool, processing_class: object = None) -> None:
@@ -287,7 +289,7 @@ class AdaptedRun(pl.Callback):
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = self._first_update = 0  # updates that callbacks have been notified of
-        self.in_update = False
+        self.in_update = self._is_told = False  # whether the module has told of the update's events
         self.rhythm = EventRhythm()
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
         self.grad_norm: torch.Tensor | float | None = None
@@ -304,7 +306,9 @@ class AdaptedRun(pl.Callback):
         self.flags_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave the trainer's callbacks."""
+        """Leave the trainer's callbacks, and the module."""
+        if isinstance(pl_module, WindowModule) and pl_module.observer is self:
+            pl_module.observer = UpdateObserver()
         trainer.callbacks = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
 
     def _begin(self, trainer: pl.Trainer) -> None:
@@ -352,6 +356,18 @@ class AdaptedRun(pl.Callback):
 
     at_hook = fire
 
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
+        self.handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+
+    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None:
+        self._is_told = True
+
+    def agree_to_stop(self) -> bool:
+        """Whether a flag asks to leave the window."""
+        if self.flag_agreement.sources.in_windows:
+            self.flag_agreement.agree(self.control)
+        return self.control.should_epoch_stop or self.control.should_training_stop
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training, from a checkpoint's state if one was loaded."""
         self._begin(trainer)
@@ -371,8 +387,11 @@ class AdaptedRun(pl.Callback):
         self.flag_agreement = FlagAgreement(self.args.ddp_timeout, sources)
         if self.flags_decide:
             switch_off_own_validation(trainer)
+        if isinstance(pl_module, WindowModule) and pl_module.logs_to_lightning:
+            pl_module.observer = self
         # the fit's optimizer, schedule and loader, for the callbacks
-        optimizers, schedules, handler = trainer.optimizers, trainer.lr_scheduler_configs, self.handler
+        optimizers = [one for one in trainer.optimizers if one.param_groups]
+        schedules, handler = trainer.lr_scheduler_configs, self.handler
         # wrapped as by Accelerate, as callbacks test it
         handler.optimizer = PreparedOptimizer(optimizers[0], self.rhythm) if optimizers else None
         handler.lr_scheduler = schedules[0].scheduler if schedules else None
@@ -398,7 +417,8 @@ class AdaptedRun(pl.Callback):
     ) -> None:
         """Record learning rate and gradient norm of the update that is about to be made."""
         if not isinstance(pl_module, WindowModule):  # it has clipped already, and reports its numbers after the update
-            self.learning_rate = float(optimizer.param_groups[0]["lr"])
+            group = next(iter(optimizer.param_groups), {})  # Lightning's stand-in for no optimizer has none
+            self.learning_rate = float(group["lr"]) if "lr" in group else None
             if self.flags_decide:
                 gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
                 self.grad_norm = torch.nn.utils.get_total_norm(gradients)
@@ -417,7 +437,9 @@ class AdaptedRun(pl.Callback):
         if trainer.global_step > self.updates_done:
             state, batches = self.state, trainer.num_training_batches
             state.global_step = self.updates_done  # HF counts the update after this event
-            self.fire("on_optimizer_step")
+            if not self._is_told:
+                self.fire("on_optimizer_step")
+            self._is_told = False
             self.losses.end_update()
             state.global_step = trainer.global_step
             state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
@@ -581,7 +603,7 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     """Make HF arguments that describe a Lightning trainer's settings. The rest is that of an HFModule's arguments."""
     epochs = trainer.max_epochs or -1
     by_epoch = trainer.check_val_every_n_epoch is not None
-    interval = trainer.val_check_interval
+    interval = getattr(trainer, "val_check_interval", None)  # Lightning sets none where it is a time
     steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None
     evaluates = IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS
     settings: dict[str, object] = {

@@ -267,3 +267,41 @@ def test_a_metric_may_have_the_modules_own_name(tmp_path):
     )
     trainer.fit(HandWritten(Classifier(), 15), *loaders())
     assert trainer.current_epoch == 2
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.parametrize("interval", ["00:00:00:30", timedelta(0), {"minutes": 1}], ids=["text", "timedelta", "dict"])
+def test_the_interval_of_validation_may_be_a_time(tmp_path, interval):
+    trace = []
+    trainer = bare_trainer([HFCallbackAdapter(tracer(hf_compat, trace, []))], tmp_path, max_epochs=1,
+                           val_check_interval=interval)  # fmt: skip
+    trainer.fit(HandWritten(Classifier(), updates=6), *loaders())
+    assert any(event == "on_evaluate" for event, *_ in trace) == (interval == timedelta(0))
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+@pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
+@pytest.mark.parametrize("flow", [(), (hf_compat.DefaultFlowCallback,)], ids=["intervals", "flags"])
+def test_a_module_may_have_no_optimizer_or_one_without_a_rate(tmp_path, flow):
+    class Rateless(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            return closure()
+
+    class Reads(hf_compat.TrainerCallback):
+        def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+            seen.append(optimizer is None)
+
+    for configured, has_none in (
+        (lambda module: None, True),
+        (lambda module: Rateless(module.parameters()), False),
+    ):
+        seen, logs = [], []
+        module = type("Untrained", (HandWritten,), {"configure_optimizers": configured})(Classifier(), updates=6)
+        args = hf_compat.TrainingArguments(str(tmp_path), logging_steps=1, save_strategy="no", use_cpu=True)
+        adapter = HFCallbackAdapter([Reads(), tracer(hf_compat, [], logs), *flow], args=args)
+        bare_trainer([adapter], tmp_path, max_epochs=1).fit(module, *loaders())
+        assert seen == [has_none] and logs and not any("learning_rate" in log for log in logs)
