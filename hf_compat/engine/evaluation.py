@@ -19,11 +19,12 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
+from hf_compat.engine.evaluation_contract import EvaluationFacts, RowOrder, dropped_samples, tell_of_breaches
 from hf_compat.engine.windows import BatchGroup, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.collectives import is_distributed
-from hf_compat.runtime.inspection import length_of
+from hf_compat.runtime.inspection import home_of, length_of
 from hf_compat.runtime.nested import (
     PADDING_INDEX,
     Array,
@@ -341,6 +342,7 @@ class EvaluationRun:
         gather: Gathers one rank's results from all ranks. A subclass may choose it. None uses the accelerator's.
         logged_values: Returns the values that the steps have logged by name. None if they cannot log.
         drops_fillers: Drop the samples that fill up the last batch. Otherwise that is left to `gather`.
+        reads_all: Whether all batches of the loader are evaluated. A user's Lightning trainer may limit them.
 
     Attributes:
         output: The result, once the evaluation is finished.
@@ -361,6 +363,7 @@ class EvaluationRun:
         gather: Callable[[Nested], Nested] | None = None,
         logged_values: Callable[[], Mapping[str, float]] | None = None,
         drops_fillers: bool = True,
+        reads_all: bool = True,
     ) -> None:
         args, accelerator = steps.args, steps.accelerator
         self.steps, self.model, self.loader, self.prefix = steps, model, loader, prefix
@@ -401,13 +404,20 @@ class EvaluationRun:
         self.metrics_so_far: Metrics = {}
         self.output: EvalLoopOutput | None = None
         self._pending: tuple[EvaluationBatch, Results] | None = None
+        self._order = RowOrder(loader) if is_prediction else None
+        self._names: tuple[str, ...] = ()  # of the first batch's inputs
+        self._called_metrics, self._reads_all = False, reads_all
+        # the losses of batches and their target tokens, with `eval_loss_by_token`
+        self._weighted: list[torch.Tensor] | None = [] if args.eval_loss_by_token else None
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch, keep its results and return its loss."""
         if self._pending is not None:
             self._end_batch(*self._pending, is_last=False)
         samples = find_batch_size(batch.inputs)
+        self._names = self._names or (tuple(batch.inputs) if isinstance(batch.inputs, Mapping) else ())
         self.observed_samples += samples or 0
+        weight = None if self._weighted is None else self.steps._weight_in_evaluation(batch.inputs)
         predicted = self.steps.prediction_step(self.model, batch.inputs, self.loss_only, ignore_keys=self.ignore_keys)
         try:
             loss, logits, labels = predicted  # a subclass may return anything
@@ -416,7 +426,7 @@ class EvaluationRun:
                 f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels. Each "
                 "may be None."
             ) from error
-        losses = None if loss is None else self._repeated(loss, batch)
+        losses = None if loss is None else self._repeated(loss, batch, weight)
         inputs = self._main_input(batch) if "inputs" in self._included else None
         if self._gathers_predictions and not self._is_alone:
             labels, logits = self._padded(labels), self._padded(logits)
@@ -433,13 +443,15 @@ class EvaluationRun:
             self._pending = batch, (losses, logits, labels, inputs)
         return loss
 
-    def _repeated(self, loss: torch.Tensor, batch: EvaluationBatch) -> Nested | None:
-        """Gather a batch's loss from all ranks, once for each of its samples."""
+    def _repeated(self, loss: torch.Tensor, batch: EvaluationBatch, weight: torch.Tensor | None) -> Nested | None:
+        """Gather a batch's loss from all ranks, once for each of its samples. Keep it with its weight, if any."""
         if isinstance(loss, (int, float)):
             raise OverrideError(
                 f"`prediction_step` returned the loss {brief(loss)}, and losses are gathered as tensors.\n\n"
                 "Hint: return the tensor, without `.item()` or `float(…)`."
             )
+        if self._weighted is not None and weight is not None:
+            self._weighted.append(torch.stack([loss.detach().mean().double(), weight.double()]))
         size, full = self.batch_size, torch.contiguous_format
         if type(loss) is torch.Tensor and not loss.ndim:  # filling new memory takes a third of the time of `repeat`
             return self._gathered(loss.expand(size).clone(memory_format=full), batch)
@@ -490,6 +502,7 @@ class EvaluationRun:
                     "Hint: let `preprocess_logits_for_metrics` choose the output, or `label_names` the labels."
                 )
         metrics.update(logits, labels)
+        self._called_metrics = True
 
     def _keep(self, *results: Nested | None) -> None:
         """Keep a batch's losses, predictions, labels and inputs. Predictions need not be kept for some metrics."""
@@ -509,6 +522,7 @@ class EvaluationRun:
         if compute is not None and predictions is not None and labels is not None:
             prediction = self._prediction(losses, predictions, labels, batch.inputs)
             computed = compute(prediction, compute_result=is_last)
+            self._called_metrics = True
             # `compute_metrics` may return nothing before the last batch
             self.metrics_so_far = returned_metrics(computed, "compute_metrics") if is_last or computed else {}
         every = self._to_cpu_every
@@ -535,17 +549,12 @@ class EvaluationRun:
         join, (of_losses, of_predictions, of_labels, of_inputs) = self._joins, self.kept
         losses, predictions = of_losses.result(join), of_predictions.result(join)
         labels, inputs = of_labels.result(join), of_inputs.result(join)
-        computed: Metrics = {}
-        if self.torch_metrics is not None:
-            computed = values_of(self.torch_metrics)
-        elif self._by_batch:
-            computed = self.metrics_so_far
-        elif self.compute_metrics is not None and predictions is not None and labels is not None:
-            computed = self.compute_metrics(self._prediction(losses, predictions, labels, inputs))
-        metrics = returned_metrics(computed, "compute_metrics")
+        metrics = returned_metrics(self._computed(losses, predictions, labels, inputs), "compute_metrics")
         start = f"{self.prefix}_"
         numbers = np.concatenate(losses) if isinstance(losses, list) else losses
-        if isinstance(numbers, np.ndarray):
+        if self._weighted:
+            metrics[f"{start}loss"] = self._mean_by_token(torch.stack(self._weighted))
+        elif isinstance(numbers, np.ndarray):
             numbers = finite_numbers(numbers) if self._skips_non_finite else numbers
             metrics[f"{start}loss"] = float(numbers.mean().item())
         seconds = vars(self.steps).get("model_preparation_time")
@@ -555,6 +564,54 @@ class EvaluationRun:
         for name in list(metrics):  # metrics that lack the prefix come last
             if not name.startswith(start):
                 metrics[f"{start}{name}"] = metrics.pop(name)
+        keeps_order = True
+        if self._order is not None and self._order.is_other:
+            (predictions, keeps_order), (labels, _) = self._order.undone(predictions), self._order.undone(labels)
+        if self.steps.accelerator.process_index == 0:
+            tell_of_breaches(self._facts(keeps_order, has_loss=numbers is not None, has_labels=labels is not None))
         samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
         self.output = EvalLoopOutput(predictions, labels, metrics, samples)
         return self.output
+
+    def _mean_by_token(self, weighted: torch.Tensor) -> float:
+        """The mean of batches' losses, weighted by their target tokens, over all ranks."""
+        gathered = self.steps.accelerator.gather(weighted)
+        losses, counts = gathered.unbind(-1)
+        if self._skips_non_finite and losses.isfinite().any():
+            losses, counts = losses[losses.isfinite()], counts[losses.isfinite()]
+        return float((losses * counts).sum() / counts.sum())
+
+    def _computed(
+        self, losses: Arrays | None, predictions: Arrays | None, labels: Arrays | None, inputs: Arrays | None
+    ) -> Metrics:
+        """The metrics of all batches, as `compute_metrics` gives them."""
+        if self.torch_metrics is not None:
+            return values_of(self.torch_metrics)
+        if self._by_batch:
+            return self.metrics_so_far
+        if self.compute_metrics is None or predictions is None or labels is None:
+            return {}
+        computed: Metrics = self.compute_metrics(self._prediction(losses, predictions, labels, inputs))
+        self._called_metrics = True
+        return computed
+
+    def _facts(self, keeps_order: bool, has_loss: bool, has_labels: bool) -> EvaluationFacts:
+        """Collect what this evaluation has read and computed."""
+        steps = self.steps
+        return EvaluationFacts(
+            is_prediction=self.is_prediction,
+            batches=self.batches_seen,
+            expected_batches=length_of(self.loader) if self._reads_all else None,
+            dropped=dropped_samples(self.loader),
+            unsampled=0 if self._order is None else self._order.left_out,
+            keeps_order=keeps_order,
+            names=self._names,
+            label_names=steps.label_names,
+            forward=steps.model.forward,
+            has_loss=has_loss,
+            has_labels=has_labels,
+            has_own_step=home_of(steps.prediction_step).partition(".")[0] != "hf_compat",
+            has_metrics=self.compute_metrics is not None,
+            called_metrics=self._called_metrics,
+            loss_only=self.loss_only,
+        )

@@ -151,6 +151,7 @@ class WindowModule(HooksOfPlainBatches):
         self._in_force = steps.optimizer, steps.lr_scheduler
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self.mechanics.backward
+        steps._asks_for_count = True
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
             self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)

@@ -449,6 +449,9 @@ class TrainingSteps(Protocol):
     model_wrapped: nn.Module
     current_gradient_accumulation_steps: int
 
+    label_names: list[str]
+    _asks_for_count: bool  # whether the next micro-batch finds out if its loss depends on the items counted
+
     args: TrainingArguments
     optimizer: Any  # torch's or any other optimizer
     lr_scheduler: Any
@@ -464,6 +467,7 @@ class TrainingSteps(Protocol):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Items]: ...
+    def _weight_in_evaluation(self, batch: Batch) -> torch.Tensor: ...
     def compiled(self, model: nn.Module) -> nn.Module: ...  # if the arguments ask for it
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...

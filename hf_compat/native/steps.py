@@ -252,6 +252,7 @@ class NativeEvaluations:
             loss_only=self.steps.args.prediction_loss_only or self.compute_metrics is None,
             compute_metrics=self.compute_metrics,
             drops_fillers=not self.steps.evaluates_as_seq2seq,
+            reads_all=False,
         )
         return run
 

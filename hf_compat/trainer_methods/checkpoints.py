@@ -35,9 +35,9 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import read_random_states
-from hf_compat.errors import CheckpointError, CheckpointMismatch, HubError
+from hf_compat.errors import CheckpointError, CheckpointMismatch, HubError, warn_user
 from hf_compat.hf.search import Trial
-from hf_compat.hf.state import TrainerControl
+from hf_compat.hf.state import TrainerControl, export_states
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.optim.prepared import unprepared
@@ -47,6 +47,7 @@ from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
+from hf_compat.runtime.text import brief
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.saver import remove_surplus
@@ -325,6 +326,7 @@ class CheckpointMethods(TrainerBase):
     def _load_callback_state(self) -> None:
         """Restore the states of callbacks and control if the arguments ask for it."""
         if not self.args.restore_callback_states_from_checkpoint:
+            self._tell_of_callback_states()
             return
         absent, callbacks = [], self.callback_handler.callbacks
         for name, saved in self.state.stateful_callbacks.items():
@@ -341,3 +343,23 @@ class CheckpointMethods(TrainerBase):
                     callbacks.append(restored)
         if absent:
             shared_logger.warning(f"The checkpoint has states of missing callbacks: {', '.join(absent)}.")
+
+    def _tell_of_callback_states(self) -> None:
+        """Warn of states of callbacks in the checkpoint that begin anew, and differ from what they were."""
+        begun = []
+        now = export_states(self.callback_handler.callbacks)
+        for name, saved in self.state.stateful_callbacks.items():
+            of_saved, of_now = (one if isinstance(one, list) else [one] for one in (saved, now.get(name, [])))
+            for was, is_now in zip(of_saved, of_now, strict=False):
+                values = was.get("attributes", {})
+                others = is_now.get("attributes", {})
+                begun += [
+                    f"{name}.{key} is {brief(others.get(key))} (it was {brief(value)})"
+                    for key, value in values.items()
+                    if key not in others or others[key] != value
+                ]
+        if begun and self.is_world_process_zero():
+            warn_user(
+                f"The resumed run does not restore the states of callbacks: {', '.join(begun)}.\n\n"
+                "Hint: set `restore_callback_states_from_checkpoint=True` to go on with them."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
+from hf_compat.engine.loss_count import CountQuestion
 from hf_compat.engine.losses import (
     LossFacts,
     Maker,
@@ -23,7 +25,7 @@ from hf_compat.engine.losses import (
     refuse,
     warn_of_mean,
 )
-from hf_compat.errors import DataError, warn_once
+from hf_compat.errors import DataError, warn_once, warn_user
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
@@ -37,7 +39,8 @@ from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache, environment
-from hf_compat.runtime.nested import Nested, move_to_device, nested_detach
+from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
+from hf_compat.runtime.seeding import read_rng, write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.dataloaders import model_with_forward
@@ -78,12 +81,18 @@ class StepMethods(StepsBase):
             if callable(optimizer_train):
                 optimizer_train()
             inputs = self._prepare_inputs(inputs)
+            question = self._question_of_count(num_items_in_batch) if self._asks_for_count else None
+            given = None if question is None else copy.copy(inputs)
             with self.compute_loss_context_manager():
                 compute_loss = accepting(self.compute_loss, ITEMS)
-                loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+                items = num_items_in_batch if question is None else question.items
+                loss = compute_loss(model, inputs, num_items_in_batch=items)
             if not is_trainable(loss):
                 self.check_loss(loss, inputs)
             assert isinstance(loss, torch.Tensor)
+            if question is not None and not question.is_in(loss):
+                self._warn_of_ignored_count(model, given, num_items_in_batch)
+            del given
             del inputs
             every = self.args.torch_empty_cache_steps
             if every is not None and self.state.global_step % every == 0:
@@ -93,6 +102,43 @@ class StepMethods(StepsBase):
                 loss = loss / micro_batches
             self.accelerator.backward(loss)
             return loss.detach()
+
+    def _question_of_count(self, items: torch.Tensor | int | None) -> CountQuestion | None:
+        """Ask whether the loss depends on the items counted, if it is not divided by the micro-batches for them."""
+        self._asks_for_count = False
+        is_asked = isinstance(items, torch.Tensor) and items.is_floating_point() and self._count_factor() > 1
+        # another graph would be compiled for the question
+        is_asked = is_asked and self._compiled_model is None and not self.is_deepspeed_enabled
+        return CountQuestion(items) if is_asked and self._is_scaled_for_window(items) else None  # type: ignore[arg-type]  # a tensor
+
+    def _count_factor(self) -> int:
+        """The number of times that a loss is too large if it is not divided by the items counted."""
+        is_exchanged = self.args.average_tokens_across_devices and not is_replaced(self, "compute_loss", StepMethods)
+        return self.current_gradient_accumulation_steps * (self.accelerator.num_processes if is_exchanged else 1)
+
+    def _warn_of_ignored_count(self, model: nn.Module, inputs: Inputs | None, items: torch.Tensor | int | None) -> None:
+        """Warn of a loss that stays the same with another number of items, without a trace in weights and states."""
+        assert isinstance(items, torch.Tensor) and inputs is not None  # as the question was asked
+        rng, compute_loss = read_rng(), accepting(self.compute_loss, ITEMS)
+        model.eval()
+        with torch.no_grad():
+            one, other = (compute_loss(model, copy.copy(inputs), num_items_in_batch=items * times) for times in (1, 2))
+        model.train()
+        write_rng(rng)
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)):
+            return  # it takes the number out of the graph, by `.item()` say
+        facts, factor = self.facts_of_loss(one, inputs), self._count_factor()
+        way_out = "set `trainer.loss_is_scaled_for_ga = False`"
+        if facts.maker is Maker.FORWARD:
+            way_out = f"set `accepts_loss_kwargs = False` in {type(facts.model).__name__}"
+        elif factor != self.current_gradient_accumulation_steps:
+            way_out += " and `average_tokens_across_devices=False`"
+        self._ignored_count = (
+            f"{facts.who} ignores `num_items_in_batch`, by which the losses of an update are divided. Loss and "
+            f"gradients are {factor} times too large, as in transformers.",
+            f"divide the sum of the losses by it, or {way_out}",
+        )
+        warn_user("{}\n\nHint: {}.".format(*self._ignored_count))
 
     def check_loss(self, loss: object, inputs: Inputs) -> None:
         """Refuse a loss that is not one number with a gradient. An override of the step may take one of a dimension."""
@@ -268,13 +314,8 @@ class StepMethods(StepsBase):
         if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
             return None
 
-        def targets(batch: Inputs) -> torch.Tensor:
-            if "shift_labels" in batch:
-                return batch["shift_labels"]
-            return batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
-
         try:
-            count = sum(targets(batch).ne(-100).sum() for batch in batch_samples)
+            count = sum(self._targets_of(batch).ne(-100).sum() for batch in batch_samples)
         except (TypeError, AttributeError):  # labels that are not one tensor, as in detection
             return None
         if not isinstance(count, torch.Tensor):
@@ -282,6 +323,25 @@ class StepMethods(StepsBase):
         if self.args.average_tokens_across_devices:
             count = self.accelerator.gather(count.to(device)).sum()
         return count.to(device) / 1  # a float, as upstream's count after its division by the ranks that share a batch
+
+    def _targets_of(self, batch: Inputs) -> torch.Tensor:
+        """The labels that a micro-batch's loss is computed from, as the model shifts them."""
+        if "shift_labels" in batch:
+            return batch["shift_labels"]
+        return batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
+
+    def _weight_in_evaluation(self, batch: Inputs) -> torch.Tensor:
+        """The number of a batch's target tokens, for `eval_loss_by_token`. Without labels, that of its samples.
+
+        A loss that was divided by the tokens of all ranks, and multiplied by these, gets its share of them.
+        """
+        items = self._get_num_items_in_batch([batch], self.args.device)
+        if isinstance(items, torch.Tensor):
+            return items / (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
+            return self._targets_of(batch).ne(-100).sum().to(self.args.device)
+        return torch.tensor(find_batch_size(batch) or 0, device=self.args.device)
 
     def prediction_step(
         self,
@@ -475,6 +535,7 @@ class OptimizationMethods(StepsBase):
             if "bitsandbytes" in str(optimizer_class) and keywords.get("optim_bits") == 8:
                 keep_embeddings_in_32_bit(target)
             stepping_of(self.optimizer).attach()
+            self._own_optimizer = self.optimizer
         return self.optimizer
 
     def create_scheduler(

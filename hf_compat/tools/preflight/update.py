@@ -69,6 +69,8 @@ def check_update(session: Session) -> None:
                 _report_error(session, probe, error)
             else:
                 session.checked += [UPDATE, SAVE]
+                if session.trainer._ignored_count is not None:
+                    session.warn(UPDATE, *session.trainer._ignored_count)
                 if session.compiles:
                     why = "the update was made by the model as it is: compiling takes minutes"
                     session.leave_out("compilation", why)

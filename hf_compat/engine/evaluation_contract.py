@@ -1,0 +1,179 @@
+"""What the result of an evaluation has to hold, and the warning if it does not.
+
+It has as many rows as the data set has samples, and `predict` gives them in its order. The metrics that are given were
+called. There is a loss, if labels are expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+from hf_compat.data.types import Batch
+from hf_compat.errors import warn_once
+from hf_compat.hf.metrics import Arrays
+from hf_compat.runtime.inspection import accepted_parameters, length_of
+from hf_compat.runtime.nested import map_nested
+
+# Inputs of models that are optional and no labels.
+_NO_LABELS = ("attention_mask", "token_type_ids", "position_ids", "decoder_input_ids", "decoder_attention_mask")
+
+
+class RowOrder:
+    """The order in which a loader's sampler gives the samples, noted before the evaluation reads it."""
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        batches = getattr(loader, "batch_sampler", None)
+        batches = getattr(batches, "batch_sampler", batches)  # of which the loader reads one rank's share
+        self._sampler: Iterable[int] | None = batches.sampler if isinstance(batches, BatchSampler) else None
+        if isinstance(self._sampler, SequentialSampler) or type(self._sampler).__name__ == "_InfiniteConstantSampler":
+            self._sampler = None
+        generator = getattr(self._sampler, "generator", None)
+        self._generator = generator if isinstance(generator, torch.Generator) else None
+        self._state = None if self._generator is None else self._generator.get_state()
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it may differ from the data set's."""
+        return self._sampler is not None
+
+    @property
+    def left_out(self) -> int:
+        """The number of samples that the sampler does not give."""
+        given, source = length_of(self._sampler), length_of(getattr(self._sampler, "data_source", None))
+        return 0 if given is None or source is None else max(source - given, 0)
+
+    def places(self, rows: int) -> list[int] | None:
+        """The row of each sample of the data set. None if they cannot be known, or are not all there."""
+        if self._sampler is None or self._generator is None or self._state is None:
+            return None
+        after = self._generator.get_state()  # what it draws later stays as it would be
+        self._generator.set_state(self._state)
+        order = list(self._sampler)
+        self._generator.set_state(after)
+        if sorted(order) != list(range(rows)):
+            return None
+        return sorted(range(rows), key=order.__getitem__)
+
+    def undone(self, results: Arrays | None) -> tuple[Arrays | None, bool]:
+        """Put rows into the data set's order. The second value says whether that was possible."""
+        rows = rows_of(results)
+        places = None if rows is None else self.places(rows)
+        if places is None:
+            return results, results is None
+        return map_nested(lambda tensor: tensor[places], results, lambda leaf: np.asarray(leaf)[places]), True
+
+
+def dropped_samples(loader: Iterable[Batch]) -> int:
+    """The number of samples in a short last batch that a loader drops."""
+    samples = length_of(getattr(loader, "dataset", None))
+    size = getattr(loader, "total_batch_size", getattr(loader, "batch_size", None))
+    if samples is None or size is None or not getattr(loader, "drops_last", getattr(loader, "drop_last", False)):
+        return 0
+    return 0 if isinstance(getattr(loader, "dataset", None), IterableDataset) else samples % size
+
+
+def rows_of(results: object) -> int | None:
+    """The number of rows of joined results. None if they are a list of batches, or their parts differ."""
+    if isinstance(results, (np.ndarray, torch.Tensor)):
+        return len(results) if results.ndim else None
+    parts: Iterable[object] = results.values() if isinstance(results, dict) else results  # type: ignore[assignment]
+    if not isinstance(results, (tuple, dict)):
+        return None
+    counts = {rows_of(part) for part in parts}
+    return counts.pop() if len(counts) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationFacts:
+    """What an evaluation has read and computed."""
+
+    is_prediction: bool
+    batches: int  # that were read
+    expected_batches: int | None  # by the loader's length
+    dropped: int  # samples of a last batch that the loader drops
+    unsampled: int  # samples that the loader's sampler leaves out
+    keeps_order: bool  # whether the rows are in the data set's order
+    names: Sequence[str]  # of the inputs of the first batch
+    label_names: Sequence[str]
+    forward: Callable[..., object]  # the function that the model is called with
+    has_loss: bool
+    has_labels: bool
+    has_own_step: bool  # whether the user's own `prediction_step` makes the results
+    has_metrics: bool  # whether `compute_metrics` is given
+    called_metrics: bool
+    loss_only: bool
+
+
+def tell_of_breaches(facts: EvaluationFacts) -> None:
+    """Warn once of each way in which a result is not what an evaluation has to give."""
+    if not facts.batches:
+        told = "data set to predict" if facts.is_prediction else "evaluation data set"
+        _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
+        return
+    if facts.dropped:
+        _tell(
+            f"left out the last {facts.dropped} samples, as `dataloader_drop_last=True` drops short batches of every "
+            "loader",
+            "set `trainer.args.dataloader_drop_last = False` before it, or a `per_device_eval_batch_size` that divides "
+            "the samples",
+        )
+    if facts.expected_batches is not None and facts.batches < facts.expected_batches:
+        _tell(
+            f"got {facts.batches} batches, and the length of its loader says {facts.expected_batches}",
+            "check `__len__` of the data set, or of the loader",
+        )
+    if facts.is_prediction:
+        if facts.unsampled:
+            _tell(f"left out {facts.unsampled} samples, which its sampler does not give", "use another sampler")
+        elif not facts.keeps_order:
+            _tell(
+                "gave its rows in the order of its sampler, which is not the data set's",
+                "return a `SequentialSampler` from `_get_eval_sampler`, or give the sampler a `generator`, by which "
+                "the order is found again",
+            )
+        return  # a set to predict may have no labels
+    lacks_metrics = facts.has_metrics and not facts.called_metrics
+    lacks_loss = not facts.has_loss and not facts.has_own_step
+    if lacks_metrics and facts.loss_only:
+        _tell(
+            "did not call `compute_metrics`, as `prediction_loss_only=True` keeps no predictions",
+            "leave `prediction_loss_only` out",
+        )
+    elif lacks_metrics or lacks_loss:
+        parts = ["did not call `compute_metrics`"] if lacks_metrics else []
+        parts += ["computed no loss"] if lacks_loss else []
+        _tell(f"{' and '.join(parts)}, {_reason(facts)}", _way_to_labels(facts))
+
+
+def _reason(facts: EvaluationFacts) -> str:
+    names = ", ".join(f"`{name}`" for name in facts.names) or "no names"
+    missing = [name for name in facts.label_names if name not in facts.names]
+    if facts.has_labels:
+        return "as `prediction_step` returned no predictions or no labels"
+    if not facts.label_names:
+        return f"as `label_names` is empty, and no parameter of the model's `forward` has a name with `label` ({names})"
+    return f"as the batches have {names}, and `label_names` expects {', '.join(f'`{name}`' for name in missing)}"
+
+
+def _way_to_labels(facts: EvaluationFacts) -> str:
+    if facts.has_own_step:
+        return "return loss, predictions and labels from `prediction_step`"
+    takes = accepted_parameters(facts.forward)
+    optional = [name for name in facts.names if name in takes.names and name not in (*takes.required, *_NO_LABELS)]
+    found = [name for name in optional if name not in facts.label_names]
+    if found:
+        return f"set `label_names={found}`, if these are the labels"
+    column = facts.label_names[0] if facts.label_names else "labels"
+    return (
+        f"give the data's labels the name {column!r}. `remove_unused_columns=True` removes columns that the model's "
+        "`forward` does not take"
+    )
+
+
+def _tell(what: str, way_out: str) -> None:
+    warn_once(f"This evaluation {what}.\n\nHint: {way_out}.")

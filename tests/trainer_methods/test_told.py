@@ -1,0 +1,471 @@
+"""What both trainers get wrong without a word is told here, once, with the way out."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
+
+from helpers import toy
+from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
+from hf_compat.errors import ArgumentError, HfCompatWarning, warn_once
+from hf_compat.training_run.run import compare_arguments
+
+
+@pytest.fixture(autouse=True)
+def unsaid():
+    """Let every test be told again."""
+    warn_once.cache_clear()
+
+
+@pytest.fixture
+def told(recwarn):
+    """The warnings so far, as one text."""
+    warnings.simplefilter("always")
+    return lambda: "\n".join(str(one.message) for one in recwarn if issubclass(one.category, HfCompatWarning))
+
+
+class Line(nn.Module):
+    """y = w * x, squared error."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x, labels=None):
+        y = self.w * x
+        return {"logits": y} if labels is None else {"loss": ((y - labels) ** 2).mean(), "logits": y}
+
+
+def points(count, name="labels"):
+    return [{"x": torch.tensor(float(i)), name: torch.tensor(2.0 * i)} for i in range(count)]
+
+
+# An evaluation's result ----------------------------------------------------------------------------------------------
+
+
+class Named(Line):
+    def forward(self, x, target=None):
+        return super().forward(x, target)
+
+
+class Calls:
+    """A metric function that counts its calls."""
+
+    count = 0
+
+    def __call__(self, prediction, compute_result=True):
+        self.count += 1
+        return {"rows": len(prediction.predictions)}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "values", "words"),
+    [
+        (
+            Named,
+            points(4, "target"),
+            {},
+            r"did not call `compute_metrics` and computed no loss.*label_names=\['target'\]",
+        ),
+        (Line, [{"x": one["x"]} for one in points(4)], {}, "the batches have `x`, and `label_names` expects `labels`"),
+        (Line, points(4, "y"), {}, "give the data's labels the name 'labels'"),
+        (Line, points(4), {"label_names": ["other"]}, r"`label_names` expects `other`.*label_names=\['labels'\]"),
+        (Line, points(4), {"prediction_loss_only": True}, "did not call `compute_metrics`, as `prediction_loss_only"),
+        (Named, points(4, "target"), {"batch_eval_metrics": True}, "did not call `compute_metrics`"),
+        (Line, [], {}, "gave nothing, as the evaluation data set has no samples"),
+    ],
+)
+def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, told, model, data, values, words):
+    metrics = Calls()
+    trainer = Trainer(model(), make_args(**values), eval_dataset=data, compute_metrics=metrics)
+    trainer.evaluate()
+    trainer.evaluate()
+    assert metrics.count == 0 and re.search(words, told(), re.DOTALL), told()
+    assert len(re.findall("This evaluation", told())) == 1
+
+
+def test_a_loss_alone_is_missed_and_label_names_bring_it(make_args, told):
+    trainer = Trainer(Named(), make_args(), eval_dataset=points(4, "target"))
+    assert "eval_loss" not in trainer.evaluate() and "computed no loss" in told()
+    trainer = Trainer(Named(), make_args(label_names=["target"]), eval_dataset=points(4, "target"))
+    assert "eval_loss" in trainer.evaluate()
+
+
+def test_torchmetrics_without_labels_are_told(make_args, told):
+    from torchmetrics import MeanSquaredError
+
+    Trainer(Line(), make_args(), eval_dataset=points(4, "y"), compute_metrics=MeanSquaredError()).evaluate()
+    assert "did not call `compute_metrics`" in told()
+
+
+def test_whole_evaluations_are_quiet(make_args, told):
+    class Own(Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            return None, *super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)[1:]
+
+    for kind in (Trainer, Own):
+        trainer = kind(Line(), make_args(), eval_dataset=points(10), compute_metrics=Calls())
+        trainer.evaluate()
+        trainer.predict(points(10))
+        trainer.predict([{"x": one["x"]} for one in points(3)])  # a set to predict may have no labels
+    trainer.evaluate(toy.SizedStream(points(6)))
+    assert not told()
+
+
+class Longer(IterableDataset):
+    """A stream that gives less than its length says."""
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        yield from points(8)
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_rows_that_are_left_out_are_told(make_args, told):
+    class Some(Trainer):
+        def _get_eval_sampler(self, eval_dataset):
+            return SubsetRandomSampler(range(3))
+
+    args = make_args(dataloader_drop_last=True, per_device_eval_batch_size=4)
+    assert len(Trainer(Line(), args).predict(points(10)).predictions) == 8
+    assert "left out the last 2 samples, as `dataloader_drop_last=True`" in told()
+    args.dataloader_drop_last = False
+    assert len(Trainer(Line(), args).predict(points(10)).predictions) == 10
+    Trainer(Line(), args).predict(Longer())
+    assert "got 2 batches, and the length of its loader says 10" in told()
+    Some(Line(), args).predict(points(10))
+    assert "gave its rows in the order of its sampler" in told()
+
+
+class Shuffled(Trainer):
+    """Evaluates in an order of its own."""
+
+    def _get_eval_sampler(self, eval_dataset):
+        return RandomSampler(eval_dataset, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+def test_rows_of_predictions_are_in_the_order_of_the_data_set(make_args, told, by_length):
+    data, model = toy.sequences(13), toy.Tagger()
+    parts = {"data_collator": toy.pad, "compute_metrics": lambda p: {"first": int((p.label_ids[0] != -100).sum())}}
+    strategy = "group_by_length" if by_length else "random"
+    args = make_args(train_sampling_strategy=strategy, per_device_eval_batch_size=3)
+    trainer = (Trainer if by_length else Shuffled)(model, args, **parts)
+    found = trainer.predict(data)
+    lengths = [len(row["labels"]) for row in data]
+    assert [int((row != -100).sum()) for row in found.label_ids] == lengths
+    plain = Trainer(model, make_args(per_device_eval_batch_size=1), **parts).predict(data)
+    for row, right, length in zip(found.predictions, plain.predictions, lengths, strict=True):
+        np.testing.assert_allclose(row[:length], right[:length], rtol=1e-5)
+    assert found.metrics["test_first"] != lengths[0], "metrics get the rows in the sampler's order"
+    assert found.metrics["test_loss"] == trainer.predict(data).metrics["test_loss"] and not told()
+
+
+# The loss ------------------------------------------------------------------------------------------------------------
+
+
+class Dropping(Line):
+    """Takes keywords, and drops them."""
+
+    def forward(self, x, labels=None, **kwargs):
+        return super().forward(x, labels)
+
+
+class Wrapping(Line):
+    """Hands keywords to a part that drops them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Dropping()
+
+    def forward(self, x, labels=None, **kwargs):
+        return self.inner(x, labels, **kwargs)
+
+
+class Dividing(Line):
+    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
+        out = super().forward(x, labels)
+        if num_items_in_batch is not None:
+            out["loss"] = out["loss"] * len(x) / num_items_in_batch
+        return out
+
+
+class DividingByNumber(Dividing):
+    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
+        items = num_items_in_batch if num_items_in_batch is None else num_items_in_batch.item()
+        return super().forward(x, labels, items)
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        out = model(x=inputs["x"], labels=inputs["labels"])
+        return (out["loss"], out) if return_outputs else out["loss"]
+
+
+def squared(outputs, labels, num_items_in_batch=None):
+    return ((outputs["logits"] - labels) ** 2).mean()
+
+
+def accumulated(make_args, model, kind=Trainer, steps=4, after=lambda trainer: None, **parts):
+    values = {"max_steps": 1, "gradient_accumulation_steps": steps, "per_device_train_batch_size": 1}
+    args = make_args(**values, logging_steps=1, max_grad_norm=1e6, num_train_epochs=3.0)
+    trainer = kind(model, args, train_dataset=points(4), **parts)
+    after(trainer)
+    trainer.train()
+    return trainer.state.log_history[0]["loss"]
+
+
+def in_class(trainer):
+    type(trainer.model).accepts_loss_kwargs = False
+    trainer._introspect()
+
+
+def in_trainer(trainer):
+    trainer.loss_is_scaled_for_ga = False
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "parts", "who", "way_out"),
+    [
+        (Dropping, Trainer, {}, "`forward` of Dropping", in_class),
+        (Wrapping, Trainer, {}, "`forward` of Wrapping", in_class),
+        (Dividing, OwnLoss, {}, "`compute_loss` of OwnLoss", in_trainer),
+        (Line, Trainer, {"compute_loss_func": squared}, "`compute_loss_func` ignores", in_trainer),
+    ],
+)
+def test_a_loss_that_ignores_its_count_is_told_with_the_factor(make_args, told, model, kind, parts, who, way_out):
+    class Fresh(model):
+        pass
+
+    Fresh.__name__ = model.__name__
+    assert accumulated(make_args, Fresh(), kind, **parts) == pytest.approx(14.0), "as transformers"
+    assert f"{who}" in told() and "are 4 times too large" in told()
+    assert accumulated(make_args, Fresh(), kind, after=way_out, **parts) == pytest.approx(3.5), "by the way out"
+    assert told().count("too large") == 1
+
+
+@pytest.mark.parametrize("model", [Line, Dividing, DividingByNumber])
+def test_a_loss_that_is_divided_is_not_told(make_args, told, model):
+    assert accumulated(make_args, model()) == pytest.approx(3.5)
+    accumulated(make_args, Dropping(), steps=1)
+    assert "too large" not in told()
+
+
+def test_the_question_changes_neither_weights_nor_random_states(make_args):
+    def trained(asks):
+        class Quiet(Trainer):
+            def _question_of_count(self, items):
+                return super()._question_of_count(items) if asks else None
+
+        torch.manual_seed(0)
+        model = Dropping()
+        model.dropout = nn.Dropout(0.5)
+        model.register_forward_hook(lambda module, given, out: {**out, "loss": module.dropout(out["loss"])})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = accumulated(make_args, model, Quiet)
+        return loss, model.w.item(), torch.rand(1).item()
+
+    assert trained(True) == trained(False)
+
+
+def test_preflight_tells_of_an_ignored_count(make_args):
+    args = make_args(gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    report = Trainer(Dropping(), args, train_dataset=points(8)).preflight()
+    assert any("2 times too large" in one.problem for one in report.warnings), report
+
+
+def test_eval_loss_by_token_does_not_depend_on_the_batch_size(make_args):
+    data, model = toy.sequences(11), toy.Tagger()
+
+    def losses(**values):
+        trainers = (
+            Trainer(model, make_args(per_device_eval_batch_size=size, **values), data_collator=toy.pad)
+            for size in (1, 2, 11)
+        )
+        return [one.evaluate(data)["eval_loss"] for one in trainers]
+
+    whole = toy.pad(data)
+    right = model.eval()(**whole)["loss"].item()
+    assert losses(eval_loss_by_token=True) == pytest.approx([right] * 3, rel=1e-6)
+    assert losses()[0] != pytest.approx(right, rel=1e-4), "a mean over batches, as in transformers"
+
+
+# The best ------------------------------------------------------------------------------------------------------------
+
+BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+BEST |= {"num_train_epochs": 3.0, "load_best_model_at_end": True}
+
+
+def scored(make_args, scores, name="score", **values):
+    left = iter(scores)
+    args = make_args(**{**BEST, "metric_for_best_model": name, **values})
+    parts = {"train_dataset": points(16), "eval_dataset": points(2)}
+    trainer = Trainer(Line(), args, **parts, compute_metrics=lambda p: {name: next(left)})
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["wer", "eval_cer", "val_mse", "perplexity", "word_error_rate", "loss_of_a"])
+def test_an_error_that_counts_as_better_the_larger_it_is_is_told(make_args, told, name):
+    scored(make_args, [0.5, 0.4, 0.3], name)
+    assert f"`metric_for_best_model='{name}'` looks like an error" in told() and "greater_is_better=False" in told()
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "eval_neg_mse", "layer_norm", "answer", "loss"])
+def test_other_metrics_and_a_chosen_direction_are_quiet(make_args, told, name):
+    if name != "loss":
+        scored(make_args, [0.5, 0.4, 0.3], name)
+    scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=True)
+    scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=False)
+    assert "looks like" not in told()
+
+
+def test_a_direction_set_later_is_chosen_as_well(make_args, told):
+    args = make_args(**BEST, metric_for_best_model="wer")
+    args.greater_is_better = True
+    Trainer(
+        Line(), args, train_dataset=points(8), eval_dataset=points(2), compute_metrics=lambda p: {"wer": 0.1}
+    ).train()
+    assert "looks like" not in told()
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([0.9, 0.5, 0.6, 0.3], "(eval_score=0.9, update 2) has no checkpoint: the weights of the last update stay"),
+        ([0.5, 0.6, 0.9, 0.3], "(eval_score=0.9, update 6) has no checkpoint: "),
+        ([float("nan")] * 4, "The best evaluation is not known, as none gave a number 'eval_score'"),
+    ],
+)
+def test_a_best_evaluation_that_was_not_saved_is_told(make_args, told, scores, words):
+    values = {"max_steps": 8, "eval_steps": 2, "save_steps": 4, "greater_is_better": True}
+    trainer = scored(make_args, scores, **values)
+    assert words in told(), told()
+    loaded = trainer.state.best_model_checkpoint
+    assert loaded is None or f"{loaded} is loaded, the best that was saved" in told()
+
+
+def test_a_best_evaluation_that_was_saved_is_quiet(make_args, told):
+    scored(make_args, [0.5, 0.9, 0.3], greater_is_better=True)
+    scored(make_args, [0.5, 0.9, 0.3], greater_is_better=True, save_strategy="best")
+    assert "best evaluation" not in told()
+
+
+# The update, names, a resume, ranks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["passed", "overridden"])
+def test_an_optimizer_over_another_model_is_refused(make_args, way):
+    other = toy.Classifier()
+
+    class Own(Trainer):
+        def create_optimizer(self, model=None):
+            self.optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+            return self.optimizer
+
+    args = make_args(max_steps=1)
+    passed = (torch.optim.SGD(other.parameters(), lr=0.1), None) if way == "passed" else (None, None)
+    trainer = (Trainer if way == "passed" else Own)(
+        toy.Classifier(), args, train_dataset=toy.rows(8), optimizers=passed
+    )
+    assert any("none is a parameter of the model" in one.problem for one in trainer.preflight().errors)
+    with pytest.raises(ArgumentError, match="holds 6 parameters, and none is a parameter of the model"):
+        trainer.train()
+
+
+def test_near_names_of_overrides_and_attributes_are_told(make_args, told):
+    class Misspelt(Trainer):
+        def computeloss(self, model, inputs):
+            pass
+
+        def get_train_dataloaders(self):
+            pass
+
+        def compute_losses(self, model):  # its own code calls it
+            pass
+
+        def evaluate(self, *given, **kwargs):
+            self.compute_losses(None)
+            return super().evaluate(*given, **kwargs)
+
+    class Counter(TrainerCallback):
+        def on_step_ends(self, args, state, control, **kwargs):
+            pass
+
+        def on_batch(self, args, state, control, **kwargs):
+            pass
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            control.should_stop_training = control.should_sav = True
+
+    args = make_args(max_steps=1)
+    args.learning_rte = 3
+    args.my_own_setting = 3
+    trainer = Misspelt(toy.Classifier(), args, train_dataset=toy.rows(8), callbacks=[Counter()])
+    trainer.compute_metric = trainer.something_else = print
+    trainer.train()
+    found = re.findall(r"`([\w.]+)(?:=3)?`[^`]*?\n\nHint: did you mean `(\w+)`", told())
+    assert dict(found) == {
+        "args.learning_rte": "learning_rate",
+        "computeloss": "compute_loss",
+        "get_train_dataloaders": "get_train_dataloader",
+        "on_step_ends": "on_step_end",
+        "trainer.compute_metric": "compute_metrics",
+        "control.should_sav": "should_save",
+    }
+    assert "a method `on_batch`, which is no event" in told()
+    assert "compute_losses" not in told() and "my_own" not in told() and "something" not in told()
+
+
+def test_states_of_callbacks_that_begin_anew_are_told_at_the_resume(make_args, told):
+    def run(resume, **more):
+        left = iter([0.9, 0.8, 0.7, 0.6])
+        values = {**BEST, "greater_is_better": True, "metric_for_best_model": "score", **more}
+        trainer = Trainer(
+            Line(),
+            make_args(**values),
+            train_dataset=points(16),
+            eval_dataset=points(2),
+            compute_metrics=lambda p: {"score": next(left)},
+            callbacks=[EarlyStoppingCallback(9)],
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return f"{trainer.args.output_dir}/checkpoint-3"
+
+    checkpoint = run(None)
+    assert "begin" not in told() and "restore the states" not in told()
+    run(checkpoint, max_steps=4, restore_callback_states_from_checkpoint=True)
+    assert "restore the states" not in told()
+    run(checkpoint, max_steps=4)
+    assert "EarlyStoppingCallback.early_stopping_patience_counter is 0 (it was 2)" in told()
+    assert "`restore_callback_states_from_checkpoint=True`" in told()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"seed": 1}, {"data_seed": 1}, {"remove_unused_columns": False}, {"async_save": True}, {"full_determinism": True}],
+)
+def test_arguments_that_differ_between_ranks_are_refused(make_args, monkeypatch, values):
+    def with_another_rank(mine):
+        return [mine, {**mine, **{name: repr(value) for name, value in values.items()}}]
+
+    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", with_another_rank)
+    (name,) = values
+    with pytest.raises(ArgumentError, match=f"different arguments.*\n  `{name}` is .* on rank 0"):
+        compare_arguments(make_args(), None)
+
+
+def test_what_each_rank_may_choose_is_not_compared(make_args, monkeypatch):
+    compared = []
+    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", lambda mine: compared.append(mine) or [mine])
+    compare_arguments(make_args(), None)
+    assert not {"output_dir", "report_to", "run_name", "local_rank", "disable_tqdm", "log_level"} & compared[0].keys()
