@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Omit inner frames from the traceback of any error that leaves the method.
+    """Omit inner frames from the traceback of any error that leaves the method, which the object may explain before.
 
     The frame that raised the error always stays. `HF_COMPAT_TRACEBACKS=full` keeps all frames.
     """
@@ -48,6 +48,9 @@ def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return method(*args, **kwargs)  # HF_COMPAT_TRACEBACKS=full shows the frames that are left out below
         except BaseException as error:
+            explain = getattr(args[0], "_explain_error", None) if args else None
+            if explain is not None and isinstance(error, Exception):
+                explain(error)
             if environment.get("HF_COMPAT_TRACEBACKS") != "full":
                 waiting: list[BaseException | None] = [error]
                 seen: set[int] = set()

@@ -64,6 +64,7 @@ TOOLS = (
 # What the core may ask of a tool, where the user asks for it by a method or by `run`: never at the top of a file.
 ASKED_FOR = {
     ("trainer.py", "hf_compat.tools.preflight.checking"),
+    ("trainer.py", "hf_compat.tools.preflight.diagnosis"),
     ("trainer.py", "hf_compat.tools.preflight.report"),
     ("interop/user_script.py", "hf_compat.tools.migration.gone_names"),
     ("interop/user_script.py", "hf_compat.tools.migration.rank_comparisons"),

@@ -23,6 +23,7 @@ from hf_compat.tools.preflight.report import line_of
 from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
 from hf_compat.tools.until_train import overrides
+from hf_compat.trainer import Trainer
 
 CHECK, NUMBERS = "training data", "numbers"
 _NOT_AGAIN = (
@@ -59,7 +60,7 @@ def check_training_data(session: Session) -> None:
             session.raised(error, CHECK, "The first batch cannot be made", _way_out(session, error))
         if trainer.args.remove_unused_columns:  # columns that are removed before the collator sees them
             trainer._set_signature_columns_if_needed()
-            known, first = trainer._signature_columns or [], _first_sample(session)
+            known, first = trainer._signature_columns or [], _first_sample(trainer)
             session.dropped_columns = tuple(str(name) for name in first if name not in known)
 
 
@@ -85,17 +86,23 @@ def _way_out(session: Session, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, HfCompatError) or ("pad" in text and "token" in text):
         return ""
-    first = _first_sample(session)
-    kept = set(first)
-    if session.trainer.args.remove_unused_columns:
-        kept &= set(session.trainer._signature_columns or first)
-    odd = {name: value for name, value in first.items() if name in kept and not _is_numeric(value)}
+    odd = columns_without_numbers(session.trainer)
     if not odd:
         return ""
     return (
-        f"the collator was given {', '.join(f'{name!r} ({_kind_of(value)})' for name, value in odd.items())}, of which "
-        "no tensor can be made: remove it from the data set, or let `data_collator` leave it out"
+        f"the collator was given {odd}, of which no tensor can be made: remove it from the data set, or let "
+        "`data_collator` leave it out"
     )
+
+
+def columns_without_numbers(trainer: Trainer) -> str:
+    """Name the columns of the first training sample that reach the collator and hold no numbers."""
+    first = _first_sample(trainer)
+    kept = set(first)
+    if trainer.args.remove_unused_columns:
+        kept &= set(trainer._signature_columns or first)
+    odd = {name: value for name, value in first.items() if name in kept and not _is_numeric(value)}
+    return ", ".join(f"{name!r} ({_kind_of(value)})" for name, value in odd.items())
 
 
 def _is_numeric(value: object) -> bool:
@@ -109,9 +116,9 @@ def _kind_of(value: object) -> str:
     return "None" if value is None else type(value).__name__ if inner is None else f"list of {type(inner).__name__}"
 
 
-def _first_sample(session: Session) -> Mapping[object, object]:
+def _first_sample(trainer: Trainer) -> Mapping[object, object]:
     """The columns of the first sample of a map-style data set. Empty for others, and for a stream."""
-    dataset = session.trainer.train_dataset
+    dataset = trainer.train_dataset
     is_stream = isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset)
     if is_stream or not hasattr(dataset, "__getitem__"):
         return {}

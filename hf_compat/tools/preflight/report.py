@@ -157,14 +157,19 @@ def finding_of(
         relative = os.path.relpath(file) if os.path.splitdrive(file)[0] == os.path.splitdrive(here)[0] else file
         place = f"\n(in {places[-1].name}, {file if relative.startswith('..') else relative}:{places[-1].lineno})"
     text = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} …"
-    searched = f"{type(error).__name__}: {error}".lower()
-    known = next((way for words, way in _WAYS_OUT if words.lower() in searched), None)
+    known = way_out_of(error)
     return Finding(
         severity=severity,
         check=check,
         problem=f"{doing}: {type(error).__name__}: {text}{place}",
         way_out=way_out or known or "correct the code at that place; the run would stop there",
     )
+
+
+def way_out_of(error: BaseException) -> str | None:
+    """The way out of an error of torch or transformers, by its words. None if it is not known."""
+    searched = f"{type(error).__name__}: {error}".lower()
+    return next((way for words, way in _WAYS_OUT if words.lower() in searched), None)
 
 
 def line_of(error: BaseException) -> str:

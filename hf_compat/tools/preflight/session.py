@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import os
 import time
@@ -68,12 +69,17 @@ class Session:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self.compiles = compilation_of(self.trainer.args) is not None
-        self._snapshot = Snapshot((self.trainer,), (self.trainer.train_dataset, self.trainer.eval_dataset))
+
+    @functools.cached_property
+    def _snapshot(self) -> Snapshot:
+        """What is restored after each check that works on a copy, taken before the first of them."""
+        return Snapshot((self.trainer,), (self.trainer.train_dataset, self.trainer.eval_dataset))
 
     @contextlib.contextmanager
     def on_a_copy(self, *callbacks: Callback, name: str = "run") -> Iterator[str]:
         """Let the Trainer work as in a run, and restore it afterwards. Logs and warnings are left out."""
         place, trainer, before = os.path.join(self.folder, name), self.trainer, logging.root.manager.disable
+        snapshot = self._snapshot
         try:
             os.makedirs(place, exist_ok=True)
             args = trainer.args
@@ -97,7 +103,7 @@ class Session:
                 yield place
         finally:
             logging.disable(before)
-            self._snapshot.restore()
+            snapshot.restore()
 
     def error(self, check: str, problem: str, way_out: str) -> None:
         self.findings.append(Finding(severity=Severity.ERROR, check=check, problem=problem, way_out=way_out))

@@ -1,0 +1,116 @@
+"""An error of the first updates or of an evaluation carries what a preflight would have said."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import toy
+from hf_compat import Trainer, TrainerCallback
+
+
+class Classes(nn.Module):
+    """A classifier without a configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(4, 3)
+
+    def forward(self, x, labels=None):
+        logits = self.outer(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def rows(labels, **more):
+    return [{"x": torch.ones(4), "labels": label, **more} for label in labels]
+
+
+def blocks(tokens=(1, 2, 3), label=1):
+    return [{"input_ids": list(tokens), "labels": label} for _ in range(4)]
+
+
+class HalfMade(Trainer):
+    def __init__(self, model, args, train_dataset):
+        self.model, self.args, self.train_dataset = model, args, train_dataset
+
+
+def listed(features):
+    return {"x": [one["x"].tolist() for one in features], "labels": torch.tensor([one["labels"] for one in features])}
+
+
+def two_arguments(predictions, labels):
+    return {}
+
+
+CRASHES = {
+    "labels beyond the classes": (toy.tiny_bert, blocks(label=7), {}, "labels=7, and the model has 3 classes: 0 to 2"),
+    "ids beyond the vocabulary": (toy.tiny_bert, blocks(tokens=(1, 99)), {}, "the token 99 in 'input_ids'"),
+    "labels beyond the logits": (Classes, rows([0, 5, 1, 2]), {}, "as many classes"),
+    "labels that are fractions": (Classes, rows([0.0, 1.0, 2.0, 1.0]), {}, "'labels' holds fractions.*long"),
+    "labels that are texts": (Classes, rows(["a", "b", "c", "d"]), {}, r"Of 'labels' \(str\) no tensor can be made"),
+    "a batch of lists": (Classes, rows([0, 1, 2, 1]), {"data_collator": listed}, "lists or texts in 'x'"),
+}
+
+
+def notes_of(error):
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_an_error_of_the_first_update_carries_the_findings(make_args, name):
+    model, data, parts, words = CRASHES[name]
+    trainer = Trainer(model(), make_args(max_steps=1), train_dataset=data, **parts)
+    with pytest.raises(Exception) as caught:
+        trainer.train()
+    assert re.search(f"hf_compat: .*{words}", notes_of(caught.value)), (caught.value, notes_of(caught.value))
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_an_error_of_an_evaluation_carries_the_findings(make_args, method):
+    trainer = Trainer(toy.tiny_bert(), make_args(), eval_dataset=blocks(label=7))
+    with pytest.raises(IndexError) as caught:
+        trainer.evaluate() if method == "evaluate" else trainer.predict(blocks(label=7))
+    assert "labels=7, and the model has 3 classes" in notes_of(caught.value)
+
+
+def test_metrics_of_two_arguments_are_explained(make_args):
+    trainer = Trainer(Classes(), make_args(), eval_dataset=rows([0, 1]), compute_metrics=two_arguments)
+    with pytest.raises(TypeError) as caught:
+        trainer.evaluate()
+    assert "one `EvalPrediction`, and takes (predictions, labels)" in notes_of(caught.value)
+
+
+def test_a_table_in_place_of_samples_is_explained(make_args):
+    import pandas
+
+    table = pandas.DataFrame({"x": [1.0, 2.0], "labels": [0, 1]})
+    with pytest.raises(Exception) as caught:
+        Trainer(Classes(), make_args(max_steps=1), train_dataset=table).train()
+    assert "`train_dataset` is a table" in notes_of(caught.value)
+
+
+def test_a_forgotten_constructor_is_explained(make_args):
+    trainer = HalfMade(Classes(), make_args(max_steps=1), rows([0, 1]))
+    with pytest.raises(AttributeError) as caught:
+        trainer.train()
+    assert "call `super().__init__(…)`" in notes_of(caught.value)
+
+
+def test_later_errors_and_our_own_carry_none(make_args):
+    class Failing(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise RuntimeError("Target 7 is out of bounds")
+
+    args = make_args(per_device_train_batch_size=1, max_steps=4)
+    with pytest.raises(RuntimeError) as caught:
+        Trainer(Classes(), args, train_dataset=rows([0, 1, 2, 1]), callbacks=[Failing()]).train()
+    assert not notes_of(caught.value)
+    with pytest.raises(ValueError, match="requires a train_dataset") as caught:
+        Trainer(Classes(), args).train()
+    assert "hf_compat:" not in notes_of(caught.value)
