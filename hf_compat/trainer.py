@@ -45,12 +45,14 @@ from hf_compat.trainer_methods.evaluation import Evaluator
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.model_setup import ModelMethods
+from hf_compat.trainer_methods.near_names import tell_of_callback_names, tell_of_trainer_names
+from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import Resumer, wanted_checkpoint
-from hf_compat.training_run.run import TrainingRun, compare_arguments
+from hf_compat.training_run.run import TrainingRun, compare_arguments, tell_of_direction
 from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
 
 if TYPE_CHECKING:
@@ -190,6 +192,8 @@ class Trainer(
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
             self._memory_tracker.stop_and_update_metrics()
+            self._own_attributes = frozenset(vars(self))
+            tell_of_trainer_names(self, self._own_attributes)
 
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Set the arguments, then join the other ranks, set up logging and seed accordingly."""
@@ -285,6 +289,10 @@ class Trainer(
                 wanted = self._callbacks.checkpoint_of_exception()
             with naming_absent_ranks():
                 self._refuse_late_overrides()
+                self._plan.tell_of_inert(self.args, run_parts(self))
+                tell_of_trainer_names(self, self._own_attributes)
+                tell_of_callback_names(self._callbacks.order)
+                tell_of_direction(self.args)
                 if self.args.world_size > 1:
                     compare_arguments(self.args, wanted)
                 with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
@@ -314,6 +322,13 @@ class Trainer(
         finally:
             self._remove_neftune_noise()
             self.is_in_train = False
+
+    def _explain_error(self, error: Exception) -> None:
+        """Add notes to an error that leaves the first updates or an evaluation: what a preflight would have said."""
+        from hf_compat.tools.preflight.diagnosis import tell  # a tool, so import it only here
+
+        is_made = "callback_handler" in vars(self)  # a subclass may have forgotten our constructor
+        tell(self, error, self.state.global_step - self._run.updates_before if is_made else None)
 
     def preflight(
         self, resume_from_checkpoint: str | bool | None = None, output_dir: str | None = None

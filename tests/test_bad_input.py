@@ -71,8 +71,8 @@ def test_all_complaints_come_at_once(make_args):
 
 
 def test_what_has_no_effect_is_warned_about(make_args):
-    with pytest.warns(UserWarning, match="ddp_timeout=60.*no effect"):
-        Trainer(toy.Classifier(), make_args(ddp_timeout=60), train_dataset=toy.rows())
+    with pytest.warns(UserWarning, match="Without effect.*ddp_timeout=60"):
+        Trainer(toy.Classifier(), make_args(ddp_timeout=60, max_steps=1), train_dataset=toy.rows()).train()
     with pytest.warns(UserWarning, match="save_safetensors=False.*no effect"):
         make_args(save_safetensors=False)
 

@@ -20,7 +20,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.errors import ArgumentError, CheckpointError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, checks_of
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.interop.object_parser import near_name
@@ -182,7 +182,7 @@ def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
         *_part(f"arguments (HF's `TrainingArguments`; --help.args lists all {count})", ()),
     ]
     for subject in dict.fromkeys(row.subject for row in ROWS.values() if row.subject is not None):
-        names = [name for name, row in (ROWS | OWN_ARGUMENTS).items() if row.subject == subject]
+        names = [name for name, row in (ROWS | OWN_ROWS).items() if row.subject == subject]
         lines += [f"  {subject}", *_lines([_row(name, _MOST_CHOICES) for name in names], indent=4)]
     lines += _part("trainer: settings of Lightning's trainer (--help.trainer)", _TRAINER)
     return "\n".join(lines) + "\n"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy, available_trackers
+from hf_compat.hf.inert import NO_SAVE, Inert
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
@@ -370,10 +371,6 @@ def member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
     return lambda value: members.get(value, value) if type(value) is str else value
 
 
-# Why an argument has no effect with one process.
-ALONE = "it only matters with several processes, and the launcher has started one"
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """All about one argument except name, type hint, default and help."""
@@ -397,7 +394,8 @@ class Row:
     # applies there, too.
     native: str | None = None
     data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
-    inert: str | None = None  # Why a value other than the default has no effect. `ALONE` applies to one process only.
+    inert: tuple[Inert, ...] = ()  # the conditions under which a value other than the default has no effect
+    per_rank: bool = False  # whether each rank may have its own value. All others are compared when training begins
 
 
 # One row per field, in field order, as `hf/arguments.py` declares them.
@@ -410,7 +408,7 @@ class OwnArgument(NamedTuple):
     default: object
     help: str
     kind: ValueType
-    subject: str | None = None
+    row: Row
 
 
 COMPAT = ValueType(
@@ -422,15 +420,23 @@ OWN_ARGUMENTS = {
         False,
         "Write checkpoints in the background. Training waits for the copy, not for the disk.",
         truth_value,
-        subject="checkpoints",
+        Row("when a save writes its files", "nothing", subject="checkpoints", inert=(NO_SAVE,)),
+    ),
+    "eval_loss_by_token": OwnArgument(
+        False,
+        "Weigh the batches of `eval_loss` by their target tokens, so that it does not depend on the batch size.",
+        truth_value,
+        Row("the mean of an evaluation's losses", "nothing", subject="evaluation and best model"),
     ),
     "compat": OwnArgument(
         None,
         "Generation of transformers whose defaults apply, 4 or 5. None reads the variable HF_COMPAT_PROFILE, then "
         "the release that `hf-compat run` replaces, then takes 5.",
         COMPAT,
+        Row("the defaults of arguments", "nothing"),
     ),
 }
+OWN_ROWS = {name: own.row for name, own in OWN_ARGUMENTS.items()}
 # Marks a field without a default.
 NO_DEFAULT = object()
 

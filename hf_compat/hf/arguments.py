@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
 from hf_compat.hf import argument_values as values
 from hf_compat.hf import arguments_rules as rules
+from hf_compat.hf import inert as when
 from hf_compat.hf import legacy
 from hf_compat.hf.argument_values import (
     OWN_ARGUMENTS,
@@ -38,7 +39,7 @@ from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, Range, local_path_value, options_value
 from hf_compat.runtime.launch import environment, read_launch
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.text import nearest, shown
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
 
@@ -177,8 +178,6 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         ('steps', 5)
     """
 
-    async_save: ClassVar[bool] = False
-
     # Upstream's class attributes for fields given as JSON text and for Accelerate's plugins. Subclasses use them.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *("accelerator_config", "deepspeed", "fsdp_config"),
@@ -192,76 +191,88 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     output_dir: str | None = _arg(
         None, "Folder for checkpoints and results, by default `trainer_output`.", Row(
         "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=local_path_value,
-        takes_none=True, form=values.folder, native=""))
+        takes_none=True, form=values.folder, native="", per_rank=True))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
         "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True))
     num_train_epochs: float = _arg(3.0, "Epochs to train. The decimal part is that share of a last epoch.", Row(
         "max_epochs, rounded up (the flow callback stops within the last one)", "taken", subject="run",
-        allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native=""))
+        allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native="",
+        inert=(when.UPDATES_COUNT,)))
     max_steps: int = _arg(-1, "Updates to train. -1 counts epochs, and 0 ends after the first update.", Row(
         "updates at which the flow callback stops", "taken", subject="run", allowed=values.STEPS,
         way_out="give the number of updates, or -1 to count epochs (`num_train_epochs`).", native=""))
 
     learning_rate: float = _arg(5e-5, "Peak learning rate.", Row(
-        "optimizer", "taken", subject="optimizer and schedule", allowed=values.NOT_NEGATIVE))
+        "optimizer", "taken", subject="optimizer and schedule", allowed=values.NOT_NEGATIVE,
+        inert=(when.OWN_OPTIMIZER,)))
     lr_scheduler_type: SchedulerType | str = _arg("linear", "Learning-rate schedule.", Row(
         "schedule, one step an update", "taken", subject="optimizer and schedule",
-        form=values.member_of(SchedulerType)))
+        form=values.member_of(SchedulerType), inert=(when.OWN_SCHEDULE,)))
     lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
-        "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE))
+        "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE,
+        inert=(when.OWN_SCHEDULE,)))
     warmup_steps: float = _arg(0, "Updates of linear warmup, or below 1 a share of all updates.", Row(
-        "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0))
+        "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0,
+        inert=(when.OWN_SCHEDULE, when.NO_WARMUP)))
 
     optim: OptimizerNames | str = _arg("adamw_torch_fused", "Optimizer.", Row(
         "optimizer, of the package that has it", "taken", subject="optimizer and schedule", kind=values.optimizer,
-        form=values.member_of(OptimizerNames)))
+        form=values.member_of(OptimizerNames), inert=(when.OWN_OPTIMIZER,)))
     optim_args: str | None = _arg(None, "Further options of the optimizer, as `key=value,key=value`.", Row(
-        "optimizer", "taken", subject="optimizer and schedule"))
+        "optimizer", "taken", subject="optimizer and schedule", inert=(when.OWN_OPTIMIZER,)))
     weight_decay: float = _arg(0.0, "Weight decay on all parameters but biases and norms.", Row(
         "optimizer, all parameters but biases and norms", "taken", subject="optimizer and schedule",
-        kind=values.ZERO_IF_OFF))
-    adam_beta1: float = _arg(0.9, "First beta of Adam.", Row("optimizer", "taken", kind=values.BETA))
-    adam_beta2: float = _arg(0.999, "Second beta of Adam.", Row("optimizer", "taken", kind=values.BETA))
-    adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.", Row("optimizer", "taken", allowed=values.NOT_NEGATIVE))
+        kind=values.ZERO_IF_OFF, inert=(when.OWN_OPTIMIZER_OBJECT, when.unread("weight_decay"))))
+    adam_beta1: float = _arg(0.9, "First beta of Adam.", Row("optimizer", "taken", kind=values.BETA,
+        inert=(when.OWN_OPTIMIZER, when.unread("adam_beta1"))))
+    adam_beta2: float = _arg(0.999, "Second beta of Adam.", Row("optimizer", "taken", kind=values.BETA,
+        inert=(when.OWN_OPTIMIZER, when.unread("adam_beta2"))))
+    adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.", Row("optimizer", "taken", allowed=values.NOT_NEGATIVE,
+        inert=(when.OWN_OPTIMIZER, when.unread("adam_epsilon"))))
     optim_target_modules: None | str | list[str] = _arg(None, "Modules that GaLore and APOLLO project.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
-        "parameter groups of GaLore and APOLLO", "taken", kind=values.target_modules))
+        "parameter groups of GaLore and APOLLO", "taken", kind=values.target_modules,
+        inert=(when.OWN_OPTIMIZER, when.unread("optim_target_modules"))))
 
     gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.", Row(
         "micro-batches of a window (Lightning's accumulate_grad_batches stays 1)", "taken", subject="run",
         allowed=values.COUNT, data=True))
     average_tokens_across_devices: bool = _arg(True, "Divide the loss by the tokens of all devices together.", Row(
-        "count of items that the loss is divided by", "taken", data=True))
+        "count of items that the loss is divided by", "taken", data=True, inert=(when.ALONE,)))
     max_grad_norm: float = _arg(1.0, "Norm to which gradients are clipped. 0 does not clip.", Row(
         "clipping by the module (Lightning's gradient_clip_val stays off)", "taken", subject="optimizer and schedule",
         kind=values.ZERO_IF_OFF, none_means=0.0,
-        way_out="use 0 to keep gradients unchanged, or a large number (1e9) to only log their norm."))
+        way_out="use 0 to keep gradients unchanged, or a large number (1e9) to only log their norm.",
+        inert=(when.unread("max_grad_norm"),)))
     label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon. 0 does not smooth.", Row(
-        "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF))
+        "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF, inert=(when.OWN_LOSS,)))
 
     bf16: bool = _arg(False, "Train under bfloat16 autocast.", Row(
         "precision='bf16-mixed', around the model's forward", "taken", subject="precision and memory", native=""))
     fp16: bool = _arg(False, "Train under float16 autocast with a gradient scaler.", Row(
         "precision='16-mixed' with a gradient scaler, around the model's forward; nothing on the CPU", "taken",
-        subject="precision and memory", native=""))
+        subject="precision and memory", native="", inert=(when.FP16_ON_CPU,)))
     bf16_full_eval: bool = _arg(False, "Cast the whole model to bfloat16 for evaluation outside training.", Row(
         "model dtype in evaluations outside training", "refused", says="evaluations in bfloat16"))
     fp16_full_eval: bool = _arg(False, "Cast the whole model to float16 for evaluation outside training.", Row(
         "model dtype in evaluations outside training", "refused", says="evaluations in float16"))
     tf32: bool | None = _arg(None, "Allow or forbid TF32 on Ampere and newer GPUs. None leaves torch's setting.", Row(
-        "torch.backends.fp32_precision, when the arguments are made", "taken", subject="precision and memory"))
+        "torch.backends.fp32_precision, when the arguments are made", "taken", subject="precision and memory",
+        inert=(when.ON_CPU,)))
 
     activation_checkpointing: bool | None = _arg(
         None, "Recompute activations in the backward pass to save memory.", Row(
         "model.gradient_checkpointing_enable()", "taken", subject="precision and memory"), nargs="?", const=True)
     activation_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
         None, "Options of activation checkpointing (`use_reentrant` …), a dict or its JSON.", Row(
-        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE))
+        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE,
+        inert=(when.NO_CHECKPOINTING,)))
     gradient_checkpointing: bool | None = _arg(None, "Older name of `activation_checkpointing`.", Row(
         "model.gradient_checkpointing_enable()", "taken"), nargs="?", const=True)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
         None, "Older name of `activation_checkpointing_kwargs`.", Row(
-        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE))
+        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE,
+        inert=(when.NO_CHECKPOINTING,)))
 
     torch_compile: bool = _arg(False, "Compile the model with torch.compile.", Row(
         "torch.compile of what a step calls", "left out",
@@ -274,15 +285,16 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         "Liger's kernels in the model when `train()` begins", "refused",
         says="Liger's kernels put in the model's place"))
     liger_kernel_config: dict[str, bool] | None = _arg(None, "Which Liger kernels to use.", Row(
-        "which of Liger's kernels", "nothing", kind=values.OPTIONS_OR_NONE))
+        "which of Liger's kernels", "nothing", kind=values.OPTIONS_OR_NONE, inert=(when.NO_LIGER,)))
 
     use_cache: bool = _arg(False, "Value of `model.config.use_cache` while training.", Row(
-        "model.config.use_cache", "taken", kind=values.TRUTH_OR_NONE))
+        "model.config.use_cache", "taken", kind=values.TRUTH_OR_NONE, inert=(when.NO_CONFIG,)))
     neftune_noise_alpha: float | None = _arg(None, "Strength of NEFTune noise on embeddings.", Row(
         "noise on the embeddings of the input during `train()`", "refused", says="noise on the embeddings",
         allowed=values.NOT_NEGATIVE))
     torch_empty_cache_steps: int | None = _arg(None, "Empty the device cache every so many updates.", Row(
-        "torch.cuda.empty_cache(), torch.mps.empty_cache()", "nothing", allowed=values.COUNT))
+        "torch.cuda.empty_cache(), torch.mps.empty_cache()", "nothing", allowed=values.COUNT,
+        inert=(when.ON_CPU,), per_rank=True))
     auto_find_batch_size: bool = _arg(False, "Start again with a smaller batch when memory runs out.", Row(
         "a fit with a smaller batch when memory runs out", "left out",
         says="the batch size is the one that the script says", subject="run"))
@@ -292,34 +304,38 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         native="log_every_n_steps"))
     logging_steps: float = _arg(500, "Updates between logs, or below 1 a share of all updates.", Row(
         "control.should_log; log_every_n_steps", "taken", subject="logs", allowed=values.STEPS, takes_none=True,
-        form=values.rounded, native="log_every_n_steps"))
+        form=values.rounded, native="log_every_n_steps", inert=(when.NO_STEPS_OF["logging"],)))
     logging_first_step: bool = _arg(False, "Log the first update too.", Row(
         "control.should_log", "taken", subject="logs", native="log_every_n_steps"))
     log_on_each_node: bool = _arg(True, "Log on the first process of every machine, not of the first one only.", Row(
-        "which processes log, with several processes", "nothing", inert=values.ALONE))
+        "which processes log, with several processes", "nothing", inert=(when.ALONE,), per_rank=True))
     logging_nan_inf_filter: bool = _arg(True, "Leave NaN and infinite losses out of the logged mean.", Row(
-        "mean of the logged loss", "nothing"))
+        "mean of the logged loss", "nothing", per_rank=True))
     include_num_input_tokens_seen: str | bool = _arg("no", "How to count input tokens (no, all or non_padding).", Row(
         "state.num_input_tokens_seen", "nothing", kind=values.tokens_seen, data=True))
     log_level: str = _arg("passive", "Log level of the main process. passive does not change it.", Row(
-        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=values.LOG_LEVELS)
+        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL, per_rank=True), choices=values.LOG_LEVELS)
     log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
         "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
-        kind=values.LOG_LEVEL_REPLICA, inert=values.ALONE), choices=values.LOG_LEVELS)
+        kind=values.LOG_LEVEL_REPLICA, inert=(when.ALONE,), per_rank=True), choices=values.LOG_LEVELS)
     disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.", Row(
-        "printed logs instead of progress bars", "nothing", subject="logs", form=values.is_without_bars))
+        "printed logs instead of progress bars", "nothing", subject="logs", form=values.is_without_bars,
+        per_rank=True))
 
     report_to: None | str | list[str] = _arg("none", "Trackers to report to.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
         "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.trackers,
-        takes_none=True, form=values.tracker_names, native="logger"))
+        takes_none=True, form=values.tracker_names, native="logger", per_rank=True))
     run_name: str | None = _arg(None, "Name of the run for trackers.", Row(
-        "name of the run in trackers", "taken", subject="logs", native="logger"))
+        "name of the run in trackers", "taken", subject="logs", native="logger",
+        inert=(when.NO_TRACKER,), per_rank=True))
     project: str = _arg("huggingface", "Trackio project.", Row(
-        "trackio's callback, which is transformers' own", "taken"))
-    trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.", Row("trackio's callback", "nothing"))
-    trackio_bucket_id: str | None = _arg(None, "Trackio bucket.", Row("trackio's callback", "nothing"))
+        "trackio's callback, which is transformers' own", "taken", inert=(when.NO_TRACKIO,), per_rank=True))
+    trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.", Row("trackio's callback", "nothing",
+        inert=(when.NO_TRACKIO,), per_rank=True))
+    trackio_bucket_id: str | None = _arg(None, "Trackio bucket.", Row("trackio's callback", "nothing",
+        inert=(when.NO_TRACKIO,), per_rank=True))
     trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.", Row(  # noqa: RUF036 - as above
-        "trackio's callback", "nothing", kind=values.TEXT_OR_FALSE))
+        "trackio's callback", "nothing", kind=values.TEXT_OR_FALSE, inert=(when.NO_TRACKIO,), per_rank=True))
 
     eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate (no, steps or epoch).", Row(
         "control.should_evaluate, which runs Lightning's validation (its own intervals are off)", "taken",
@@ -327,10 +343,10 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         native="val_check_interval"))
     eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.", Row(
         "control.should_evaluate", "taken", subject="evaluation and best model", allowed=values.STEPS,
-        form=values.rounded, native="val_check_interval"))
+        form=values.rounded, native="val_check_interval", inert=(when.NO_STEPS_OF["eval"],)))
     eval_delay: float = _arg(0, "Epochs or updates (as `eval_strategy` counts) before the first evaluation.", Row(
         "control.should_evaluate", "refused", says="evaluations that begin late", allowed=values.COUNT_OR_0,
-        native="val_check_interval"))
+        native="val_check_interval", inert=(when.NO_EVALUATION_TO_DELAY,)))
     per_device_eval_batch_size: int = _arg(8, "Samples of one batch on each device while evaluating.", Row(
         "batch size of evaluation loaders", "taken", subject="evaluation and best model", allowed=values.COUNT,
         data=True))
@@ -341,28 +357,31 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions instead of returning a list.", Row(
         "evaluation", "nothing"))
     eval_use_gather_object: bool = _arg(False, "Gather nested objects over processes while evaluating.", Row(
-        "evaluation: objects are gathered, not tensors, with several processes", "nothing", inert=values.ALONE))
+        "evaluation: objects are gathered, not tensors, with several processes", "nothing", inert=(when.ALONE,)))
     eval_accumulation_steps: int | None = _arg(None, "Batches after which predictions move to the CPU.", Row(
-        "evaluation: predictions move to the CPU", "nothing", allowed=values.COUNT, data=True))
+        "evaluation: predictions move to the CPU", "nothing", allowed=values.COUNT, data=True,
+        inert=(when.KEEPS_NO_PREDICTIONS,)))
     include_for_metrics: list[str] = _arg(list, "What `compute_metrics` also gets: inputs, loss.", Row(
-        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.metric_inputs, none_means=[]))
+        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.metric_inputs, none_means=[],
+        inert=(when.NO_METRIC_FUNCTION,)))
     batch_eval_metrics: bool = _arg(
         False, "Call `compute_metrics` batch by batch, with `compute_result` at the end.", Row(
-        "evaluation", "refused", says="metrics batch by batch"))
+        "evaluation", "refused", says="metrics batch by batch", inert=(when.NO_METRIC_FUNCTION,)))
 
     save_only_model: bool = _arg(False, "Leave optimizer, schedule and random states out of checkpoints.", Row(
-        "files of a checkpoint", "nothing", subject="checkpoints"))
+        "files of a checkpoint", "nothing", subject="checkpoints", inert=(when.NO_SAVE,)))
     save_strategy: SaveStrategy | str = _arg("steps", "When to save (no, steps, epoch or best).", Row(
         "control.should_save", "taken", subject="checkpoints", kind=values.SAVES, form=values.member_of(SaveStrategy),
         native="a ModelCheckpoint"))
     save_steps: float = _arg(500, "Updates between checkpoints, or below 1 a share of all updates.", Row(
         "control.should_save", "taken", subject="checkpoints", allowed=values.STEPS, takes_none=True,
-        form=values.rounded, native="a ModelCheckpoint"))
+        form=values.rounded, native="a ModelCheckpoint", inert=(when.NO_STEPS_OF["save"],)))
     save_on_each_node: bool = _arg(False, "Save on every machine, not on the first one only.", Row(
-        "which processes write, with several processes", "nothing", inert=values.ALONE))
+        "which processes write, with several processes", "nothing", inert=(when.ALONE,)))
     save_total_limit: int | None = _arg(None, "Checkpoints to keep, in addition to the best one.", Row(
         "rotation, by step number", "taken", subject="checkpoints", allowed=values.STEPS,
-        way_out="give the number of checkpoints to keep, or None to keep all.", native="a ModelCheckpoint"))
+        way_out="give the number of checkpoints to keep, or None to keep all.", native="a ModelCheckpoint",
+        inert=(when.NO_SAVE,)))
     enable_jit_checkpoint: bool = _arg(
         False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.", Row(
         "a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit", "left out",
@@ -372,25 +391,29 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         "pushes by huggingface_hub, in a thread beside training", "left out",
         says="`model.push_to_hub(…)` after the fit does it", native="huggingface_hub's `upload_folder`"))
     hub_token: str | None = _arg(None, "Token for the Hub, which is never written to disk.", Row(
-        "your login on the Hub (never written to disk)", "nothing", kind=values.TOKEN, takes_none=True))
+        "your login on the Hub (never written to disk)", "nothing", kind=values.TOKEN, takes_none=True,
+        inert=(when.NO_PUSH,), per_rank=True))
     hub_private_repo: bool | None = _arg(None, "Make the Hub repository private.", Row(
-        "whether a repository that is made is private", "nothing"))
+        "whether a repository that is made is private", "nothing", inert=(when.NO_PUSH,)))
     hub_model_id: str | None = _arg(None, "Hub repository.", Row(
-        "the repository; by default the name of the output folder", "nothing"))
+        "the repository; by default the name of the output folder", "nothing", inert=(when.NO_PUSH,)))
     hub_strategy: HubStrategy | str = _arg("every_save", "What is pushed to the Hub and when.", Row(
-        "what a save pushes", "nothing", form=values.member_of(HubStrategy)))
+        "what a save pushes", "nothing", form=values.member_of(HubStrategy), inert=(when.NO_PUSH,)))
     hub_always_push: bool = _arg(False, "Push even while the last push is running.", Row(
-        "whether a save is pushed while another push is under way", "nothing"))
-    hub_revision: str | None = _arg(None, "Hub branch to push to.", Row("the branch that is pushed to", "nothing"))
+        "whether a save is pushed while another push is under way", "nothing", inert=(when.NO_PUSH,)))
+    hub_revision: str | None = _arg(None, "Hub branch to push to.", Row("the branch that is pushed to", "nothing",
+        inert=(when.NO_PUSH,)))
 
     load_best_model_at_end: bool = _arg(False, "Load the best checkpoint's weights at the end of training.", Row(
         "weights of the best checkpoint after a fit", "taken", subject="evaluation and best model",
-        native="a ModelCheckpoint"))
+        native="a ModelCheckpoint", inert=(when.NO_EVALUATION,)))
     metric_for_best_model: str | None = _arg(None, "Metric that says which checkpoint is best; `loss` by default.", Row(
-        "state.best_metric", "taken", subject="evaluation and best model", kind=values.NAME_OR_NONE))
+        "state.best_metric", "taken", subject="evaluation and best model", kind=values.NAME_OR_NONE,
+        inert=(when.NO_EVALUATION,)))
     greater_is_better: bool | None = _arg(
         None, "Whether that metric should grow; by default unless it ends in loss.", Row(
-        "state.best_metric", "taken", subject="evaluation and best model"))
+        "state.best_metric", "taken", subject="evaluation and best model",
+        inert=(when.NO_METRIC, when.NO_EVALUATION)))
 
     ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data from its beginning.", Row(
         "where a resumed epoch's data starts", "nothing", data=True))
@@ -403,57 +426,61 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     seed: int = _arg(42, "Random seed of the run.", Row(
         "seeds of Python, NumPy and torch", "taken", subject="run", allowed=Range(low=0, high=2**32 - 1), data=True))
     data_seed: int | None = _arg(None, "Random seed of the data order; None is `seed`.", Row(
-        "seed of the training order", "taken", allowed=Range(low=-(2**63), high=2**63 - 1), data=True))
+        "seed of the training order", "taken", allowed=Range(low=-(2**63), high=2**63 - 1), data=True,
+        inert=(when.NOT_SHUFFLED,)))
 
     use_cpu: bool = _arg(False, "Train on the CPU even where a GPU is.", Row(
         "accelerator='cpu'", "taken", subject="precision and memory", data=True))
     accelerator_config: dict | str | None = _arg(None, "Data-loading options, a dict, a JSON file or an object.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
         "training order (use_seedable_sampler), copies (non_blocking), num_steps", "nothing",
-        kind=values.ACCELERATOR_CONFIG, takes_none=True, form=AcceleratorConfig.from_any, data=True))
+        kind=values.ACCELERATOR_CONFIG, takes_none=True, form=AcceleratorConfig.from_any, data=True,
+        inert=(when.NO_OPTION,)))
     parallelism_config: Any = _arg(None, "Mesh of parallel dimensions.", Row(
         "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both (tp, cp and sp are refused)", "refused",
         says="a mesh of devices", kind=values.MESH, native="strategy"))
 
     dataloader_drop_last: bool = _arg(False, "Drop the last short batch.", Row(
-        "loaders", "taken", subject="data", data=True))
+        "loaders", "taken", subject="data", data=True, inert=(when.ONLY_STREAMS,)))
     dataloader_num_workers: int = _arg(0, "Worker processes that load data. 0 loads in the main process.", Row(
-        "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True))
+        "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True, per_rank=True))
     dataloader_pin_memory: bool = _arg(True, "Keep batches in pinned memory.", Row(
-        "loaders, on a GPU", "nothing", data=True))
+        "loaders, on a GPU", "nothing", data=True, inert=(when.ON_CPU,), per_rank=True))
     dataloader_persistent_workers: bool = _arg(False, "Keep workers alive between epochs.", Row(
-        "loaders", "nothing", data=True))
+        "loaders", "nothing", data=True, per_rank=True))
     dataloader_prefetch_factor: int | None = _arg(None, "Batches that each worker loads ahead.", Row(
-        "loaders", "nothing", allowed=Range(low=1, high=2**31), data=True))
+        "loaders", "nothing", allowed=Range(low=1, high=2**31), data=True, per_rank=True))
     dataloader_multiprocessing_context: str | None = _arg(None, "Start method of workers.", Row(
-        "loaders", "nothing", data=True), choices=["fork", "spawn", "forkserver"])
+        "loaders", "nothing", data=True, per_rank=True), choices=["fork", "spawn", "forkserver"])
     dataloader_in_order: bool = _arg(True, "Give batches in the order they were asked for.", Row(
-        "loaders", "nothing", data=True))
+        "loaders", "nothing", data=True, inert=(when.NO_WORKERS,)))
     remove_unused_columns: bool = _arg(True, "Drop columns that the model's forward does not take.", Row(
         "loaders", "taken", subject="data", data=True))
     label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels. None finds them.", Row(
         "evaluation", "taken", subject="data", kind=values.LABEL_NAMES, takes_none=True, data=True))
     train_sampling_strategy: str = _arg("random", "Order of training data.", Row(
-        "sampler of the training loader", "taken", subject="data", takes_none=True, data=True),
+        "sampler of the training loader", "taken", subject="data", takes_none=True, data=True,
+        inert=(when.NO_ORDER,)),
         choices=["random", "sequential", "group_by_length", "batch_rebalance"])
     length_column_name: str = _arg("length", "Column with the samples' lengths.", Row(
-        "sampler of the training loader", "taken", kind=NAME, takes_none=True, data=True))
+        "sampler of the training loader", "taken", kind=NAME, takes_none=True, data=True,
+        inert=(when.NOT_BY_LENGTH,)))
 
     ddp_find_unused_parameters: bool | None = _arg(None, "`find_unused_parameters` of DDP.", Row(
         "DDPStrategy(find_unused_parameters=…), with several processes", "nothing", subject="several devices",
-        inert=values.ALONE))
+        inert=(when.ALONE,)))
     ddp_bucket_cap_mb: int | None = _arg(None, "`bucket_cap_mb` of DDP.", Row(
         "DDPStrategy(bucket_cap_mb=…), with several processes", "nothing", allowed=Range(low=0, high=2**31),
-        inert=values.ALONE))
+        inert=(when.ALONE,)))
     ddp_broadcast_buffers: bool | None = _arg(None, "`broadcast_buffers` of DDP.", Row(
-        "DDPStrategy(broadcast_buffers=…), with several processes", "nothing", inert=values.ALONE))
+        "DDPStrategy(broadcast_buffers=…), with several processes", "nothing", inert=(when.ALONE,)))
     ddp_static_graph: bool | None = _arg(None, "`static_graph` of DDP.", Row(
-        "DDPStrategy(static_graph=…), with several processes", "nothing", inert=values.ALONE))
+        "DDPStrategy(static_graph=…), with several processes", "nothing", inert=(when.ALONE,)))
     ddp_backend: str | None = _arg(None, "Backend of the process group.", Row(
-        "backend of the process group, with several processes", "nothing", inert=values.ALONE),
+        "backend of the process group, with several processes", "nothing", inert=(when.ALONE,)),
         choices=["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"])
     ddp_timeout: int = _arg(1800, "Timeout of the process group, seconds.", Row(
         "timeout of the process group, with several processes", "nothing", allowed=Range(low=1, high=10**9),
-        inert=values.ALONE))
+        inert=(when.ALONE,)))
     fsdp: str | None = _arg(None, "Fully sharded data parallelism.", Row(
         "ModelParallelStrategy: torch's fully_shard", "sharded", says="FSDPStrategy", subject="several devices",
         kind=values.fsdp, takes_none=True, native=""), nargs="?", const=True)
@@ -469,19 +496,22 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         "refused", says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options))
     skip_memory_metrics: bool = _arg(True, "Do not measure memory.", Row(
         "memory of each stage (`train_mem_cpu_alloc_delta` …) in its metrics; by transformers and psutil", "nothing",
-        native="a DeviceStatsMonitor"))
+        native="a DeviceStatsMonitor", per_rank=True))
 
-    do_train: bool = _arg(False, "For scripts: whether to train.", Row("nothing: a flag for scripts", "nothing"))
+    do_train: bool = _arg(False, "For scripts: whether to train.", Row("nothing: a flag for scripts", "nothing",
+        per_rank=True))
     do_eval: bool = _arg(False, "For scripts: whether to evaluate; on when `eval_strategy` is.", Row(
-        "nothing: a flag for scripts", "nothing", native=""))
-    do_predict: bool = _arg(False, "For scripts: whether to predict.", Row("nothing: a flag for scripts", "nothing"))
+        "nothing: a flag for scripts", "nothing", native="", per_rank=True))
+    do_predict: bool = _arg(False, "For scripts: whether to predict.", Row("nothing: a flag for scripts", "nothing",
+        per_rank=True))
     resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.", Row(
         "nothing: a flag for scripts; pass it to train()", "left out",
         says="`--ckpt_path` of the fit continues a checkpoint of the project itself", subject="run",
-        kind=values.checkpoint, takes_none=True, native="ckpt_path"))
+        kind=values.checkpoint, takes_none=True, native="ckpt_path", per_rank=True))
     local_rank: int = _arg(
         -1, "Rank on this machine as old launchers passed it; `local_process_index` is the truth.", Row(
-        "nothing: the launcher's environment counts", "nothing", allowed=Range(low=-1, high=2**31)))
+        "nothing: the launcher's environment counts", "nothing", allowed=Range(low=-1, high=2**31),
+        inert=(when.OTHER_RANK,), per_rank=True))
     # fmt: on
 
     @classmethod
@@ -509,10 +539,17 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
                 'Hint: `TrainingArguments(…, compat="4")`.'
             )
         check = takes.checks.get(name)
+        if check is None and is_complete and name[0] != "_" and not hasattr(self, name):
+            near = nearest(name, takes.checks, cutoff=0.85)
+            if near is not None:
+                told = f"`args.{shown(name, value)}` sets no argument. It is kept as an attribute."
+                warn_user(f"{told}\n\nHint: did you mean `{near}`?")
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
         if is_complete and name in ROWS and (form := ROWS[name].form) is not None:
             value = form(value)
+        if name == "greater_is_better":
+            self.__dict__.pop("_infers_direction", None)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:
@@ -616,16 +653,19 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     sortish_sampler: bool = _arg(
         False, "Sort samples roughly by length. Today `train_sampling_strategy` does that.", Row(
         "nothing", "nothing",
-        inert="transformers has no such sampler, but `train_sampling_strategy='group_by_length'` sorts by length"))
+        inert=(when.NO_SUCH_SAMPLER,)))
     predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).", Row(
-        "`generate` in evaluations and predictions", "taken"))
+        "`generate` in evaluations and predictions", "taken", inert=(when.CANNOT_GENERATE,)))
     generation_max_length: int | None = _arg(None, "`max_length` of generations; None is the model's own.", Row(
-        "`max_length` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
+        "`max_length` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT,
+        inert=(when.NO_GENERATION, when.CANNOT_GENERATE)))
     generation_num_beams: int | None = _arg(None, "`num_beams` of generations; None is the model's own.", Row(
-        "`num_beams` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
+        "`num_beams` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT,
+        inert=(when.NO_GENERATION, when.CANNOT_GENERATE)))
     generation_config: str | Path | GenerationOptions | None = _arg(
         None, "Generation options: a model's name, a folder, a JSON file, or an object.", Row(
-        "model.generation_config", "taken", kind=values.generation_config))
+        "model.generation_config", "taken", kind=values.generation_config,
+        inert=(when.NO_GENERATION, when.CANNOT_GENERATE)))
     # fmt: on
 
     def to_dict(self) -> dict[str, ArgumentValue]:

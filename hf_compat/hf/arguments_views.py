@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import torch
 
@@ -61,6 +61,8 @@ class ArgumentViews:
     warmup_steps: float
     deepspeed: dict[str, object] | str | None
     eval_strategy: IntervalStrategy | str
+    async_save: ClassVar[bool] = False
+    eval_loss_by_token: ClassVar[bool] = False
     # Not annotated, so not a field. A subclass may have a field of that name.
     compat = NEWEST
     # Derived by arguments_rules.py.
@@ -197,7 +199,7 @@ class ArgumentViews:
                 torch.distributed.barrier()
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Convert the fields to plain values, with masked secrets.
+        """Convert the fields to plain values, with masked secrets, and our own switches that are on.
 
         Mirrors:
             `transformers.TrainingArguments.to_dict`, 5.23.
@@ -206,6 +208,9 @@ class ArgumentViews:
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
+        for name in ("async_save", "eval_loss_by_token"):  # transformers' class lacks them
+            if name not in dumped and getattr(self, name):
+                dumped[name] = True
         return dumped
 
     def to_json_string(self) -> str:

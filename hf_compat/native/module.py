@@ -96,6 +96,7 @@ from hf_compat.runtime.collectives import leave_at_exit
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
+from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.training_run.run import tracked_value
 
 _OF_STEP = ".*You defined a `validation_step` but have no `val_dataloader`.*"  # every HFModule has HFModule's
@@ -369,7 +370,7 @@ class HFModule(OverridePoints, LoadableModule):
             told["max_steps"] = trainer.max_steps
             if trainer.max_epochs != -1 or trainer.max_steps == -1:  # else the updates alone end the run, as in HF
                 told["max_epochs"] = trainer.max_epochs
-        check_native(steps.args, told)
+        check_native(steps.args, told, run_parts(steps))
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
             if not self._says_manual:  # the author steps them, as in any LightningModule

@@ -6,6 +6,7 @@ step within the backward pass, so the gradients of the whole model never exist t
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import re
@@ -18,11 +19,9 @@ from torch import nn
 
 from hf_compat.errors import (
     ArgumentError,
-    InertArgumentWarning,
     MissingOptimizer,
     UnsupportedArgument,
     warn_once,
-    warn_user,
 )
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
@@ -464,13 +463,6 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             )
     if entry.in_backward:
         refuse_in_backward(request)
-        is_inert = {"max_grad_norm": args.max_grad_norm not in (0, 1.0), "weight_decay": args.weight_decay != 0}
-        for name in filter(is_inert.get, is_inert):
-            warn_user(
-                f"`{name}={getattr(args, name)}` has no effect: `optim='{request.name}'` updates each parameter in the "
-                "backward pass, as in transformers.",
-                InertArgumentWarning,
-            )
         # the package keeps AdaLomo's averages on CUDA even if the model is on the CPU
         is_packages = kind.__module__.startswith("lomo_optim.") and request.name == OptimizerNames.ADALOMO
         if is_packages and not torch.cuda.is_available():
@@ -482,12 +474,49 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
         target_expressions(request)
         if model is not None:
             low_rank_groups(request, {}, warn=False)
-    elif args.optim_target_modules is not None:
-        warn_user(
-            f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim='{request.name}'` "
-            "trains every parameter alike; GaLore and APOLLO take it.",
-            InertArgumentWarning,
-        )
+
+
+# Arguments that only some optimizers read, and another value of each.
+_READ_BY_SOME: Mapping[str, float] = {"adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 0.5, "warmup_steps": 7}
+
+
+def unread_arguments(args: TrainingArguments, model: nn.Module | None = None) -> dict[str, str]:
+    """Name the arguments that the optimizer of `optim` does not read, each with the reason.
+
+    Its keywords are made again with another value of each argument. One that changes nothing is not read. None is
+    named if `optim_args` cannot be read, which raises an error where the optimizer is made.
+    """
+    try:
+        entry, request = read_request(args, model)
+    except ArgumentError:
+        return {}
+    told = f"`optim='{request.name}'`"
+    if entry.in_backward:
+        why = f"{told} updates each parameter in the backward pass, as in transformers"
+        unread = dict.fromkeys(("max_grad_norm", "weight_decay"), why)
+    else:
+        unread = {}
+    if not entry.projects:
+        unread["optim_target_modules"] = f"{told} trains every parameter alike. GaLore and APOLLO take it"
+    if model is None and (entry.projects or entry.in_backward):  # they are made of a model's parameters
+        return unread
+    try:
+        made = _options_of(entry.keywords(request))
+    except ArgumentError:
+        return unread
+    for name, other in _READ_BY_SOME.items():
+        changed = copy.copy(args)
+        changed.__dict__[name] = other if getattr(args, name) != other else other / 2
+        if _options_of(entry.keywords(read_request(changed, model)[1])) == made:
+            unread[name] = f"{told} does not read it"
+    return unread
+
+
+def _options_of(keywords: Keywords) -> Keywords:
+    """An optimizer's keywords, and the options of its groups, without the parameters."""
+    groups = keywords.get("params", ())
+    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    return {**keywords, "params": options}
 
 
 def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
@@ -523,6 +552,24 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
     groups: list[ParameterGroup] = keywords.pop("params")
     optimizers = {one: found([{**group, "params": [one]}], **keywords) for group in groups for one in group["params"]}
     return LayerWiseDummyOptimizer, {"lr": args.learning_rate, "optimizer_dict": optimizers, "params": groups}
+
+
+def check_optimized(optimizer: object, model: nn.Module) -> None:
+    """Refuse an optimizer that holds none of the model's parameters, and so trains nothing.
+
+    Raises:
+        ArgumentError: It holds those of another model.
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list) or isinstance(optimizer, LayerWiseDummyOptimizer):  # its groups hold none
+        return
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    if held and not any(id(parameter) in held for parameter in model.parameters()):
+        raise ArgumentError(
+            f"The optimizer ({type(optimizer).__name__}) holds {len(held)} parameters, and none is a parameter of the "
+            f"model ({type(model).__name__}), so nothing would be trained.\n\nHint: make it from "
+            "`trainer.model.parameters()`, after the model was changed or wrapped."
+        )
 
 
 def keep_embeddings_in_32_bit(model: nn.Module) -> None:

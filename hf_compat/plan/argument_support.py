@@ -1,6 +1,6 @@
 """Check arguments before training.
 
-Unsupported values are refused, and values without effect warned about. Settings that Lightning's Trainer shares with
+Unsupported values are refused, and values without effect found. Settings that Lightning's Trainer shares with
 HF's arguments are compared. A small optimizer and its schedule are built, so that a wrong option of `optim_args` or
 `lr_scheduler_kwargs` raises before any model is loaded.
 """
@@ -11,8 +11,8 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import Field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 import torch
@@ -27,12 +27,14 @@ from hf_compat.errors import (
     warn_user,
 )
 from hf_compat.hf import argument_values as values
-from hf_compat.hf.argument_values import ALONE, ROWS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import DebugOption, OptimizerNames
+from hf_compat.hf.inert import FP16_ON_CPU, RunParts, is_derived
+from hf_compat.hf.value_types import plain
 from hf_compat.optim.lr_schedulers import get_scheduler
-from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
+from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs, unread_arguments
 from hf_compat.runtime.text import brief, shown
 
 # Defaults that normalisation gives another form.
@@ -54,22 +56,71 @@ def default_of(field: Field[Any]) -> object:
 
 
 def check_supported(args: TrainingArguments) -> None:
-    """Refuse unsupported or contradictory values, and warn about values without effect."""
+    """Refuse unsupported or contradictory values."""
     check_again(args)
-    for field in fields(args):
-        why, value = ROWS[field.name].inert if field.name in ROWS else None, getattr(args, field.name)
-        if why is not None and value != default_of(field) and (why != ALONE or args.world_size == 1):
-            warn_inert(shown(field.name, value), why)
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        why = "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`"
-        warn_inert("fp16=True", why)
-    if args.liger_kernel_config and not args.use_liger_kernel:
-        warn_inert(shown("liger_kernel_config", args.liger_kernel_config), "`use_liger_kernel` is off")
+    if args.mixed_precision == "fp16" and not args.fp16 and args.device.type == "cpu":
+        warn_inert("ACCELERATE_MIXED_PRECISION=fp16", FP16_ON_CPU.why)
     if DebugOption.TPU_METRICS_DEBUG in args.debug:
         raise UnsupportedArgument(
             f"`{shown('debug', args.debug)}`: tpu_metrics_debug prints counters of a TPU's compiler, and TPUs are not "
             "supported.\n\nHint: leave tpu_metrics_debug out."
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InertSetting:
+    """An argument that has no effect in a run, and why."""
+
+    name: str
+    value: object
+    why: str
+
+
+def set_arguments(args: TrainingArguments) -> dict[str, object]:
+    """List the arguments that were set away from their defaults, ours too, with their values."""
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    # a subclass may have a field of that name
+    defaults |= {name: getattr(TrainingArguments, name) for name in OWN_ARGUMENTS if name not in defaults}
+    chosen = {}
+    for name, default in defaults.items():
+        value = getattr(args, name)
+        if name == "accelerator_config":  # an object by now
+            default = None if value is None else type(value)()
+        if value is not default and not (default is not None and bool(value == default)):
+            chosen[name] = value
+    return chosen
+
+
+def inert_settings(
+    args: TrainingArguments, parts: RunParts | None = None, in_evaluation: bool = False
+) -> list[InertSetting]:
+    """Find the arguments that are set away from their defaults and have no effect.
+
+    Args:
+        args: The arguments.
+        parts: What the run is given beside them. None if that is not known.
+        in_evaluation: Whether the run is an evaluation outside of a training.
+    """
+    parts = RunParts(unread=unread_arguments(args)) if parts is None else parts
+    found = []
+    for name, value in set_arguments(args).items():
+        row = ROWS.get(name) or OWN_ROWS.get(name)
+        if row is None or not row.inert or is_derived(args, name, value) or parts.reads(name):
+            continue
+        conditions = (one for one in row.inert if one.in_evaluation or not in_evaluation)
+        holds = ((one, one.when(args, parts)) for one in conditions)
+        why = next((reason if isinstance(reason, str) else one.why for one, reason in holds if reason), None)
+        if why is not None:
+            found.append(InertSetting(name=name, value=plain(value), why=why))
+    return found
+
+
+def in_one_line(settings: Iterable[InertSetting]) -> str:
+    """Write settings without effect as one line, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for one in settings:
+        by_reason.setdefault(one.why, []).append(f"`{shown(one.name, one.value)}`")
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
 
 
 Setting = Any  # a value of Lightning's Trainer or of an argument
@@ -236,8 +287,11 @@ def check_mechanics(args: TrainingArguments, trainer: Any) -> None:
     )
 
 
-def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
-    """Compare arguments with the user's own Lightning trainer, in which a native module trains."""
+def check_native(args: TrainingArguments, trainer: Mapping[str, Setting], parts: RunParts) -> None:
+    """Compare arguments with the user's own Lightning trainer, in which a native module trains.
+
+    Warn of those that have no effect there, or in this run.
+    """
     defaults = {field.name: default_of(field) for field in fields(args)}
     problems = []
     for name, value in trainer.items():
@@ -266,6 +320,9 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
             f"These arguments have no effect, because your own Lightning trainer decides instead: {ways}.",
             InertArgumentWarning,
         )
+    others = [one for one in inert_settings(args, parts) if one.name in ROWS and ROWS[one.name].native is None]
+    if others:
+        warn_user(f"Without effect in this run: {in_one_line(others)}.", InertArgumentWarning)
 
 
 # Errors that torch optimizers and schedules raise for unusable values.

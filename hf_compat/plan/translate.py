@@ -20,11 +20,12 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, UnsupportedArgument, warn_inert, warn_user
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.inert import RunParts
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import is_pretrained_model, is_sharded_when_loaded
-from hf_compat.plan.argument_support import PRECISIONS, check_supported
+from hf_compat.plan.argument_support import PRECISIONS, check_supported, in_one_line, inert_settings
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.runtime.launch import environment, has_rendezvous
@@ -245,6 +246,13 @@ class CurrentPlan:
                     warn_user(told, warning.category)
                 self._told.add(told)
         return self._plan
+
+    def tell_of_inert(self, args: TrainingArguments, parts: RunParts, in_evaluation: bool = False) -> None:
+        """Say in one line which arguments have no effect, without those that were said before."""
+        found = [one for one in inert_settings(args, parts, in_evaluation) if in_one_line([one]) not in self._told]
+        if found:
+            self._told.update(in_one_line([one]) for one in found)
+            warn_user(f"Without effect in this run: {in_one_line(found)}.", InertArgumentWarning)
 
 
 def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[StrategyName, dict[str, Any]]:

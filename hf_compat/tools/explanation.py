@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
-from hf_compat.hf.argument_values import ALONE, ROWS, read_as
+from hf_compat.hf.argument_values import OWN_ROWS, ROWS, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import NEWEST, PROFILES, followed
+from hf_compat.hf.inert import RunParts
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
-from hf_compat.plan.argument_support import check_optimization, default_of
+from hf_compat.plan.argument_support import check_optimization, default_of, inert_settings, set_arguments
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.translate import LightningPlan, RunCounts, translate
 from hf_compat.runtime.text import is_secret, shown
@@ -215,6 +216,7 @@ def explain(
     counts: RunCounts | None = None,
     parameters: float | None = None,
     trained: float | None = None,
+    parts: RunParts | None = None,
 ) -> Explanation:
     """Explain the destination of each argument and the settings of the Lightning trainer.
 
@@ -223,6 +225,7 @@ def explain(
         counts: Counts of the run, if its data is known.
         parameters: Number of the model's parameters. Adds the sizes of a run on each device.
         trained: Number of trained parameters, such as those of LoRA's adapters. None means all.
+        parts: What a Trainer is given beside the arguments (`run_parts`), by which some have no effect.
 
     Returns:
         The explanation. Refused arguments are part of it, not raised.
@@ -269,7 +272,7 @@ def explain(
             f"{kept if args.activation_checkpointing else way}",
         )
     return Explanation(
-        arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
+        arguments=(*_explained(args, unknown, by_profile, parts), *_unknown(unknown)),
         plan=plan,
         refused=refused,
         sizes=sizes,
@@ -307,30 +310,23 @@ _FOLLOWS = {"do_eval": "eval_strategy", "dataloader_pin_memory": "use_cpu"}
 
 
 def _explained(
-    args: TrainingArguments, unknown: Collection[str], by_profile: Collection[str]
+    args: TrainingArguments, unknown: Collection[str], by_profile: Collection[str], parts: RunParts | None
 ) -> Iterator[ExplainedArgument]:
     """Yield the arguments that are set away from today's defaults, by the user or by another generation's."""
-    for field in fields(args):
-        if field.name in unknown:
-            continue
-        value = getattr(args, field.name)
-        value = value.value if isinstance(value, Enum) else value
-        if field.name == "accelerator_config":  # an object by now
-            is_default = value == type(value)()
-        else:
-            default = default_of(field)
-            is_default = value is default or (default is not None and bool(value == default))
-        if not is_default:
-            row = ROWS.get(field.name)
+    inert = {one.name: one.why for one in inert_settings(args, parts)}
+    for name, value in set_arguments(args).items():
+        if name not in unknown:
+            value = value.value if isinstance(value, Enum) else value
+            row = ROWS.get(name) or OWN_ROWS.get(name)
             if row is None:
                 becomes = "a field of your subclass"
-            elif row.inert == ALONE and args.world_size > 1:
-                becomes = row.to
+            elif name in inert:
+                becomes = f"no effect here: {inert[name]}"
             else:
-                becomes = row.inert or row.to
-            source = _FOLLOWS.get(field.name)
+                becomes = row.to
+            source = _FOLLOWS.get(name)
             if source is not None and getattr(args, source) not in (False, "no"):
                 becomes += f" (follows from `{source}`)"
-            if field.name in by_profile:
+            if name in by_profile:
                 becomes += f" (the default of transformers {_release_of(args.compat)})"
-            yield ExplainedArgument(name=field.name, value=_shown(field.name, value), becomes=becomes)
+            yield ExplainedArgument(name=name, value=_shown(name, value), becomes=becomes)

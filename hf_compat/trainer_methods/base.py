@@ -85,6 +85,9 @@ class StepsBase:
     _signature_columns: list[str] | None
     _train_batch_size: int
     _created_lr_scheduler: bool
+    _asks_for_count: bool = False  # whether the next micro-batch finds out if its loss depends on the items counted
+    _ignored_count: tuple[str, str] | None = None  # what was found, and the way out
+    _own_optimizer: object = None  # the optimizer that this object has made, or has trained with
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
 
     def _set_up_data(
@@ -132,6 +135,7 @@ class TrainerBase(Declared):
     hp_search_backend: HPSearchBackend | None = None
     hp_name: Callable[..., str] | None = None
     _trial: Trial = None
+    _own_attributes: frozenset[str] = frozenset()  # the names of the attributes that the constructor has set
 
     _lightning_options: CheckedOptions
     _pushes: Pushes

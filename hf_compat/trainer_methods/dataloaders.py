@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import IterableDatasetSlice, PreparedDataLoader, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
-from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, warn_user
+from hf_compat.errors import ArgumentError, DataError
 from hf_compat.hf.argument_values import COUNT, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import whole_number
@@ -161,8 +161,6 @@ class DataloaderMethods(StepsBase):
                         f"Hint: leave out `{option}`."
                     )
                 chosen = {"batch_sampler": sampler}
-        elif is_training:
-            self._warn_of_lengths()
         seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
         return self.accelerator.make_loader(
             dataset,
@@ -185,7 +183,6 @@ class DataloaderMethods(StepsBase):
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
-            self._warn_of_lengths()
             return None
         args, strategy = self.args, self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
@@ -203,15 +200,6 @@ class DataloaderMethods(StepsBase):
         if strategy == "group_by_length":
             return self._length_sampler(dataset, args.train_batch_size * args.gradient_accumulation_steps)
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
-
-    def _warn_of_lengths(self) -> None:
-        strategy = self.args.train_sampling_strategy
-        if self.train_dataset is not None and strategy in ("group_by_length", "batch_rebalance"):
-            warn_user(
-                f"`{shown('train_sampling_strategy', strategy)}` has no effect: the training data set has no length, "
-                "so its samples keep their own order.",
-                InertArgumentWarning,
-            )
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
         """Make the evaluation sampler, sequential or grouped by length with a seeded generator."""

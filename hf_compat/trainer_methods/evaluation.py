@@ -31,6 +31,7 @@ from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, join_batches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
+from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.training_run.loss_log import StepAverages
 from hf_compat.training_run.run import TrainingRun, tracked_value
 
@@ -203,6 +204,8 @@ class Evaluator:
                 "Hint: set the best run's arguments, call `train()`, then evaluate. Or load the best run's checkpoint."
             )
         plan = host._plan.of(args, host.model)
+        if not host.is_in_train:
+            host._plan.tell_of_inert(args, run_parts(host), in_evaluation=True)
         host._call_wrap_model(training=False)
         started = time.time()
         host.is_deepspeed_enabled = plan.strategy == "deepspeed"

@@ -12,9 +12,9 @@ from hf_compat.engine.evaluation import check_metrics
 from hf_compat.engine.model_hooks import EmbeddingNoise
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import compiled, uncompiled
-from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once, warn_user
+from hf_compat.errors import ArgumentError, CheckpointError, warn_once, warn_user
 from hf_compat.hf.argument_values import checks_of
-from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32, generation_beside
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.search import Trial
@@ -46,7 +46,6 @@ from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods, model_with_forward
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
-from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = SharedLogger(__name__, "transformers.trainer")
@@ -209,7 +208,7 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         if self.model_init is not None:
             self._seed()
             self.model = self.model_wrapped = self.call_model_init(trial)
-            self.optimizer = self.lr_scheduler = None
+            self.optimizer = self.lr_scheduler = self._own_optimizer = None
             if self.place_model_on_device:
                 self._move_model_to_device(self.model, self.args.device)
         if self.args.use_liger_kernel:
@@ -286,13 +285,6 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         if not callable(self.data_collator):
             raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
         self._check_training_data()
-        asks = isinstance(args, Seq2SeqTrainingArguments) and args.predict_with_generate
-        if asks and not is_replaced(self, "prediction_step", StepMethods):
-            warn_user(
-                f"`predict_with_generate=True` has no effect, as a {type(self).__name__} does not generate. Use a "
-                "Seq2SeqTrainer, or override `prediction_step`.",
-                InertArgumentWarning,
-            )
 
     def _check_training_data(self) -> None:
         if self.train_dataset is None:

@@ -40,6 +40,8 @@ from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
+from hf_compat.optim.optimizers import check_optimized
+from hf_compat.optim.prepared import unprepared
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
@@ -50,9 +52,18 @@ from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
+from hf_compat.trainer_methods.near_names import tell_of_flags
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
-from hf_compat.training_run.run import FlagAgreement, TrainingRun, compare_updates, flag_sources, run_summary
+from hf_compat.training_run.run import (
+    FLAGS,
+    FlagAgreement,
+    TrainingRun,
+    compare_updates,
+    flag_sources,
+    run_summary,
+    tell_of_best,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +178,9 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
             self._memory_tracker.update_metrics("train", metrics)
         self.log(metrics)
         best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and self.is_world_process_zero():
+            tell_of_best(self.args, self.state)
+        tell_of_flags(self.control, FLAGS)
         if self.args.load_best_model_at_end and best is not None:
             with self._loading_whole_weights():
                 self._load_best_model()
@@ -337,7 +351,9 @@ class TrainerModule(WindowModule):
         with failing_together(CheckpointError, host._resumer.is_loading):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
-        host.optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
+        if not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled:
+            check_optimized(unprepared(host.optimizer), host.model)
+        host.optimizer = host._own_optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
         handler.train_dataloader = run.loader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
+from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import PlainState, ResumePoint, RunState, SavedAt, readable_state
@@ -29,8 +31,8 @@ from hf_compat.engine.internals import is_training_batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
-from hf_compat.errors import ArgumentError, MetricError, MissingMetric
-from hf_compat.hf.argument_values import AcceleratorConfig
+from hf_compat.errors import ArgumentError, MetricError, MissingMetric, warn_user
+from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
@@ -41,7 +43,7 @@ from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.collectives import gather_objects, highest_each, is_distributed
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.signals import StopSignals
-from hf_compat.runtime.text import brief
+from hf_compat.runtime.text import brief, shown
 from hf_compat.training_run.loss_log import LossLog
 
 if TYPE_CHECKING:
@@ -290,6 +292,49 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
     return is_best
 
 
+# Parts of names of metrics that fall as a model gets better, and those that say that one was negated.
+_FALLING = frozenset(
+    (
+        *("wer", "cer", "ter", "mer", "wil", "der", "eer", "fer", "per", "fpr", "fnr", "err", "error", "errors"),
+        *("mse", "rmse", "mae", "mape", "smape", "loss", "losses", "nll", "bpc", "bpb", "perplexity", "ppl", "logloss"),
+        *("ece", "brier", "fid", "kid", "kl", "divergence", "distance", "entropy", "crossentropy", "regret"),
+        *("deviance", "hamming"),
+    )
+)
+_NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
+
+
+def tell_of_direction(args: TrainingArguments) -> None:
+    """Warn of a metric that counts as better the larger it is, and whose name says the opposite."""
+    name = args.metric_for_best_model
+    if name is None or not vars(args).get("_infers_direction") or not args.greater_is_better:
+        return
+    parts = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if args.eval_strategy != "no" and parts & _FALLING and not parts & _NEGATED:
+        warn_user(
+            f"`{shown('metric_for_best_model', name)}` looks like an error, and `greater_is_better` is not set: as in "
+            "transformers, the largest value counts as the best.\n\nHint: set `greater_is_better=False`, or True if "
+            "that is meant."
+        )
+
+
+def tell_of_best(args: TrainingArguments, state: TrainerState) -> None:
+    """Warn if `load_best_model_at_end` cannot load the weights of the best evaluation."""
+    loaded, update = state.best_model_checkpoint, state.best_global_step
+    if args.eval_strategy == "no" or (loaded is not None and checkpoint_step(loaded) == update):
+        return
+    metric = eval_metric_name(str(args.metric_for_best_model))
+    if state.best_metric is None or not update:
+        told = f"The best evaluation is not known, as none gave a number {brief(metric)} that can be compared"
+    else:
+        told = f"The best evaluation ({metric}={state.best_metric:g}, update {update}) has no checkpoint"
+    kept = "the weights of the last update stay" if loaded is None else f"{loaded} is loaded, the best that was saved"
+    warn_user(
+        f"{told}: {kept}.\n\nHint: save after each evaluation (`save_steps` equal to `eval_steps`), or set "
+        "`save_strategy='best'`."
+    )
+
+
 def note_best_checkpoint(
     state: TrainerState,
     path_of: Callable[[int], str],
@@ -307,27 +352,10 @@ def note_best_checkpoint(
         state.best_model_checkpoint = path
 
 
-# Each affects what ranks exchange and when, or how a rank changes its copy of the weights.
-SHARED_ARGUMENTS = (
-    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size"),
-    *("gradient_accumulation_steps", "auto_find_batch_size", "dataloader_drop_last", "accelerator_config"),
-    *("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
-    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "batch_eval_metrics"),
-    *("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics"),
-    *("save_strategy", "save_steps", "save_only_model", "save_on_each_node", "enable_jit_checkpoint"),
-    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    *("logging_strategy", "logging_steps", "logging_first_step", "include_num_input_tokens_seen"),
-    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
-    *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"),
-    *("average_tokens_across_devices", "bf16", "fp16", "gradient_checkpointing", "activation_checkpointing"),
-    *("fsdp", "fsdp_config", "deepspeed", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-)
-
-
 def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
     """List the values that differ between ranks, a line for each name: `max_steps` is 4 on rank 0, 6 on rank 1."""
     lines = []
-    for name in by_rank[0]:
+    for name in dict.fromkeys(name for values in by_rank for name in values):
         ranks: dict[str, list[str]] = {}
         for rank, values in enumerate(by_rank):
             ranks.setdefault(values.get(name, "not set"), []).append(str(rank))
@@ -354,8 +382,8 @@ def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object) 
 def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
     """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other."""
     wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
-    arguments = args.to_dict()
-    mine = {name: repr(arguments[name]) for name in SHARED_ARGUMENTS if name in arguments}
+    rows = ROWS | OWN_ROWS
+    mine = {name: repr(value) for name, value in args.to_dict().items() if name in rows and not rows[name].per_rank}
     refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments")
 
 
@@ -364,9 +392,8 @@ def refuse_differences(mine: dict[str, str], what: str, hint: str = "pass the sa
     found = differences(gather_objects(mine))
     if found:
         raise ArgumentError(
-            f"The processes of this run have different {what} and would wait for each other forever.\n"
-            + "\n".join(f"  {line}" for line in found)
-            + f"\n\nHint: {hint}"
+            f"The processes of this run have different {what}. They would wait for each other forever, or not train on "
+            "the same model and data.\n" + "\n".join(f"  {line}" for line in found) + f"\n\nHint: {hint}"
         )
 
 

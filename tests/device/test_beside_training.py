@@ -30,7 +30,7 @@ QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_
 NATIVE = {"report_to": "none", "per_device_train_batch_size": 4}
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:`fp16=True` has no effect"),
+    pytest.mark.filterwarnings("ignore:Without effect"),
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but not supported on MPS"),
 ]
 
@@ -206,7 +206,7 @@ def test_a_generator_of_the_device_is_not_written_as_one_of_the_cpu(gpus, tmp_pa
 @pytest.mark.parametrize(
     ("use_cpu", "expected"), [(False, ("auto", "16-mixed")), (True, ("cpu", "32-true"))], ids=["gpu", "cpu"]
 )
-@pytest.mark.filterwarnings("ignore:`fp16=True` has no effect")
+@pytest.mark.filterwarnings("ignore:Without effect")
 def test_a_project_trains_on_the_kind_of_device_that_its_run_had(gpus, tmp_path, use_cpu, expected):
     trainer = trainer_of(tmp_path / "run", fp16=True, use_cpu=use_cpu)
     captured = CapturedTrain(trainer=trainer, positional=(), keywords={})

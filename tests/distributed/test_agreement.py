@@ -13,7 +13,7 @@ from helpers.forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
-from hf_compat.training_run.run import SHARED_ARGUMENTS, FlagSources, differences, flag_sources
+from hf_compat.training_run.run import FlagSources, compare_arguments, differences, flag_sources
 
 TIMEOUT = 40  # ddp_timeout in seconds: a rank that waits for another one in vain makes the test fail
 
@@ -237,9 +237,14 @@ def test_which_callbacks_are_asked_about():
     assert flag_sources([at_substeps], False, Trainer, 1) == FlagSources(in_updates=True)
 
 
-def test_the_compared_arguments_exist(make_args):
+def test_every_argument_is_shared_between_ranks_unless_its_row_says_otherwise(make_args, monkeypatch):
     logging.getLogger("hf_compat").setLevel(logging.ERROR)
-    assert set(SHARED_ARGUMENTS) <= set(make_args().to_dict())
+    compared = []
+    monkeypatch.setattr("hf_compat.training_run.run.refuse_differences", lambda mine, what: compared.extend(mine))
+    compare_arguments(make_args(async_save=True), None)
+    shared = "seed data_seed optim_target_modules use_liger_kernel remove_unused_columns push_to_hub async_save"
+    assert {*shared.split(), "learning_rate", "max_steps", "fsdp"} <= set(compared)
+    assert not {"output_dir", "local_rank", "disable_tqdm", "report_to", "log_level", "hub_token"} & set(compared)
 
 
 def test_differences_of_many_ranks_are_grouped():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hf_compat.hf.argument_values import ALONE, ROWS
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.hf.inert import NO_SUCH_SAMPLER
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.optim.lr_schedulers import FACTORS, OF_TRANSFORMERS
 from hf_compat.optim.optimizers import OPTIMIZERS
@@ -21,7 +22,7 @@ def of_name(name: str) -> str:
     """Say what becomes of a name of any release; one that nothing is known of raises KeyError."""
     if name in OLD_NAMES:
         return INERT if OLD_NAMES[name].inert else TRANSLATED
-    return INERT if ROWS[name].inert not in (None, ALONE) else TRANSLATED
+    return INERT if NO_SUCH_SAMPLER in ROWS[name].inert else TRANSLATED
 
 
 def counts() -> dict[str, Counter[str]]:

@@ -17,7 +17,7 @@ import transformers.training_args
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.hf import arguments, enums
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, AcceleratorConfig, Row
+from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig, Row
 from hf_compat.hf.legacy import OLD_NAMES
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
@@ -61,7 +61,7 @@ def test_a_field_fails_at_once_without_its_row_and_a_row_without_its_parts():
 def test_each_row_has_what_the_places_that_read_it_ask_for():
     subjects = {"run", "optimizer and schedule", "precision and memory", "logs", "evaluation and best model"}
     subjects |= {"checkpoints", "data", "several devices"}
-    assert {row.subject for row in (ROWS | OWN_ARGUMENTS).values()} == subjects | {None}
+    assert {row.subject for row in (ROWS | OWN_ROWS).values()} == subjects | {None}
     for name, row in ROWS.items():
         if row.ejected in ("refused", "sharded"):
             assert row.says != Row("", "nothing").says, name

@@ -136,5 +136,7 @@ def test_what_has_no_effect_is_warned_about(liger, make_args):
     with pytest.warns(UserWarning, match="no kernels for models of the type 'bert'"):
         Trainer(toy.tiny_bert(), make_args(**LIGER))
     with pytest.warns(InertArgumentWarning, match="liger_kernel_config.*`use_liger_kernel` is off"):
-        Trainer(toy.tiny_gpt2(), make_args(liger_kernel_config={"rope": False}))
+        Trainer(
+            toy.tiny_gpt2(), make_args(liger_kernel_config={"rope": False}, max_steps=1), train_dataset=toy.blocks(4)
+        ).train()
     assert liger == []

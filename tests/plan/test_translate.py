@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hf_compat import TrainingArguments, translate
-from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import UnsupportedArgument
+from hf_compat.plan.argument_support import in_one_line, inert_settings
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
 
@@ -96,8 +97,9 @@ def test_several_processes_train_with_ddp_and_its_options(args_of):
 
 
 def test_arguments_for_several_processes_are_warned_of_in_one():
-    with pytest.warns(InertArgumentWarning, match="`ddp_find_unused_parameters=True` has no effect"):
-        plan_of(ddp_find_unused_parameters=True)
+    args = TrainingArguments("out", use_cpu=True, ddp_find_unused_parameters=True, ddp_timeout=60)
+    told = "`ddp_find_unused_parameters=True`, `ddp_timeout=60` (it only matters with several processes, and the "
+    assert in_one_line(inert_settings(args)) == f"{told}launcher has started one)"
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,12 @@ def test_what_upstream_leaves_unsaid_is_said(tmp_path):
         trainer.train()
     with pytest.warns(HfCompatWarning, match="first step is 2 times"):
         run(hf_compat, tmp_path / "share", "schedule_free_sgd", **SHORT, warmup_steps=0.5)
-    with pytest.warns(InertArgumentWarning, match="max_grad_norm=0.5"):
-        one = run(hf_compat, tmp_path / "layers", "galore_adamw_layerwise", **SHORT, max_grad_norm=0.5)
-    with pytest.warns(HfCompatWarning, match="keeps `learning_rate=0.01`"), pytest.warns(FutureWarning):
+    one = run(hf_compat, tmp_path / "layers", "galore_adamw_layerwise", **SHORT, max_grad_norm=0.5)
+    with (
+        pytest.warns(InertArgumentWarning, match="max_grad_norm=0.5"),
+        pytest.warns(HfCompatWarning, match="keeps `learning_rate=0.01`"),
+        pytest.warns(FutureWarning),
+    ):
         one.train()
     with pytest.warns(HfCompatWarning, match="states of the optimizers of single parameters"):
         one.train(one.checkpoint(4))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 import lightning.pytorch as pl
 import pytest
@@ -18,12 +17,10 @@ from hf_compat.hf import arguments_rules
 
 
 def test_fp16_on_the_cpu_is_float32_with_a_warning(make_args):
-    with pytest.warns(InertArgumentWarning, match=r"`fp16=True` has no effect: the CPU computes in float32"):
-        trainer = Trainer(toy.Classifier(), make_args(fp16=True, save_strategy="epoch"), train_dataset=toy.rows(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InertArgumentWarning)
+    trainer = Trainer(toy.Classifier(), make_args(fp16=True, save_strategy="epoch"), train_dataset=toy.rows(8))
+    with pytest.warns(InertArgumentWarning, match=r"Without effect.*`fp16=True` \(the CPU computes in float32"):
         trainer.train()
-        assert translate(trainer.args).precision == "32-true"
+    assert translate(trainer.args).precision == "32-true"
     with trainer.accelerator.autocast():
         assert not torch.is_autocast_enabled("cpu")
     assert trainer.accelerator.scaler is None and not trainer.accelerator.native_amp

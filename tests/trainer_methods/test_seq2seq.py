@@ -186,7 +186,7 @@ def test_generation_configs_that_cannot_work(tmp_path, source, message):
 
 def test_what_has_no_effect_says_so(tmp_path):
     with pytest.warns(InertArgumentWarning, match="sortish_sampler.*group_by_length"):
-        made(tmp_path, sortish_sampler=True)
+        made(tmp_path, sortish_sampler=True, max_steps=1).train()
     trainer = made(tmp_path, predict_with_generate=False)
     trainer.evaluate(max_length=None)  # as scripts pass on arguments that are not set
     with pytest.warns(InertArgumentWarning, match="num_beams=2.*predict_with_generate"):
@@ -194,8 +194,10 @@ def test_what_has_no_effect_says_so(tmp_path):
 
 
 def test_a_plain_trainer_does_not_generate(tmp_path):
-    with pytest.warns(InertArgumentWarning, match="a Trainer does not generate"):
-        Trainer(cases.tiny_t5(), arguments(tmp_path))
+    with pytest.warns(InertArgumentWarning, match="`predict_with_generate=True`.*a Trainer does not generate"):
+        Trainer(
+            cases.tiny_t5(), arguments(tmp_path), data_collator=cases.pad_pairs, eval_dataset=cases.pairs(2)
+        ).evaluate()
 
 
 def test_no_padding_token(tmp_path):

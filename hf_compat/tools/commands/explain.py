@@ -99,6 +99,7 @@ def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, objec
 
 def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
     from hf_compat.tools.explanation import explain
+    from hf_compat.trainer_methods.run_parts import run_parts
 
     trainer = captured.trainer
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -121,6 +122,7 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
             None if chosen.world_size else counts,  # the counts of the real processes
             parameters=told_size,
             trained=chosen.trained or (None if chosen.parameters else trained),
+            parts=run_parts(trainer),
         )
     about: dict[str, object] = {
         "trainer": type(trainer).__name__,

@@ -15,7 +15,13 @@ from hf_compat.tools.preflight.plan_checks import check_devices, check_metric_fo
 from hf_compat.tools.preflight.report import PreflightReport, line_of
 from hf_compat.tools.preflight.schedule import check_schedule
 from hf_compat.tools.preflight.session import Session, existing_parent, weights_in_bytes
-from hf_compat.tools.preflight.surroundings import check_hub, check_trackers, tell_of_callbacks, tell_of_old_fields
+from hf_compat.tools.preflight.surroundings import (
+    check_hub,
+    check_trackers,
+    tell_of_callbacks,
+    tell_of_inert_settings,
+    tell_of_old_fields,
+)
 from hf_compat.tools.preflight.update import check_resumption, check_update
 from hf_compat.trainer import Trainer
 
@@ -40,6 +46,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
     check_resumption,
     check_space,
     tell_of_old_fields,
+    tell_of_inert_settings,
     tell_of_callbacks,
 )
 

@@ -13,9 +13,11 @@ from hf_compat.hf.callbacks import DefaultFlowCallback, PrinterCallback, Progres
 from hf_compat.hf.legacy import OLD_NAMES, declared_old_names, keeps_its_meaning, read_old
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.transformers_models import notebooks_callback
+from hf_compat.plan.argument_support import inert_settings
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import shown
 from hf_compat.tools.preflight.session import Session
+from hf_compat.trainer_methods.run_parts import run_parts
 
 TRACKERS, HUB, ARGUMENTS = "trackers", "hub", "arguments"
 _SILENT = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
@@ -91,6 +93,12 @@ def tell_of_old_fields(session: Session) -> None:
                     f"`{shown(new, plain(getattr(args, new)))}`, while transformers 5 ignores it.",
                     f"declare or set `{new}`",
                 )
+
+
+def tell_of_inert_settings(session: Session) -> None:
+    """Note the settings that have no effect in this run, each with the reason."""
+    for one in inert_settings(session.trainer.args, run_parts(session.trainer)):
+        session.note(ARGUMENTS, f"`{shown(one.name, one.value)}` has no effect: {one.why}.", "leave it out")
 
 
 def tell_of_callbacks(session: Session) -> None:

@@ -1,0 +1,83 @@
+"""What a Trainer or a native module is given beside its arguments, as far as arguments lose their effect by it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+from torch.utils.data import IterableDataset
+
+from hf_compat.engine.evaluation import is_metric_source
+from hf_compat.hf.inert import RunParts
+from hf_compat.optim.optimizers import unread_arguments
+from hf_compat.runtime.inspection import has_length, is_replaced
+from hf_compat.trainer_methods.base import StepsBase
+from hf_compat.trainer_methods.generation import GenerationSteps
+from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
+
+_PACKAGES = frozenset(("hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning", "torch"))
+# Modules with callbacks that report to trackers.
+_TRACKING = ("hf_compat.callbacks.", "transformers.integrations.")
+
+
+def run_parts(steps: StepsBase) -> RunParts:
+    """Collect the parts of a run that is about to begin."""
+    callbacks = getattr(getattr(steps, "callback_handler", None), "callbacks", ())  # native mode has none
+    optimizer = None
+    if steps.optimizer is not None and steps.optimizer is not steps._own_optimizer:
+        optimizer = "optimizers"
+    elif steps.optimizer_cls_and_kwargs is not None:
+        optimizer = "optimizer_cls_and_kwargs"
+    makers = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+    makes_it = any(is_replaced(steps, name, OptimizationMethods) for name in makers)  # the user's own method
+    others = steps.eval_dataset.values() if isinstance(steps.eval_dataset, Mapping) else [steps.eval_dataset]
+    return RunParts(
+        optimizer=optimizer,
+        has_schedule=steps.lr_scheduler is not None and not steps._created_lr_scheduler,
+        unread={} if optimizer is not None or makes_it else unread_arguments(steps.args, steps.model),
+        has_loss_function=steps.compute_loss_func is not None,
+        metrics=_kind_of_metrics(steps.compute_metrics),
+        generates=isinstance(steps, GenerationSteps) or is_replaced(steps, "prediction_step", StepMethods),
+        trains_on_stream=isinstance(steps.train_dataset, IterableDataset),
+        has_length=steps.train_dataset is None or has_length(steps.train_dataset),
+        has_other_sets=not all(one is None or isinstance(one, IterableDataset) for one in others),
+        has_config=steps.model is None or getattr(steps.model, "config", None) is not None,
+        has_trackers=any(f"{type(one).__module__}.".startswith(_TRACKING) for one in callbacks),
+        reads=functools.partial(_is_mentioned, steps, callbacks),
+    )
+
+
+def _kind_of_metrics(given: object) -> Literal["none", "function", "torchmetrics"]:
+    parts = list(given.values()) if isinstance(given, Mapping) else [given]
+    if all(part is None for part in parts):
+        return "none"
+    return "torchmetrics" if all(part is None or is_metric_source(part) for part in parts) else "function"
+
+
+def _is_mentioned(steps: StepsBase, callbacks: Iterable[object], name: str) -> bool:
+    """Whether the user's own callbacks, methods or functions mention a name in their code."""
+    functions = (steps.compute_loss_func, steps.compute_metrics, steps.preprocess_logits_for_metrics)
+    holders = (steps, *callbacks, steps.data_collator, *functions)
+    return any(name in _names_in(code) for holder in holders for code in _codes_of(holder))
+
+
+def _codes_of(holder: object) -> Iterator[types.CodeType]:
+    """Yield the code of a function, or of the methods that an object's own classes define."""
+    kinds = [one for one in type(holder).__mro__ if one.__module__.partition(".")[0] not in _PACKAGES]
+    for value in (holder, *(value for owner in (holder, *kinds) for value in getattr(owner, "__dict__", {}).values())):
+        function = getattr(value, "__func__", value)
+        home = str(getattr(function, "__module__", None)).partition(".")[0]
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType) and home not in _PACKAGES:
+            yield code
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names and texts in a function's code, and in the functions that it defines."""
+    found = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _names_in(inner)
+    return found
