@@ -42,7 +42,7 @@ def tell_of_trainer_names(trainer: object, own_attributes: Collection[str]) -> N
 
 
 def tell_of_callback_names(callbacks: Iterable[object]) -> None:
-    """Warn of methods `on_…` of the user's callbacks that are no event, and so are never called."""
+    """Warn of methods of the user's callbacks that nearly are events or hooks, and so are never called."""
     for callback in callbacks:
         kind = type(callback)
         known = set(EVENTS)
@@ -52,11 +52,6 @@ def tell_of_callback_names(callbacks: Iterable[object]) -> None:
             near = near_name(name, known)
             if near is not None and not _overrides(kind, near):
                 _tell(f"{kind.__name__} has a method `{name}`, which is never called", near)
-            elif name.startswith("on_") and not isinstance(callback, pl.Callback):
-                warn_once(
-                    f"{kind.__name__} has a method `{name}`, which is no event and is never called.\n\n"
-                    f"Hint: the events are {', '.join(EVENTS)}. Ignore this if your own code calls it."
-                )
 
 
 def tell_of_flags(control: object, flags: Collection[str]) -> None:
