@@ -236,6 +236,17 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
         )
 
 
+def choices_of(name: str) -> list[str]:
+    """List the words that an argument takes. Empty if it takes other values."""
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
+    try:
+        if kind is not None:
+            kind.read("no such word")
+    except (Unreadable, ArgumentError) as told:  # it names them
+        return re.findall(r"'([^']+)'", str(told)) if "choose one of" in str(told) else []
+    return []
+
+
 def _row(name: str, most_choices: int | None = None) -> tuple[str, str]:
     """An argument's option with its values, and its meaning with its default."""
     choices: list[str] = []
@@ -243,12 +254,7 @@ def _row(name: str, most_choices: int | None = None) -> tuple[str, str]:
         default, meaning = OWN_ARGUMENTS[name].default, OWN_ARGUMENTS[name].help
     else:
         default, meaning = default_of(_FIELDS[name]), str(_FIELDS[name].metadata["help"])
-        kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
-        try:
-            if kind is not None:
-                kind.read("no such word")
-        except (Unreadable, ArgumentError) as told:  # it names the words that the argument accepts
-            choices = re.findall(r"'([^']+)'", str(told)) if "choose one of" in str(told) else []
+        choices = choices_of(name)
     meaning = meaning.rstrip(".") + ("" if default in (None, "", []) else f" [{default}]")
     taken = "{" + ",".join(choices) + "}"
     if not choices or len(f"--{name} {taken}") <= _MOST_CHARACTERS:

@@ -30,7 +30,7 @@ def help_of(*command: str) -> str:
 
 
 def commands() -> list[str]:
-    return re.findall(r"^  ([a-z]+)  +\S", help_of(), flags=re.MULTILINE)
+    return ["help", *re.findall(r"^  ([a-z]+)  +\S", help_of(), flags=re.MULTILINE)]
 
 
 def test_commands_within_sentences_exist_and_have_their_options(page):

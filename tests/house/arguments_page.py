@@ -6,10 +6,12 @@ python tests/house/arguments_page.py docs/arguments.md
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from hf_compat.cli.configuration import choices_of
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, Row, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
@@ -17,44 +19,54 @@ from hf_compat.plan.argument_support import default_of
 
 _HEAD = """# Arguments
 
-This page lists every argument: its default, the values that it takes, where it goes, and when it has no effect.
-`python tests/house/arguments_page.py docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`
-and `hf_compat/hf/legacy.py`.
+Every argument of `TrainingArguments`: what it does, its default, its values, and where it goes.
+`hf-compat fit --help.args` prints the same in a terminal. `hf-compat explain` shows what the arguments of a run become.
 
-- **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
-  `"false"`) or scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument, and the
-  choices if it has some.
-- **no effect if**: such a setting is named, with the reason, in one line when the training begins.
+Values may be given to the constructor or set later. Numbers and truth values may be text (`"5e-5"`, `"false"`), or
+scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument and its choices.
+
+A setting that has no effect in a run is named, with the reason, in one line when the training begins.
+
+`python tests/house/arguments_page.py docs/arguments.md` makes this page from `hf_compat/hf/arguments.py` and
+`hf_compat/hf/legacy.py`.
 """
+_REST = "other"  # arguments without a subject
 
 
 def arguments_page() -> str:
     """Write the page on all current arguments, and on the names of earlier releases."""
-    head = ["", "| argument | default | values | where it goes | no effect if |", "|---|---|---|---|---|"]
-    of_seq2seq = fields(Seq2SeqTrainingArguments)[len(fields(TrainingArguments)) :]
-    lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
-    lines += ["", "## What Seq2SeqTrainingArguments adds", *head, *map(_row_of_field, of_seq2seq)]
-    of_ours = ["", "| argument | default | meaning | no effect if |", "|---|---|---|---|"]
-    lines += ["", "## Arguments of hf_compat", *of_ours]
-    lines += [
-        f"| `{name}` | `{own.default!r}` | {own.help} | {_reasons(own.row)} |" for name, own in OWN_ARGUMENTS.items()
-    ]
-    lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
-    lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
-    return "\n".join(lines) + "\n"
+    by_subject: dict[str, list[Field[Any]]] = defaultdict(list)
+    of_seq2seq = {field.name for field in fields(Seq2SeqTrainingArguments)[len(fields(TrainingArguments)) :]}
+    for field in fields(Seq2SeqTrainingArguments):
+        subject = "Seq2SeqTrainingArguments" if field.name in of_seq2seq else ROWS[field.name].subject or _REST
+        by_subject[subject].append(field)
+    parts = [_HEAD]
+    for subject in sorted(by_subject, key=lambda one: one == _REST):
+        parts += [f"## {subject[0].upper()}{subject[1:]}\n", *map(_entry, by_subject[subject])]
+    parts.append("## Arguments of hf_compat\n")
+    for name, own in OWN_ARGUMENTS.items():
+        parts.append(f"### `{name}`\n\n{own.help}\n\n- **default**: `{own.default!r}`\n{_when_inert(own.row)}")
+    old = [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
+    table = ["| old name | releases | means today |", "|---|---|---|", *old]
+    parts.append("## Names of earlier releases\n\n" + "\n".join(table) + "\n")
+    return "\n".join(parts)
 
 
-def _row_of_field(field: Field[Any]) -> str:
+def _entry(field: Field[Any]) -> str:
     row = ROWS[field.name]
     kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[field.name].kind
-    values = ("anything" if kind is None else kind.expected).replace("known", "words of a closed set")
-    # `checkpoint-<updates>` would be an HTML tag
-    becomes = row.to.replace("<", "&lt;")
-    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {becomes} | {_reasons(row)} |"
+    words = ", ".join(f"`{word}`" for word in choices_of(field.name))
+    values = "anything" if kind is None else kind.expected.replace("known", f"one of {words}" if words else "text")
+    goes = row.to.replace("<", "&lt;")  # `checkpoint-<updates>` would be an HTML tag
+    return (
+        f"### `{field.name}`\n\n{field.metadata['help'].rstrip('.')}.\n\n"
+        f"- **default**: `{default_of(field)!r}`\n- **values**: {values}\n- **goes to**: {goes}\n{_when_inert(row)}"
+    )
 
 
-def _reasons(row: Row) -> str:
-    return "; ".join(condition.why for condition in row.inert)
+def _when_inert(row: Row) -> str:
+    reasons = "; ".join(condition.why for condition in row.inert)
+    return f"- **no effect if**: {reasons}\n" if reasons else ""
 
 
 if __name__ == "__main__":
