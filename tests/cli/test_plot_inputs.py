@@ -177,6 +177,25 @@ def test_no_run(path, reason, tmp_path, capsys, monkeypatch):
     assert reason in capsys.readouterr().err
 
 
+def test_a_value_of_another_update_than_the_runs_says_so(tmp_path):
+    logs = [{"step": 1, "eval_loss": 0.25}, {"step": 3, "loss": 0.5}]
+    page = drawn(tmp_path, write_state(tmp_path / "run", logs))
+    assert "<td>0.25 <small>at 1</small></td>" in page and "<td>0.5</td>" in page
+
+
+def test_values_with_equal_curves_share_a_panel(tmp_path):
+    logs = [{"step": s, "lr-a": 1 / s, "lr-b": 1 / s, "lr-c": 2 / s} for s in (1, 2, 3)]
+    run = write_state(tmp_path / "run", logs)
+    assert [title for title, _ in panels_of([read_run(str(run))])] == ["lr-a, lr-b", "lr-c"]
+    page = drawn(tmp_path, run)
+    assert 'data-panel="lr-a, lr-b"' in page and all(f"<th>lr-{letter}</th>" in page for letter in "abc")
+
+
+def test_a_run_shows_behind_one_that_is_equal(tmp_path):
+    run = write_state(tmp_path / "run")
+    drawn(tmp_path, f"first={run}", f"second={run}")  # it looks for the colour of the first
+
+
 def test_no_axes_without_a_curve(tmp_path, caplog):
     logs = [{"step": step, "loss": step, "grad_norm": float("nan")} for step in (1, 2)]
     run = write_state(tmp_path / "run", logs)

@@ -23,7 +23,7 @@ from hf_compat.checkpoint.files import open_regular
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import need
-from hf_compat.tools.curves import RunCurves, read_run
+from hf_compat.tools.curves import Point, RunCurves, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,7 @@ _MARK_WITHIN = 2**16  # bytes from the beginning of a file
 _FIRST = ("loss", "learning_rate", "grad_norm")
 _MOST_PANELS = 99  # a picture of more is too large for its format
 _LARGEST_DRAWN = 1e300  # an axis needs room beyond its values
+_MOST_WIDTHS = 4  # of lines, one a run
 _LONGEST_NAME = 60  # characters
 _MOST_POINTED_AT = 2_000  # points of a curve that the pointer finds
 _LONGEST_WAIT_SECONDS = 86_400
@@ -60,12 +61,19 @@ def main(words: Sequence[str]) -> int:
 
 
 def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
-    """Group values into panels: the losses of training and evaluation, and every other value by itself."""
+    """Group values into panels: the losses of training and evaluation, and every other value by itself.
+
+    Values with the same curves share a panel, such as the rates of parameter groups.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     losses = [name for name in names if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
     rest = [name for name in names if name not in set(losses)]
     ordered = sorted(rest, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
-    panels = ([("loss", losses)] if losses else []) + [(name, [name]) for name in ordered]
+    by_curves: dict[tuple[tuple[Point, ...], ...], list[str]] = {}
+    for name in ordered:
+        by_curves.setdefault(tuple(tuple(run.curves.get(name, ())) for run in runs), []).append(name)
+    panels = [("loss", losses)] if losses else []
+    panels += [(", ".join(names), names[:1]) for names in by_curves.values()]
     panels = [panel for panel in panels if _has_points(runs, panel[1])]
     if len(panels) > _MOST_PANELS:
         logger.warning("%d values are logged; the first %d panels are drawn.", len(names), _MOST_PANELS)
@@ -109,7 +117,8 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
                 continue
             along = [point[1 if by == "epoch" else 0] for point in points]
             (line,) = axes.plot(
-                along, [point[2] for point in points], color=f"C{index % 10}", markersize=3, linewidth=1.5,
+                along, [point[2] for point in points], color=f"C{index % 10}", markersize=3,
+                linewidth=1.5 * min(len(runs) - index, _MOST_WIDTHS),  # an equal run shows behind the next one
                 linestyle="-" if name == names[0] else "--", marker="o" if len(points) < 20 else "",
             )  # fmt: skip
             line.set_gid(_id_of(index, name))
@@ -198,7 +207,7 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         (title, [(scale, *_panel(runs, title, names, by, scale)) for scale in ("linear", "log")])
         for title, names in panels_of(runs)
     ]
-    names = [name for _, group in panels_of(runs) for name in group]
+    names = list(dict.fromkeys(name for run in runs for name in run.curves if _has_points(runs, [name])))
     page = jinja2.Template(_PAGE.read_text(encoding="utf-8"), keep_trailing_newline=True).render(
         mark=MARK, refresh=refresh, runs=runs, panels=panels, names=names,
         title=html.escape(", ".join(_shown(run.name) for run in runs)), missing=_not_drawn(runs), escape=html.escape,
