@@ -7,7 +7,7 @@ documentation read them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hf_compat.hf.enums import SchedulerType
@@ -22,7 +22,7 @@ class RunParts:
 
     optimizer: str | None = None  # the parameter with which the user passes an optimizer
     has_schedule: bool = False  # whether the user passes a schedule
-    unread: Mapping[str, str] = field(default_factory=dict)  # argument that the optimizer does not read → why
+    unread: Callable[[], Mapping[str, str]] = dict  # returns the arguments that the optimizer does not read, and why
     has_loss_function: bool = False  # whether there is a `compute_loss_func`
     metrics: Literal["unknown", "none", "function", "torchmetrics"] = "unknown"  # what `compute_metrics` is
     generates: bool = True  # whether predictions may be generated
@@ -57,7 +57,7 @@ _BY_LENGTH = ("group_by_length", "batch_rebalance")
 
 def unread(name: str) -> Inert:
     """Make the condition of an argument that some optimizers do not read."""
-    return Inert("`optim` does not read it", lambda args, parts: parts.unread.get(name, False))
+    return Inert("`optim` does not read it", lambda args, parts: parts.unread().get(name, False))
 
 
 def _is_on_cpu(args: TrainingArguments) -> bool:
@@ -93,7 +93,7 @@ NO_WARMUP = Inert(
     "the schedule has no warm-up",
     lambda args, parts: (
         args.lr_scheduler_type in _WITHOUT_WARMUP
-        and ("warmup_steps" in parts.unread or parts.optimizer is not None)
+        and (parts.optimizer is not None or "warmup_steps" in parts.unread())
         and f"the schedule '{SchedulerType(args.lr_scheduler_type).value}' has no warm-up"
     ),
 )

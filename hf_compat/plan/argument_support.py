@@ -8,6 +8,7 @@ HF's arguments are compared. A small optimizer and its schedule are built, so th
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import warnings
@@ -76,13 +77,17 @@ class InertSetting:
     why: str
 
 
+@functools.lru_cache(maxsize=64)
+def _defaults_of(kind: type[TrainingArguments]) -> Mapping[str, object]:
+    """The defaults of a class's arguments, with ours. A subclass may have a field of such a name."""
+    defaults = {field.name: default_of(field) for field in fields(kind)}
+    return defaults | {name: getattr(TrainingArguments, name) for name in OWN_ARGUMENTS if name not in defaults}
+
+
 def set_arguments(args: TrainingArguments) -> dict[str, object]:
     """List the arguments that were set away from their defaults, ours too, with their values."""
-    defaults = {field.name: default_of(field) for field in fields(args)}
-    # a subclass may have a field of that name
-    defaults |= {name: getattr(TrainingArguments, name) for name in OWN_ARGUMENTS if name not in defaults}
     chosen = {}
-    for name, default in defaults.items():
+    for name, default in _defaults_of(type(args)).items():
         value = getattr(args, name)
         if name == "accelerator_config":  # an object by now
             default = None if value is None else type(value)()
@@ -101,16 +106,16 @@ def inert_settings(
         parts: What the run is given beside them. None if that is not known.
         in_evaluation: Whether the run is an evaluation outside of a training.
     """
-    parts = RunParts(unread=unread_arguments(args)) if parts is None else parts
+    parts = RunParts(unread=lambda: unread_arguments(args)) if parts is None else parts
     found = []
     for name, value in set_arguments(args).items():
         row = ROWS.get(name) or OWN_ROWS.get(name)
-        if row is None or not row.inert or is_derived(args, name, value) or parts.reads(name):
+        if row is None or not row.inert or is_derived(args, name, value):
             continue
         conditions = (one for one in row.inert if one.in_evaluation or not in_evaluation)
         holds = ((one, one.when(args, parts)) for one in conditions)
         why = next((reason if isinstance(reason, str) else one.why for one, reason in holds if reason), None)
-        if why is not None:
+        if why is not None and not parts.reads(name):
             found.append(InertSetting(name=name, value=plain(value), why=why))
     return found
 

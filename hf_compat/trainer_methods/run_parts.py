@@ -31,12 +31,13 @@ def run_parts(steps: StepsBase) -> RunParts:
     elif steps.optimizer_cls_and_kwargs is not None:
         optimizer = "optimizer_cls_and_kwargs"
     makers = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
-    makes_it = any(is_replaced(steps, name, OptimizationMethods) for name in makers)  # the user's own method
+    # the user, or the user's own method
+    makes_it = optimizer is not None or any(is_replaced(steps, name, OptimizationMethods) for name in makers)
     others = steps.eval_dataset.values() if isinstance(steps.eval_dataset, Mapping) else [steps.eval_dataset]
     return RunParts(
         optimizer=optimizer,
         has_schedule=steps.lr_scheduler is not None and not steps._created_lr_scheduler,
-        unread={} if optimizer is not None or makes_it else unread_arguments(steps.args, steps.model),
+        unread=dict if makes_it else functools.cache(lambda: unread_arguments(steps.args, steps.model)),
         has_loss_function=steps.compute_loss_func is not None,
         metrics=_kind_of_metrics(steps.compute_metrics),
         generates=isinstance(steps, GenerationSteps) or is_replaced(steps, "prediction_step", StepMethods),

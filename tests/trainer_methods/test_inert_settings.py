@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from helpers import toy
+from helpers.parity.cases import CASES
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.engine.evaluation import KeptBatches
 from hf_compat.errors import HfCompatError, InertArgumentWarning
@@ -394,3 +395,27 @@ def test_an_argument_of_a_resume_has_an_effect_there(make_args, name):
 
 def toy_weights(model):
     return [parameter.tolist() for parameter in model.parameters()]
+
+
+# Settings that configurations of the parity tests rightly name.
+TOLD_OF = {
+    "num_train_epochs": "max_steps_within_epoch max_steps_over_epochs stream_without_length stream_that_ends "
+    "stream_with_leftover_windows stream_told_its_epoch without_the_default_flow each_metric_over_each_data",
+    "logging_steps": "logging_by_epoch logging_off flags_of_a_callback",
+    "torch_empty_cache_steps": "empty_cache",
+    "average_tokens_across_devices": "causal_lm_tokens_of_this_device",
+    "run_name": "named_run",
+    "fp16": "fp16_on_the_cpu",
+    "eval_steps": "compiled_twice compiled_by_its_mode evaluated_compiled",
+    "generation_max_length": "seq2seq_without_generation",
+    "sortish_sampler": "seq2seq_sortish",
+}
+
+
+def test_only_these_configurations_of_the_parity_tests_name_a_setting(tmp_path):
+    found: dict[str, list[str]] = {}
+    for name, case in CASES.items():
+        args = Seq2SeqTrainingArguments(**{"output_dir": str(tmp_path), **case["args"]})
+        for one in inert_settings(args):
+            found.setdefault(one.name, []).append(name)
+    assert found == {name: cases.split() for name, cases in TOLD_OF.items()}
