@@ -194,6 +194,7 @@ class Trainer(
             self._memory_tracker.stop_and_update_metrics()
             self._own_attributes = frozenset(vars(self))
             tell_of_trainer_names(self, self._own_attributes)
+            tell_of_callback_names(self._callbacks.order)
 
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Set the arguments, then join the other ranks, set up logging and seed accordingly."""

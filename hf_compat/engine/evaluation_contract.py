@@ -112,8 +112,7 @@ class EvaluationFacts:
 def tell_of_breaches(facts: EvaluationFacts) -> None:
     """Warn once of each way in which a result is not what an evaluation has to give."""
     if not facts.batches:
-        told = "data set to predict" if facts.is_prediction else "evaluation data set"
-        _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
+        tell_of_nothing(facts.is_prediction)
         return
     if facts.dropped:
         _tell(
@@ -148,6 +147,12 @@ def tell_of_breaches(facts: EvaluationFacts) -> None:
         parts = ["did not call `compute_metrics`"] if lacks_metrics else []
         parts += ["computed no loss"] if lacks_loss else []
         _tell(f"{' and '.join(parts)}, {_reason(facts)}", _way_to_labels(facts))
+
+
+def tell_of_nothing(is_prediction: bool) -> None:
+    """Warn of an evaluation without samples."""
+    told = "data set to predict" if is_prediction else "evaluation data set"
+    _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
 
 
 def _reason(facts: EvaluationFacts) -> str:

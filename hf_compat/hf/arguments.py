@@ -108,6 +108,7 @@ class AcceptOldNames(type):
         instance.__init__(*places, **given)
         for name, value in own.items():
             setattr(instance, name, value)
+        rules.keep_direction(source, instance)
         return instance
 
 
@@ -211,7 +212,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         form=values.member_of(SchedulerType), inert=(when.OWN_SCHEDULE,)))
     lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
         "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE,
-        inert=(when.OWN_SCHEDULE,)))
+        inert=(when.OWN_SCHEDULE, when.NO_OPTIONS)))
     warmup_steps: float = _arg(0, "Updates of linear warmup, or below 1 a share of all updates.", Row(
         "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0,
         inert=(when.OWN_SCHEDULE, when.NO_WARMUP)))
@@ -467,14 +468,14 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     ddp_find_unused_parameters: bool | None = _arg(None, "`find_unused_parameters` of DDP.", Row(
         "DDPStrategy(find_unused_parameters=…), with several processes", "nothing", subject="several devices",
-        inert=(when.ALONE,)))
+        inert=(when.ALONE, when.NO_DDP)))
     ddp_bucket_cap_mb: int | None = _arg(None, "`bucket_cap_mb` of DDP.", Row(
         "DDPStrategy(bucket_cap_mb=…), with several processes", "nothing", allowed=Range(low=0, high=2**31),
-        inert=(when.ALONE,)))
+        inert=(when.ALONE, when.NO_DDP)))
     ddp_broadcast_buffers: bool | None = _arg(None, "`broadcast_buffers` of DDP.", Row(
-        "DDPStrategy(broadcast_buffers=…), with several processes", "nothing", inert=(when.ALONE,)))
+        "DDPStrategy(broadcast_buffers=…), with several processes", "nothing", inert=(when.ALONE, when.NO_DDP)))
     ddp_static_graph: bool | None = _arg(None, "`static_graph` of DDP.", Row(
-        "DDPStrategy(static_graph=…), with several processes", "nothing", inert=(when.ALONE,)))
+        "DDPStrategy(static_graph=…), with several processes", "nothing", inert=(when.ALONE, when.NO_DDP)))
     ddp_backend: str | None = _arg(None, "Backend of the process group.", Row(
         "backend of the process group, with several processes", "nothing", inert=(when.ALONE,)),
         choices=["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"])

@@ -89,6 +89,19 @@ def fill_in(args: TrainingArguments) -> None:
         args.mixed_precision = str(environment.get("ACCELERATE_MIXED_PRECISION", "no")).lower()
 
 
+def infers_direction(args: TrainingArguments) -> bool:
+    """Whether `greater_is_better` follows from the metric's name, and was not set by the user."""
+    return bool(vars(args).get("_infers_direction", False))
+
+
+def keep_direction(source: TrainingArguments | None, args: TrainingArguments) -> None:
+    """Let the direction follow as in the arguments that these were made from, if it is that of the same metric."""
+    names = ("metric_for_best_model", "greater_is_better")
+    follows = source is not None and infers_direction(source)
+    if follows and all(getattr(args, name) == getattr(source, name) for name in names):
+        args.__dict__["_infers_direction"] = True
+
+
 def check_again(args: TrainingArguments) -> None:
     """Check fields again that may have been set after the constructor, before they end training late."""
     problems = [*intervals(args), *workers_and_repository(args)]

@@ -23,7 +23,7 @@ class RunParts:
     optimizer: str | None = None  # the parameter with which the user passes an optimizer
     has_schedule: bool = False  # whether the user passes a schedule
     unread: Callable[[], Mapping[str, str]] = dict  # returns the arguments that the optimizer does not read, and why
-    has_loss_function: bool = False  # whether there is a `compute_loss_func`
+    loss: str | None = None  # the user's own function or method that computes the loss
     metrics: Literal["unknown", "none", "function", "torchmetrics"] = "unknown"  # what `compute_metrics` is
     generates: bool = True  # whether predictions may be generated
     trains_on_stream: bool = False  # whether the training data are an `IterableDataset`
@@ -76,6 +76,9 @@ ALONE = Inert(
     "it only matters with several processes, and the launcher has started one",
     lambda args, parts: args.world_size == 1,
 )
+NO_DDP = Inert(
+    "`fsdp` or `deepspeed` shards the model, without DDP", lambda args, parts: bool(args.fsdp or args.deepspeed)
+)
 ON_CPU = Inert("the run is on the CPU", lambda args, parts: _is_on_cpu(args))
 NO_STEPS_OF = {
     name: Inert(f"`{name}_strategy` is not 'steps'", lambda args, parts, name=name: _has_no_steps(args, name))  # type: ignore[misc]  # bound at once
@@ -97,7 +100,13 @@ NO_WARMUP = Inert(
         and f"the schedule '{SchedulerType(args.lr_scheduler_type).value}' has no warm-up"
     ),
 )
-OWN_LOSS = Inert("`compute_loss_func` computes the loss", lambda args, parts: parts.has_loss_function)
+OWN_LOSS = Inert(
+    "your own `compute_loss_func` or `compute_loss` computes the loss",
+    lambda args, parts: parts.loss is not None and f"your own `{parts.loss}` computes the loss",
+)
+NO_OPTIONS = Inert(
+    "the constant schedule has no options", lambda args, parts: args.lr_scheduler_type == SchedulerType.CONSTANT
+)
 FP16_ON_CPU = Inert(
     "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`",
     lambda args, parts: _is_on_cpu(args),

@@ -555,19 +555,20 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
 
 
 def check_optimized(optimizer: object, model: nn.Module) -> None:
-    """Refuse an optimizer that holds none of the model's parameters, and so trains nothing.
+    """Refuse an optimizer that holds none of the parameters to train, and so trains nothing.
 
     Raises:
-        ArgumentError: It holds those of another model.
+        ArgumentError: It holds those of another model, or frozen ones alone.
     """
     groups = getattr(optimizer, "param_groups", None)
     if not isinstance(groups, list) or isinstance(optimizer, LayerWiseDummyOptimizer):  # its groups hold none
         return
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    if held and not any(id(parameter) in held for parameter in model.parameters()):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if held and trained and not any(id(parameter) in held for parameter in trained):
         raise ArgumentError(
-            f"The optimizer ({type(optimizer).__name__}) holds {len(held)} parameters, and none is a parameter of the "
-            f"model ({type(model).__name__}), so nothing would be trained.\n\nHint: make it from "
+            f"The optimizer ({type(optimizer).__name__}) holds {len(held)} parameters, and none of the {len(trained)} "
+            f"that the model ({type(model).__name__}) would train, so nothing is trained.\n\nHint: make it from "
             "`trainer.model.parameters()`, after the model was changed or wrapped."
         )
 

@@ -15,6 +15,7 @@ from torch import nn
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.types import DataSource, Loader
 from hf_compat.engine.evaluation import WHOLE, ComputeMetrics, EvaluationBatches, EvaluationPart, EvaluationRun
+from hf_compat.engine.evaluation_contract import tell_of_nothing
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import wrap_forward
@@ -175,6 +176,8 @@ class Evaluator:
         """
         metrics: Metrics = {}
         last = len(datasets) - 1
+        if not datasets:
+            tell_of_nothing(is_prediction=False)
         try:
             for place, (name, dataset) in enumerate(datasets.items()):
                 self._name = name

@@ -38,7 +38,7 @@ def run_parts(steps: StepsBase) -> RunParts:
         optimizer=optimizer,
         has_schedule=steps.lr_scheduler is not None and not steps._created_lr_scheduler,
         unread=dict if makes_it else functools.cache(lambda: unread_arguments(steps.args, steps.model)),
-        has_loss_function=steps.compute_loss_func is not None,
+        loss=_own_loss(steps),
         metrics=_kind_of_metrics(steps.compute_metrics),
         generates=isinstance(steps, GenerationSteps) or is_replaced(steps, "prediction_step", StepMethods),
         trains_on_stream=isinstance(steps.train_dataset, IterableDataset),
@@ -48,6 +48,15 @@ def run_parts(steps: StepsBase) -> RunParts:
         has_trackers=any(f"{type(one).__module__}.".startswith(_TRACKING) for one in callbacks),
         reads=functools.partial(_is_mentioned, steps, callbacks),
     )
+
+
+def _own_loss(steps: StepsBase) -> str | None:
+    """The name of the user's own function or method that computes the loss, without ours."""
+    if is_replaced(steps, "compute_loss", StepMethods):
+        code = getattr(getattr(steps, "compute_loss", None), "__code__", None)
+        ours = {"compute_loss", "label_smoother"}  # it may call ours, or smooth the labels itself
+        return "compute_loss" if code is not None and ours.isdisjoint(_names_in(code)) else None
+    return None if steps.compute_loss_func is None else "compute_loss_func"
 
 
 def _kind_of_metrics(given: object) -> Literal["none", "function", "torchmetrics"]:

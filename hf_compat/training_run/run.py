@@ -34,6 +34,7 @@ from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
 from hf_compat.errors import ArgumentError, MetricError, MissingMetric, warn_user
 from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments_rules import infers_direction
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
@@ -298,7 +299,7 @@ _FALLING = frozenset(
         *("wer", "cer", "ter", "mer", "wil", "der", "eer", "fer", "per", "fpr", "fnr", "err", "error", "errors"),
         *("mse", "rmse", "mae", "mape", "smape", "loss", "losses", "nll", "bpc", "bpb", "perplexity", "ppl", "logloss"),
         *("ece", "brier", "fid", "kid", "kl", "divergence", "distance", "entropy", "crossentropy", "regret"),
-        *("deviance", "hamming"),
+        *("deviance", "hamming", "msle", "rmsle", "nrmse", "wape", "mase", "crps", "lpips", "levenshtein"),
     )
 )
 _NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
@@ -307,10 +308,11 @@ _NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
 def tell_of_direction(args: TrainingArguments) -> None:
     """Warn of a metric that counts as better the larger it is, and whose name says the opposite."""
     name = args.metric_for_best_model
-    if name is None or not vars(args).get("_infers_direction") or not args.greater_is_better:
+    if name is None or not infers_direction(args) or not args.greater_is_better:
         return
-    parts = set(re.split(r"[^a-z0-9]+", name.lower()))
-    if args.eval_strategy != "no" and parts & _FALLING and not parts & _NEGATED:
+    parts = {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)}
+    is_falling = parts & _FALLING or any("error" in part for part in parts)
+    if args.eval_strategy != "no" and is_falling and not parts & _NEGATED:
         warn_user(
             f"`{shown('metric_for_best_model', name)}` looks like an error, and `greater_is_better` is not set: as in "
             "transformers, the largest value counts as the best.\n\nHint: set `greater_is_better=False`, or True if "

@@ -264,12 +264,25 @@ def test_what_the_user_passes_beside_arguments_takes_their_effect(make_args):
     args, data = make_args(lr_scheduler_type="cosine", **values), toy.rows(8)
     own = Trainer(model, args, train_dataset=data, optimizers=(sgd(model), None), compute_loss_func=torch.nn.MSELoss())
     assert set(named(own)) == {"learning_rate", "weight_decay", "adam_beta1", "optim", "label_smoothing_factor"}
+
+    class OwnLoss(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs)["loss"]
+
+    class Smoothing(OwnLoss):
+        def compute_loss(self, model, inputs, *given, **more):
+            return super().compute_loss(model, inputs, *given, **more)
+
+    reason = "your own `compute_loss` computes the loss"
+    assert named(OwnLoss(model, args, train_dataset=data))["label_smoothing_factor"] == reason
+    assert "label_smoothing_factor" not in named(Smoothing(model, args, train_dataset=data))
     schedule = torch.optim.lr_scheduler.ConstantLR(sgd(model))
     own = Trainer(model, args, train_dataset=data, optimizers=(schedule.optimizer, schedule))
     assert {"lr_scheduler_type", "warmup_steps"} <= set(named(own))
     by_class = Trainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}))
     assert set(named(by_class)) == {"learning_rate", "adam_beta1", "optim"}
     assert named(args) == {"adam_beta1": "`optim='sgd'` does not read it"}
+    assert "lr_scheduler_kwargs" in named(make_args(lr_scheduler_type="constant", lr_scheduler_kwargs={"power": 2}))
 
 
 @pytest.mark.parametrize(

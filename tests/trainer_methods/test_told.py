@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 
@@ -88,6 +89,11 @@ def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, tol
     trainer.evaluate()
     assert metrics.count == 0 and re.search(words, told(), re.DOTALL), told()
     assert len(re.findall("This evaluation", told())) == 1
+
+
+def test_no_evaluation_sets_at_all_are_told(make_args, told):
+    Trainer(Line(), make_args(), eval_dataset={}).evaluate()
+    assert "gave nothing, as the evaluation data set has no samples" in told()
 
 
 def test_a_loss_alone_is_missed_and_label_names_bring_it(make_args, told):
@@ -314,7 +320,9 @@ def scored(make_args, scores, name="score", **values):
     return trainer
 
 
-@pytest.mark.parametrize("name", ["wer", "eval_cer", "val_mse", "perplexity", "word_error_rate", "loss_of_a"])
+@pytest.mark.parametrize(
+    "name", ["wer", "eval_cer", "val_MSE", "perplexity", "MeanSquaredError", "errorrate", "loss_of_a"]
+)
 def test_an_error_that_counts_as_better_the_larger_it_is_is_told(make_args, told, name):
     scored(make_args, [0.5, 0.4, 0.3], name)
     assert f"`metric_for_best_model='{name}'` looks like an error" in told() and "greater_is_better=False" in told()
@@ -327,6 +335,13 @@ def test_other_metrics_and_a_chosen_direction_are_quiet(make_args, told, name):
     scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=True)
     scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=False)
     assert "looks like" not in told()
+
+
+def test_a_direction_of_replaced_arguments_is_told(make_args, told):
+    args = dataclasses.replace(make_args(**BEST, metric_for_best_model="wer"), seed=7)
+    metrics = {"compute_metrics": lambda p: {"wer": 0.1}}
+    Trainer(Line(), args, train_dataset=points(8), eval_dataset=points(2), **metrics).train()
+    assert "looks like" in told()
 
 
 def test_a_direction_set_later_is_chosen_as_well(make_args, told):
@@ -377,8 +392,29 @@ def test_an_optimizer_over_another_model_is_refused(make_args, way):
     trainer = (Trainer if way == "passed" else Own)(
         toy.Classifier(), args, train_dataset=toy.rows(8), optimizers=passed
     )
-    assert any("none is a parameter of the model" in one.problem for one in trainer.preflight().errors)
-    with pytest.raises(ArgumentError, match="holds 6 parameters, and none is a parameter of the model"):
+    told = "holds 6 parameters, and none of the 6 that the model"
+    assert any(told in one.problem for one in trainer.preflight().errors)
+    with pytest.raises(ArgumentError, match=told):
+        trainer.train()
+
+
+def test_an_optimizer_over_frozen_parameters_alone_is_refused(make_args):
+    model = toy.Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    model.adapter = nn.Linear(3, 3)  # as wrapping a model for PEFT does
+    model.register_forward_hook(lambda module, given, out: {**out, "loss": out["loss"] + module.adapter.weight.sum()})
+    trainer = Trainer(model, make_args(max_steps=1), train_dataset=toy.rows(8), optimizers=(optimizer, None))
+    with pytest.raises(ArgumentError, match="none of the 2 that the model"):
+        trainer.train()
+
+
+def test_an_optimizer_kept_for_another_model_is_refused(make_args):
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows(8))
+    trainer.train()
+    trainer.train()
+    trainer.model = trainer.model_wrapped = toy.Classifier()
+    with pytest.raises(ArgumentError, match="so nothing is trained"):
         trainer.train()
 
 
