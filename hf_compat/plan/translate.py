@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast
@@ -25,7 +25,7 @@ from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import is_pretrained_model, is_sharded_when_loaded
-from hf_compat.plan.argument_support import PRECISIONS, check_supported, in_one_line, inert_settings
+from hf_compat.plan.argument_support import PRECISIONS, InertSetting, check_supported, in_one_line, inert_settings
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.runtime.launch import environment, has_rendezvous
@@ -229,7 +229,7 @@ class CurrentPlan:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
-        self._seen = ""
+        self._seen = self._evaluated_with = ""
         self._plan = LightningPlan()
 
     def of(self, args: TrainingArguments, model: nn.Module | None = None) -> LightningPlan:
@@ -247,11 +247,20 @@ class CurrentPlan:
                 self._told.add(told)
         return self._plan
 
-    def tell_of_inert(self, args: TrainingArguments, parts: RunParts, in_evaluation: bool = False) -> None:
+    def tell_of_inert(self, args: TrainingArguments, parts: RunParts) -> None:
         """Say in one line which arguments have no effect, without those that were said before."""
-        found = [one for one in inert_settings(args, parts, in_evaluation) if in_one_line([one]) not in self._told]
+        self._tell(inert_settings(args, parts))
+
+    def tell_in_evaluation(self, args: TrainingArguments, make_parts: Callable[[], RunParts]) -> None:
+        """Say which arguments have no effect in an evaluation, where they have changed since the last one."""
+        if self._evaluated_with != self._seen:
+            self._evaluated_with = self._seen
+            self._tell(inert_settings(args, make_parts(), in_evaluation=True))
+
+    def _tell(self, found: list[InertSetting]) -> None:
+        found = [one for one in found if f"{one.name}: {one.why}" not in self._told]  # values may be a search's
         if found:
-            self._told.update(in_one_line([one]) for one in found)
+            self._told.update(f"{one.name}: {one.why}" for one in found)
             warn_user(f"Without effect in this run: {in_one_line(found)}.", InertArgumentWarning)
 
 

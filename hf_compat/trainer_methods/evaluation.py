@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -208,7 +209,7 @@ class Evaluator:
             )
         plan = host._plan.of(args, host.model)
         if not host.is_in_train:
-            host._plan.tell_of_inert(args, run_parts(host), in_evaluation=True)
+            host._plan.tell_in_evaluation(args, functools.partial(run_parts, host))
         host._call_wrap_model(training=False)
         started = time.time()
         host.is_deepspeed_enabled = plan.strategy == "deepspeed"

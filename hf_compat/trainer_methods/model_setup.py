@@ -158,6 +158,11 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
             model = self.call_model_init()
         elif self.model_init is not None:
             raise ArgumentError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
+        if isinstance(model, nn.Module) and "_parameters" not in vars(model):
+            raise ArgumentError(
+                f"The constructor of {type(model).__name__} has not called that of `torch.nn.Module`.\n\n"
+                "Hint: begin its `__init__` with `super().__init__()`."
+            )
         check_trainable(model)
         if self.args.use_liger_kernel:
             check_liger(model, self.args.liger_kernel_config)

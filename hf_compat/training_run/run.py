@@ -326,15 +326,17 @@ def tell_of_best(args: TrainingArguments, state: TrainerState) -> None:
     if args.eval_strategy == "no" or (loaded is not None and checkpoint_step(loaded) == update):
         return
     metric = eval_metric_name(str(args.metric_for_best_model))
-    if state.best_metric is None or not update:
+    if state.best_metric is None:
+        told = "The best evaluation is not known, as none was made"
+        way_out = "evaluate earlier: lower `eval_delay`, or call `evaluate` in the methods that you override"
+    elif not update:
         told = f"The best evaluation is not known, as none gave a number {brief(metric)} that can be compared"
+        way_out = "look at the metric, which was NaN or infinite each time"
     else:
         told = f"The best evaluation ({metric}={state.best_metric:g}, update {update}) has no checkpoint"
+        way_out = "save after each evaluation (`save_steps` equal to `eval_steps`), or set `save_strategy='best'`"
     kept = "the weights of the last update stay" if loaded is None else f"{loaded} is loaded, the best that was saved"
-    warn_user(
-        f"{told}: {kept}.\n\nHint: save after each evaluation (`save_steps` equal to `eval_steps`), or set "
-        "`save_strategy='best'`."
-    )
+    warn_user(f"{told}: {kept}.\n\nHint: {way_out}.")
 
 
 def note_best_checkpoint(

@@ -53,6 +53,7 @@ CRASHES = {
     "labels beyond the logits": (Classes, rows([0, 5, 1, 2]), {}, "as many classes"),
     "labels that are fractions": (Classes, rows([0.0, 1.0, 2.0, 1.0]), {}, "'labels' holds fractions.*long"),
     "labels that are texts": (Classes, rows(["a", "b", "c", "d"]), {}, r"Of 'labels' \(str\) no tensor can be made"),
+    "fractions in a classifier": (toy.tiny_bert, blocks(label=1.5), {}, "'labels' holds fractions"),
     "a batch of lists": (Classes, rows([0, 1, 2, 1]), {"data_collator": listed}, "lists or texts in 'x'"),
 }
 
@@ -83,6 +84,7 @@ def test_metrics_of_two_arguments_are_explained(make_args):
     with pytest.raises(TypeError) as caught:
         trainer.evaluate()
     assert "one `EvalPrediction`, and takes (predictions, labels)" in notes_of(caught.value)
+    assert len(caught.value.__notes__) == 1
 
 
 def test_a_table_in_place_of_samples_is_explained(make_args):
@@ -92,6 +94,15 @@ def test_a_table_in_place_of_samples_is_explained(make_args):
     with pytest.raises(Exception) as caught:
         Trainer(Classes(), make_args(max_steps=1), train_dataset=table).train()
     assert "`train_dataset` is a table" in notes_of(caught.value)
+
+
+def test_a_forgotten_constructor_of_a_model_is_refused(make_args):
+    class HalfModel(nn.Module):
+        def __init__(self):
+            self.size = 3
+
+    with pytest.raises(ValueError, match=r"HalfModel has not called that of `torch.nn.Module`"):
+        Trainer(HalfModel(), make_args())
 
 
 def test_a_forgotten_constructor_is_explained(make_args):

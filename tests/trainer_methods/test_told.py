@@ -369,6 +369,11 @@ def test_a_best_evaluation_that_was_not_saved_is_told(make_args, told, scores, w
     assert loaded is None or f"{loaded} is loaded, the best that was saved" in told()
 
 
+def test_evaluations_that_begin_too_late_are_told(make_args, told):
+    scored(make_args, [], eval_delay=9, greater_is_better=True)
+    assert "The best evaluation is not known, as none was made: the weights of the last update stay" in told()
+
+
 def test_a_best_evaluation_that_was_saved_is_quiet(make_args, told):
     scored(make_args, [0.5, 0.9, 0.3], greater_is_better=True)
     scored(make_args, [0.5, 0.9, 0.3], greater_is_better=True, save_strategy="best")

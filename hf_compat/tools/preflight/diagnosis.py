@@ -107,7 +107,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         lambda crash: (
-            crash.float_labels and crash.says("(?i)long|float", "dtype", "scalar type", "not implemented for")
+            crash.float_labels and crash.says("(?i)long|float|dtype|scalar type|not implemented for|target size")
         ),
         lambda crash: (
             f"{crash.float_labels[0]!r} holds fractions (torch.float32), and a loss of classes takes whole numbers. "
@@ -164,7 +164,8 @@ def _notes(trainer: Trainer, error: Exception, updates: int | None) -> Iterator[
         if any(repr(name) in odd for name in trainer.label_names):
             yield _NO_TENSOR.format(odd)
         return
-    yield from (rule.says(crash) for rule in RULES if rule.applies(crash))
+    by_rules = [rule.says(crash) for rule in RULES if rule.applies(crash)]
+    yield from by_rules
     if crash.batch is None and odd:
         yield _NO_TENSOR.format(odd)
     if crash.batch is not None:
@@ -173,5 +174,5 @@ def _notes(trainer: Trainer, error: Exception, updates: int | None) -> Iterator[
         check_numbers(session)
         yield from (f"{one.problem} Hint: {one.way_out}." for one in session.findings)
     known = way_out_of(error)
-    if known is not None:
+    if known is not None and not by_rules:
         yield f"Hint: {known}."
