@@ -193,8 +193,7 @@ class Trainer(
             self._set_use_cache()
             self._memory_tracker.stop_and_update_metrics()
             self._own_attributes = frozenset(vars(self))
-            tell_of_trainer_names(self, self._own_attributes)
-            tell_of_callback_names(self._callbacks.order)
+            self._tell_of_names()
 
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Set the arguments, then join the other ranks, set up logging and seed accordingly."""
@@ -290,10 +289,7 @@ class Trainer(
                 wanted = self._callbacks.checkpoint_of_exception()
             with naming_absent_ranks():
                 self._refuse_late_overrides()
-                self._plan.tell_of_inert(self.args, run_parts(self))
-                tell_of_trainer_names(self, self._own_attributes)
-                tell_of_callback_names(self._callbacks.order)
-                tell_of_direction(self.args)
+                self._tell_before_training()
                 if self.args.world_size > 1:
                     compare_arguments(self.args, wanted)
                 with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
@@ -323,6 +319,19 @@ class Trainer(
         finally:
             self._remove_neftune_noise()
             self.is_in_train = False
+
+    def _tell_of_names(self) -> None:
+        """Warn on rank 0 of names of the user's that nearly are a Trainer's or a callback's."""
+        if self.args.process_index == 0:
+            tell_of_trainer_names(self, self._own_attributes)
+            tell_of_callback_names(self._callbacks.order)
+
+    def _tell_before_training(self) -> None:
+        """Warn on rank 0 of what a training would get wrong without a word."""
+        self._tell_of_names()
+        if self.args.process_index == 0:
+            self._plan.tell_of_inert(self.args, run_parts(self))
+            tell_of_direction(self.args)
 
     def _explain_error(self, error: Exception) -> None:
         """Add notes to an error that leaves the first updates or an evaluation: what a preflight would have said."""

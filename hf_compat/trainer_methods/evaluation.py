@@ -208,7 +208,7 @@ class Evaluator:
                 "Hint: set the best run's arguments, call `train()`, then evaluate. Or load the best run's checkpoint."
             )
         plan = host._plan.of(args, host.model)
-        if not host.is_in_train:
+        if not host.is_in_train and args.process_index == 0:
             host._plan.tell_in_evaluation(args, functools.partial(run_parts, host))
         host._call_wrap_model(training=False)
         started = time.time()

@@ -138,7 +138,8 @@ class StepMethods(StepsBase):
             f"gradients are {factor} times too large, as in transformers.",
             f"divide the sum of the losses by it, or {way_out}",
         )
-        warn_user("{}\n\nHint: {}.".format(*self._ignored_count))
+        if self.args.process_index == 0:
+            warn_user("{}\n\nHint: {}.".format(*self._ignored_count))
 
     def check_loss(self, loss: object, inputs: Inputs) -> None:
         """Refuse a loss that is not one number with a gradient. An override of the step may take one of a dimension."""

@@ -178,9 +178,10 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
             self._memory_tracker.update_metrics("train", metrics)
         self.log(metrics)
         best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and self.is_world_process_zero():
-            tell_of_best(self.args, self.state)
-        tell_of_flags(self.control, FLAGS)
+        if self.is_world_process_zero():
+            tell_of_flags(self.control, FLAGS)
+            if self.args.load_best_model_at_end:
+                tell_of_best(self.args, self.state)
         if self.args.load_best_model_at_end and best is not None:
             with self._loading_whole_weights():
                 self._load_best_model()
