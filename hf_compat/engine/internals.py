@@ -19,7 +19,11 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
-from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _validate_scheduler_api,
+)
 from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -423,6 +427,11 @@ def automatic_schedules(chosen: OptimizerLRScheduler) -> tuple[list[Optimizer], 
     """Read the result of a `configure_optimizers` as in automatic optimization. None if it has several optimizers."""
     optimizers, schedules, monitor = _configure_optimizers(chosen)  # type: ignore[arg-type]  # it checks the type
     return optimizers, _configure_schedulers_automatic_opt(schedules, monitor) if len(optimizers) == 1 else None
+
+
+def check_schedules(configs: list[LRSchedulerConfig], module: LightningModule) -> None:
+    """Refuse schedules that Lightning cannot step, as it does in automatic optimization only."""
+    _validate_scheduler_api(configs, module)
 
 
 def load_state(

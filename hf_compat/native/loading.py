@@ -129,15 +129,16 @@ class LoadableModule(WindowModule):
         if holds_adapter:  # PEFT reads them itself
             _load_adapter(self.model, folder)
         self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
-        self._resume = checkpoint.get(OWN_KEY)
-        self._lightning_resumes = "loops" in checkpoint
-        self._loaded_optimizers = checkpoint.get("optimizer_states", ())
-        self._loaded_schedules = checkpoint.get("lr_schedulers", ())
+        trainer = attached_trainer(self)
+        if trainer is not None:  # else `load_from_checkpoint` makes a module, which begins anew
+            self._resume = checkpoint.get(OWN_KEY)
+            self._lightning_resumes = "loops" in checkpoint
+            self._loaded_optimizers = checkpoint.get("optimizer_states", ())
+            self._loaded_schedules = checkpoint.get("lr_schedulers", ())
         weights = plain_names(checkpoint["state_dict"])
         if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
             held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
             weights = {PREFIX + name: tensor for name, tensor in held.items()}
-        trainer = attached_trainer(self)
         if folder is not None:  # it holds no states of metrics, and adapters are loaded
             own = plain_names(self.state_dict())
             elsewhere = ("compute_metrics.", PREFIX) if holds_adapter else ("compute_metrics.",)
@@ -392,19 +393,17 @@ def _completed(cls: type[LoadableModule], path: str, held: Given, keywords: Give
 
 
 def _read(source: str | IO[bytes], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
-    """Read weights and hyperparameters, without the position of the run."""
+    """Read a `.ckpt`, or the weights of a folder."""
     if isinstance(source, str) and os.path.isdir(source):
         weights = {} if holds_adapters(source) else read_weights(source)
         return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}, FOLDER_KEY: source}
     here = map_location if map_location is not None or torch.cuda.is_available() else "cpu"
     if isinstance(source, str):
-        checkpoint = HFCheckpointIO().load_checkpoint(source, here, weights_only)
-    elif weights_only is False:
-        checkpoint = torch.load(source, here, weights_only=False)
-    else:
-        with knowing_types(source, ARRAY_GLOBALS, objects=True):
-            checkpoint = plain_checkpoint("The open file", torch.load(source, here, weights_only=True))
-    return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
+        return HFCheckpointIO().load_checkpoint(source, here, weights_only)
+    if weights_only is False:
+        return dict(torch.load(source, here, weights_only=False))
+    with knowing_types(source, ARRAY_GLOBALS, objects=True):
+        return plain_checkpoint("The open file", torch.load(source, here, weights_only=True))
 
 
 def _arguments_of(path: str) -> TrainingArguments | None:

@@ -11,12 +11,18 @@ The end of an evaluation steps a schedule of HF's that follows a metric.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
-from hf_compat.engine.internals import automatic_schedules, is_in_resumed_epoch, replace_schedule_steps
+from hf_compat.engine.internals import (
+    automatic_schedules,
+    check_schedules,
+    is_in_resumed_epoch,
+    replace_schedule_steps,
+)
 from hf_compat.engine.module import is_stepped_by_hf
 from hf_compat.optim.lr_schedulers import follows_metric
 
@@ -65,6 +71,9 @@ class LightningSchedules:
     def __init__(self, module: HFModule) -> None:
         self.module, self.makes_updates = module, module.automatic_optimization
         self.own = replace_schedule_steps(module.trainer, self.step)
+        configs = [config for config in module.trainer.lr_scheduler_configs if self.owns(config)]
+        with self._posing(configs):
+            check_schedules(configs, module)
         module.__dict__["on_train_epoch_end"] = functools.partial(self._end_epoch, module.on_train_epoch_end)
 
     def step(self, interval: str, update_plateau_schedulers: bool) -> None:
@@ -86,15 +95,21 @@ class LightningSchedules:
 
     def _step(self, interval: str, follows: bool) -> None:
         """Call Lightning's own code for its schedules, in which a module of HF's updates poses as automatic."""
-        module, trainer = self.module, self.module.trainer
-        configs, said = trainer.lr_scheduler_configs, module._said_automatic
-        own = [config for config in configs if self.owns(config)]
+        trainer = self.module.trainer
+        own = [config for config in trainer.lr_scheduler_configs if self.owns(config)]
         if follows and is_in_resumed_epoch(trainer):  # its last batch may have been trained before, and logged nothing
             own = [config for config in own if config.monitor in trainer.callback_metrics]
-        if not own:
-            return
-        trainer.strategy.lr_scheduler_configs, vars(module)["_said_automatic"] = own, True
+        if own:
+            with self._posing(own):
+                self.own(interval, follows)
+
+    @contextmanager
+    def _posing(self, own: list[LRSchedulerConfig]) -> Iterator[None]:
+        """Show Lightning these schedules, and automatic optimization."""
+        strategy, attributes = self.module.trainer.strategy, vars(self.module)
+        configs, said = strategy.lr_scheduler_configs, self.module._said_automatic
+        strategy.lr_scheduler_configs, attributes["_said_automatic"] = own, True
         try:
-            self.own(interval, follows)
+            yield
         finally:
-            trainer.strategy.lr_scheduler_configs, vars(module)["_said_automatic"] = configs, said
+            strategy.lr_scheduler_configs, attributes["_said_automatic"] = configs, said

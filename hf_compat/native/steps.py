@@ -6,7 +6,6 @@ Also its evaluations, its number of updates in a user's own Lightning trainer, a
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -375,7 +374,7 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
     Its schedule stays Lightning's, with its own interval.
 
     Raises:
-        ArgumentError: There are none or several, or its steps need a closure.
+        ArgumentError: There are none or several, or it is LBFGS.
     """
     made = optimizers_of(trainer)
     if len(made) != 1:
@@ -384,8 +383,7 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
             "Hint: return one with several parameter groups, or override `training_step` with "
             "`automatic_optimization = True`."
         )
-    closure = inspect.signature(type(made[0]).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    if isinstance(made[0], torch.optim.LBFGS):
         raise ArgumentError(
             f"{type(made[0]).__name__} computes the loss several times in a step (`step(closure)`), and an HFModule's "
             "update computes it once.\n\nHint: set `self.automatic_optimization = True` after `super().__init__(…)`. "

@@ -112,6 +112,22 @@ def test_an_optimizer_that_needs_a_closure_is_refused_or_lightnings(make, lightn
     assert trainer.global_step == 2
 
 
+def test_an_optimizer_that_calls_its_closure_before_the_step_is_trained(make, lightning):
+    class Closing(torch.optim.SGD):
+        def step(self, closure):
+            closure()
+            super().step()
+
+    class Closes(Sentences):
+        def configure_optimizers(self):
+            return Closing(self.parameters(), lr=0.1)
+
+    module = Closes(Net(), make())
+    before = module.model.linear.weight.detach().clone()
+    lightning().fit(module, DataLoader(["a", "bc"], 1))
+    assert not torch.equal(before, module.model.linear.weight)
+
+
 @pytest.mark.parametrize("said", [None, True])
 def test_a_backbone_beside_the_model_is_unfrozen_clipped_and_zeroed(make, lightning, said):
     class Head(Sentences):

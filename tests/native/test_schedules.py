@@ -185,3 +185,28 @@ def test_an_authors_schedule_that_nothing_steps_beside_hfs_updates_is_named(make
         (message,) = told
         assert "nothing has stepped StepLR: the learning rate stays 1." in message and module.rates == [1.0, 1.0]
         assert "Hint: call `self.lr_schedulers().step()`" in message
+
+
+class Unlike:
+    """A schedule that is none of torch's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, needed):
+        raise AssertionError
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("automatic", [None, True])
+@pytest.mark.parametrize("base", [Plain, HFModule])
+def test_a_schedule_that_lightning_cannot_step_is_refused_before_training(make, lightning, base, automatic):
+    module = subclass(base, automatic, schedule=Unlike)(Classifier(), make())
+    with pytest.raises(MisconfigurationException, match="`Unlike` doesn't follow PyTorch's LRScheduler"):
+        lightning().fit(module, DataLoader(rows(8), 4))
+    assert module.global_step == 0
