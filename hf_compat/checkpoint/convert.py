@@ -35,7 +35,7 @@ from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
 from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
-from hf_compat.checkpoint.hints import no_checkpoint
+from hf_compat.checkpoint.hints import no_checkpoint, no_file
 from hf_compat.checkpoint.judging import as_named, holds_model_alone
 from hf_compat.checkpoint.moving import move
 from hf_compat.checkpoint.reading import (
@@ -449,7 +449,7 @@ class HFCheckpointIO(CheckpointIO):
             return read_folder(str(path))
         is_here = os.path.lexists(path)
         if not is_here and "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
-            raise no_checkpoint(str(path))
+            raise no_file(str(path))
         is_plain = weights_only is not False  # the caller asks for unpickling in so many words
         try:
             with reading(path), naming(path), contextlib.ExitStack() as stack:

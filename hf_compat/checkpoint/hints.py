@@ -301,6 +301,11 @@ def no_checkpoint(path: str, error: Exception | None = None, output_dir: str | N
     return explained(f"Can't find a valid checkpoint at {path}", PathFacts(path, error, output_dir))
 
 
+def no_file(path: str) -> CheckpointError:
+    """Make the error for a `ckpt_path` where nothing is, in words that scripts know from Lightning."""
+    return explained(f"Checkpoint file not found: {path}", PathFacts(path))
+
+
 def nothing_to_resume(output_dir: str, skipped: Mapping[str, str]) -> CheckpointError:
     """Make the error for an output folder without a checkpoint that can be used. `skipped` has the reasons by path."""
     why = "".join(f"\n  {os.path.basename(path)}: {reason}" for path, reason in skipped.items())

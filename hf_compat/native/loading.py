@@ -38,7 +38,7 @@ from hf_compat.checkpoint.forms import (
     check_weights,
     settle_states,
 )
-from hf_compat.checkpoint.hints import no_checkpoint
+from hf_compat.checkpoint.hints import no_checkpoint, no_file
 from hf_compat.checkpoint.judging import as_named, tell_of_model_alone
 from hf_compat.checkpoint.reading import (
     COMPILED,
@@ -336,7 +336,7 @@ def read_described(
     source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
     path = source if isinstance(source, str) else f"the open {type(source).__name__}"
     if source is path and "://" not in path and not os.path.exists(path):
-        raise no_checkpoint(path)
+        raise no_file(path)
     try:
         checkpoint = _read(source, map_location, weights_only)
     except CheckpointError as error:

@@ -296,7 +296,7 @@ class HFModule(OverridePoints, LoadableModule):
     @property
     def forward_owner(self) -> nn.Module | None:
         """This module, if the signature of its own `forward` names a batch's entries. None if the model's does."""
-        if not self._has_own_forward:
+        if not self._has_own_forward or not callable(self.forward):
             return None
         kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
         return None if inspect.Parameter.VAR_KEYWORD in kinds else self

@@ -71,7 +71,8 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
                 f"`{name}` of {type(module).__name__} would never be called, because an HFModule makes its updates "
                 f"itself.\n\nHint: {hint}. Or set `automatic_optimization = True`. Then Lightning makes the updates."
             )
-    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+    step: Method | None = module.training_step  # Lightning says that None is none
+    if step is not None and "dataloader_iter" in inspect.signature(step).parameters:
         raise OverrideError(
             f"`training_step` of {type(module).__name__} takes `dataloader_iter`, and an HFModule reads its batches "
             "itself.\n\nHint: take `batch, batch_idx`; or set `automatic_optimization = True`."

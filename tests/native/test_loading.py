@@ -158,7 +158,7 @@ def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):
 @pytest.mark.parametrize(
     ("path", "keywords", "message"),
     [
-        ("nowhere", {}, "valid checkpoint at nowhere: there is no such folder"),
+        ("nowhere", {}, "Checkpoint file not found: nowhere: there is no such folder"),
         ("checkpoint-4", {"model": nn.Linear(2, 2)}, 'Missing key(s) in state_dict: "model.weight", "model.bias".'),
         (
             "checkpoint-4",

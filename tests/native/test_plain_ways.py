@@ -235,3 +235,14 @@ def test_lightning_warns_of_an_own_validation_step_without_data(make, lightning)
 
     with pytest.warns(UserWarning, match="have no `val_dataloader`"):
         lightning().fit(Validates(Net(), make()), DataLoader(rows(8), 4))
+
+
+STEPS = {"training_step": "fit", "validation_step": "validate", "predict_step": "predict"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_lightning_says_which_step_a_module_lacks(make, lightning, name):
+    module = Manual(Net(), make())
+    setattr(module, name, None)
+    with pytest.raises(MisconfigurationException, match=name):
+        getattr(lightning(), STEPS[name])(module, DataLoader(rows(8), 4))
