@@ -16,7 +16,7 @@ import pickle
 import stat
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -186,6 +186,10 @@ _DEEPEST = 100
 # Bytes that tensors may need beyond their own storage. A stride of 0 makes gigabytes of one number.
 _MOST_REPEATED_BYTES = 2**26
 _MOST_NAMES = 10**4
+# Packages whose objects, or tensors and arrays of whose parts, a loader makes of a pickle.
+_MADE = frozenset(
+    ("", "builtins", "collections", "_codecs", "copyreg", "numpy", "torch", "apollo_torch", "galore_torch", "torchao")
+)
 _LEAVES = frozenset((int, float, str, bytes, bool, type(None)))
 # torch before 1.6 writes five pickles instead of a zip file. The fourth is the content.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
@@ -228,6 +232,11 @@ class Named:
     def state(self) -> object:
         """The last state that the pickle has given the object. None if it has given none."""
         return self.states[-1] if self.states else None
+
+    @property
+    def parts(self) -> Sequence[object]:
+        """What a loader walks through. An object that none makes stays closed, and may be a circle."""
+        return [*self.given, *self.states] if self.module.partition(".")[0] in _MADE else ()
 
 
 class _Walker(pickle._Unpickler):  # written in Python: each step can be replaced
@@ -369,7 +378,7 @@ def check_bounds(path: str, content: Plain) -> None:
                 # the bytes beyond those of its storage
                 more = max(item.nbytes - item.untyped_storage().nbytes(), 0) if item.layout == torch.strided else 0
                 repeated += times * more
-            parts = [*item.given, *item.states] if isinstance(item, Named) else item
+            parts = item.parts if isinstance(item, Named) else item
             parts = [*parts, *parts.values()] if isinstance(parts, Mapping) else parts
             if not isinstance(parts, (list, tuple, set, frozenset)):
                 continue

@@ -317,7 +317,8 @@ class HFModule(OverridePoints, LoadableModule):
         count_updates(self.trainer, 1)
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
-                refuse_unused_hooks(self, HFModule)
+                data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
+                refuse_unused_hooks(self, HFModule, may_read=self._says_manual and not isinstance(data, NativeSteps))
             if not self._says_manual:  # else Lightning checks them as for any LightningModule
                 check_mechanics(self.steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self)  # type: ignore[attr-defined]  # set by a connector

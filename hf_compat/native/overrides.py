@@ -59,8 +59,13 @@ class OutputError(LossError, MisconfigurationException):
     """A user-defined `training_step` returned something that no update can be made of."""
 
 
-def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule], may_read: bool) -> None:
     """Refuse a subclass's hooks that Lightning calls in automatic optimization only.
+
+    Args:
+        module: Of the subclass.
+        base: HFModule.
+        may_read: Whether its step may take its batches from Lightning's iterator.
 
     Raises:
         OverrideError: The message names the hook and its replacement.
@@ -72,10 +77,11 @@ def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModul
                 f"itself.\n\nHint: {hint}. Or set `automatic_optimization = True`. Then Lightning makes the updates."
             )
     step: Method | None = module.training_step  # Lightning says that None is none
-    if step is not None and "dataloader_iter" in inspect.signature(step).parameters:
+    if step is not None and not may_read and "dataloader_iter" in inspect.signature(step).parameters:
         raise OverrideError(
             f"`training_step` of {type(module).__name__} takes `dataloader_iter`, and an HFModule reads its batches "
-            "itself.\n\nHint: take `batch, batch_idx`; or set `automatic_optimization = True`."
+            "itself.\n\nHint: take `batch, batch_idx`; or set `automatic_optimization = True`. A step that makes "
+            "its own updates (`automatic_optimization = False`) may read a DataLoader so."
         )
 
 

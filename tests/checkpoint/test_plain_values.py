@@ -174,7 +174,16 @@ class Options:
     depth: int = 2
 
 
-@pytest.mark.parametrize("value", [Odd(), Options(3), [Options(4)]], ids=["object", "dataclass", "list"])
+class Node:
+    """A part of a configuration, which knows the whole."""
+
+    def __init__(self):
+        self.parts = {"inner": [self], "width": 3}
+
+
+@pytest.mark.parametrize(
+    "value", [Odd(), Options(3), [Options(4)], Node()], ids=["object", "dataclass", "list", "circle"]
+)
 def test_an_object_among_the_hyperparameters_is_kept_and_left_out_when_read(tmp_path, value, told_anew, caplog):
     with pytest.warns(UserWarning, match=r"(?s)The hyperparameter odd.*weights_only=False"):
         path = fit_natively(tmp_path, [], module=Described(Classifier(), arguments(tmp_path), width=7, odd=value))

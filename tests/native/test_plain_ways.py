@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule
-from hf_compat.errors import ArgumentError, CallbackError
+from hf_compat.errors import ArgumentError, CallbackError, OverrideError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -214,6 +214,23 @@ class Manual(Own):
         self.optimizers().zero_grad()
         self.manual_backward(loss)
         self.optimizers().step()
+
+
+class Reads(Manual):
+    """It takes its batches itself."""
+
+    def training_step(self, dataloader_iter):
+        batch, *_ = next(dataloader_iter)
+        super().training_step(batch, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter")
+def test_a_step_that_makes_its_own_updates_may_read_a_loader_itself(make, lightning):
+    trainer, module = lightning(), Reads(Net(), make())
+    trainer.fit(module, DataLoader(rows(8), 4))
+    assert trainer.global_step == 2
+    with pytest.raises(OverrideError, match="`training_step` of Reads takes `dataloader_iter`"):
+        lightning().fit(module, HFDataModule(None, rows(8)))
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}])
