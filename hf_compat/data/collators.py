@@ -293,6 +293,7 @@ class RemoveColumnsCollator:
         self.model_name = model_name
         self.description = description
         self.message_logged = False
+        self.dropped: tuple[str, ...] = ()  # the keys that were dropped from a sample, in this process
 
     def __call__(self, features: list[Sample]) -> Batch:
         columns = frozenset(self.signature_columns)
@@ -310,6 +311,8 @@ class RemoveColumnsCollator:
         if not isinstance(feature, dict):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
+        if len(kept) < len(feature) and not self.dropped:
+            self.dropped = tuple(sorted(set(feature) - set(kept)))
         if self.logger is not None and len(kept) < len(feature) and not self.message_logged:
             log_ignored_columns(set(feature) - set(kept), self.description, self.model_name, self.logger)
             self.message_logged = True

@@ -606,6 +606,7 @@ class EvaluationRun:
             unsampled=0 if self._order is None else self._order.left_out,
             keeps_order=keeps_order,
             names=self._names,
+            removed=getattr(getattr(self.loader, "collate_fn", None), "dropped", ()),
             label_names=steps.label_names,
             forward=steps.model.forward,
             has_loss=has_loss,

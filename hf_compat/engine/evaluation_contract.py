@@ -99,6 +99,7 @@ class EvaluationFacts:
     unsampled: int  # samples that the loader's sampler leaves out
     keeps_order: bool  # whether the rows are in the data set's order
     names: Sequence[str]  # of the inputs of the first batch
+    removed: Sequence[str]  # the columns that were removed, because the model does not take them
     label_names: Sequence[str]
     forward: Callable[..., object]  # the function that the model is called with
     has_loss: bool
@@ -174,10 +175,13 @@ def _way_to_labels(facts: EvaluationFacts) -> str:
     if found:
         return f"set `label_names={found}`, if these are the labels"
     column = facts.label_names[0] if facts.label_names else "labels"
-    return (
-        f"give the data's labels the name {column!r}. `remove_unused_columns=True` removes columns that the model's "
-        "`forward` does not take"
-    )
+    if facts.removed:
+        removed = ", ".join(f"`{name}`" for name in facts.removed)
+        return (
+            f"give the data's labels the name {column!r}. `remove_unused_columns=True` removes {removed}, as `forward` "
+            "does not take that name"
+        )
+    return f"give the data a column {column!r}, or evaluate without `compute_metrics` and loss"
 
 
 def _tell(what: str, way_out: str) -> None:

@@ -65,23 +65,28 @@ class Calls:
         return {"rows": len(prediction.predictions)}
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "values", "words"),
-    [
-        (
-            Named,
-            points(4, "target"),
-            {},
-            r"did not call `compute_metrics` and computed no loss.*label_names=\['target'\]",
-        ),
-        (Line, [{"x": one["x"]} for one in points(4)], {}, "the batches have `x`, and `label_names` expects `labels`"),
-        (Line, points(4, "y"), {}, "give the data's labels the name 'labels'"),
-        (Line, points(4), {"label_names": ["other"]}, r"`label_names` expects `other`.*label_names=\['labels'\]"),
-        (Line, points(4), {"prediction_loss_only": True}, "did not call `compute_metrics`, as `prediction_loss_only"),
-        (Named, points(4, "target"), {"batch_eval_metrics": True}, "did not call `compute_metrics`"),
-        (Line, [], {}, "gave nothing, as the evaluation data set has no samples"),
-    ],
-)
+def renamed(rows, old, new):
+    return [{new if name == old else name: value for name, value in row.items()} for row in rows]
+
+
+# A model, its data and arguments, what is told, and data and arguments as the hint says.
+NOT_CALLED = [
+    (Named, points(4, "target"), {}, r"did not call .* and computed no loss.*label_names=\['target'\]"),
+    (Line, renamed(points(4), "labels", "y"), {}, "name 'labels'.*removes `y`"),
+    (
+        Line,
+        [{"x": one["x"]} for one in points(4)],
+        {},
+        "have `x`, and `label_names` expects `labels`.*a column 'labels'",
+    ),
+    (Line, points(4), {"label_names": ["other"]}, r"`label_names` expects `other`.*label_names=\['labels'\]"),
+    (Line, points(4), {"prediction_loss_only": True}, "did not call `compute_metrics`, as `prediction_loss_only"),
+    (Named, points(4, "target"), {"batch_eval_metrics": True}, r"did not call .*label_names=\['target'\]"),
+    (Line, [], {}, "gave nothing, as the evaluation data set has no samples"),
+]
+
+
+@pytest.mark.parametrize(("model", "data", "values", "words"), NOT_CALLED)
 def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, told, model, data, values, words):
     metrics = Calls()
     trainer = Trainer(model(), make_args(**values), eval_dataset=data, compute_metrics=metrics)
@@ -89,6 +94,16 @@ def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, tol
     trainer.evaluate()
     assert metrics.count == 0 and re.search(words, told(), re.DOTALL), told()
     assert len(re.findall("This evaluation", told())) == 1
+    # the hint, followed
+    mended = {**values, "prediction_loss_only": False}
+    if found := re.search(r"label_names=\['(\w+)'\]", told()):
+        mended["label_names"] = [found[1]]
+    if found := re.search("name 'labels'.*removes `(\\w+)`", told(), re.DOTALL):
+        data = renamed(data, found[1], "labels")
+    elif "a column 'labels'" in told() or not data:
+        data = points(4)
+    result = Trainer(model(), make_args(**mended), eval_dataset=data, compute_metrics=metrics).evaluate()
+    assert metrics.count and "eval_loss" in result
 
 
 def test_no_evaluation_sets_at_all_are_told(make_args, told):
