@@ -18,10 +18,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.interop.releases import of_transformers
+from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.text import shown
@@ -195,6 +196,17 @@ def follows_metric(scheduler: object) -> bool:
 def is_schedule_of(scheduler: object, optimizer: object) -> bool:
     """Whether Lightning can hold a schedule: it is that of the optimizer, and has a state."""
     return getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
+
+
+def tell_of_other_optimizer(schedule: object, optimizer: object) -> None:
+    """Warn of a schedule that sets the rates of another optimizer than the one that trains."""
+    own = getattr(schedule, "optimizer", None)
+    if isinstance(own, Optimizer) and unprepared(own) is not unprepared(optimizer):
+        warn_user(
+            f"The schedule ({type(schedule).__name__}) is one of another optimizer ({type(unprepared(own)).__name__}) "
+            f"than the one that trains ({type(unprepared(optimizer)).__name__}), whose learning rates stay as they "
+            "are.\n\nHint: pass both in `optimizers`, the schedule made of that optimizer."
+        )
 
 
 class DeepSpeedSchedule:

@@ -40,6 +40,7 @@ from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
+from hf_compat.optim.lr_schedulers import tell_of_other_optimizer
 from hf_compat.optim.optimizers import check_optimized
 from hf_compat.optim.prepared import unprepared
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
@@ -354,6 +355,8 @@ class TrainerModule(WindowModule):
         host._resumer.is_loading = False
         if not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled:
             check_optimized(unprepared(host.optimizer), host.model)
+            if not host._created_lr_scheduler and self.trainer.global_rank == 0:
+                tell_of_other_optimizer(host.lr_scheduler, host.optimizer)
         host.optimizer = host._own_optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler

@@ -418,6 +418,20 @@ def test_an_optimizer_over_another_model_is_refused(make_args, way):
         trainer.train()
 
 
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_a_schedule_of_another_optimizer_is_told(make_args, told, passes_optimizer):
+    model = toy.Classifier()
+    mine, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    schedule = torch.optim.lr_scheduler.LambdaLR(other, lambda update: 0.5)
+    given = (mine if passes_optimizer else None, schedule)
+    trainer = Trainer(model, make_args(max_steps=1), train_dataset=toy.rows(8), optimizers=given)
+    trainer.train()
+    assert "The schedule (LambdaLR) is one of another optimizer (SGD)" in told()
+    right = torch.optim.lr_scheduler.LambdaLR(mine, lambda update: 0.5)
+    Trainer(model, make_args(max_steps=1), train_dataset=toy.rows(8), optimizers=(mine, right)).train()
+    assert told().count("is one of another optimizer") == 1
+
+
 def test_an_optimizer_over_frozen_parameters_alone_is_refused(make_args):
     model = toy.Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
