@@ -135,6 +135,8 @@ def test_an_hf_folder_becomes_a_lightning_checkpoint_and_comes_back(checkpoints,
     assert "not overwritten" in capsys.readouterr().err
 
 
+# its own loss takes `**kwargs` and leaves the count of items out (transformers 5.23)
+@pytest.mark.filterwarnings("ignore:`forward` of BertForSequenceClassification ignores `num_items_in_batch`")
 def test_our_folder_is_a_from_pretrained_folder(tmp_path):
     model = toy.tiny_bert()
     args = hf_compat.TrainingArguments(str(tmp_path), **{**OPTIONS, "max_steps": AT})
