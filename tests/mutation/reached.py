@@ -160,12 +160,13 @@ class Reached:
             at_import = any(row[3] for row in rows) or not tiers[0]
         if at_import:
             tiers += self._at_import(change)
-        files = {self.tests[place].partition("::")[0] for tier in tiers for place in tier}
-        new = [test for test in self.new if self._may_reach(test, change, files)]
-        ordered = dict.fromkeys(sorted(test for test in new if self.seconds[test] == UNKNOWN))
+        files = {self.tests[place].partition("::")[0] for tier in tiers[:1] for place in tier}
+        new = sorted(self.new, key=lambda test: (self.seconds[test], test))
+        ordered: dict[str, None] = {}
         for tier in tiers:
             ordered |= dict.fromkeys(self._ordered(tier & self.there, change))
-        ordered |= dict.fromkeys(sorted(new, key=lambda test: (self.seconds[test], test)))
+            ordered |= dict.fromkeys(test for test in new if self._is_near(test, change, files))  # after the first tier
+        ordered |= dict.fromkeys(test for test in new if test.partition("::")[0] not in self._known_files)
         return list(ordered)
 
     def statements(self) -> Iterator[tuple[str, str, int, int]]:
@@ -185,10 +186,10 @@ class Reached:
         """List the tests that are as they were when they were recorded."""
         return [self.tests[place] for place in self.there if self.tests[place].partition("[")[0] not in self.new]
 
-    def _may_reach(self, test: str, change: Change, files: set[str]) -> bool:
-        """Whether a test that was not recorded may reach a change: its file, or its folder, is about it."""
+    def _is_near(self, test: str, change: Change, files: set[str]) -> bool:
+        """Whether a test that was not recorded may reach a change: others of its file do, or its folder is about it."""
         file = test.partition("::")[0]
-        return file in files or file not in self._known_files or file.startswith(f"tests/{change.room}/")
+        return file in files or file.startswith(f"tests/{change.room}/")
 
     def _rows(self, change: Change, function: dict) -> list[list]:
         if change.file not in self._today:
