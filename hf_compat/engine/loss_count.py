@@ -6,29 +6,47 @@ ignores the number gives losses and gradients that are too large, by the number 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+# Methods that return the value, and methods that hand it on.
+_READING = frozenset(
+    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__", "__reduce_ex__")
+)
+_PASSING = frozenset(("to", "cpu", "cuda", "clone", "detach", "float", "double", "long", "int", "sum"))
 
-class CountQuestion:
-    """Passes the number as a tensor with a gradient, which keeps all values, and looks for it behind the loss."""
 
-    def __init__(self, items: torch.Tensor) -> None:
-        self.items = items.detach().clone().requires_grad_()
+class Count(torch.Tensor):
+    """A number, over the memory of another tensor, that notes whether something was computed from it."""
 
-    def is_in(self, loss: object) -> bool:
-        """Whether the loss was computed from the number."""
-        if not isinstance(loss, torch.Tensor):
-            return False
-        # nearest first, as the number is among the last operations
-        waiting, seen = deque([loss.grad_fn]), set()
-        while waiting:
-            node = waiting.popleft()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if getattr(node, "variable", None) is self.items:  # only a leaf's node has it
-                return True
-            waiting.extend([following for following, _ in node.next_functions])
-        return False
+    uses: list[str]  # what was computed, also from the number on another device, or of another type
+
+    @classmethod
+    def of(cls, items: torch.Tensor, uses: list[str] | None = None) -> Count:
+        """Look at a tensor as a count."""
+        count = items.as_subclass(cls)
+        count.uses = [] if uses is None else uses
+        return count
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        values = [*args, *(kwargs or {}).values()]
+        with torch._C.DisableTorchFunctionSubclass():
+            # methods of Python, as `__format__`, look at the type
+            plain = [one.as_subclass(torch.Tensor) if isinstance(one, Count) else one for one in args]
+            result = func(*plain, **(kwargs or {}))
+        name, tensor = getattr(func, "__name__", ""), result if isinstance(result, torch.Tensor) else None
+        if tensor is not None and name in _PASSING and isinstance(args[0], Count):
+            return cls.of(tensor, args[0].uses)
+        if name in _READING or (tensor is not None and tensor.dtype != torch.bool):
+            for one in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]:
+                if isinstance(one, Count):
+                    one.uses.append(name)
+        return result

@@ -188,6 +188,11 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model's call is compiled by torch, in a wrapper or in place."""
+    return uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
+
+
 def compiled(model: nn.Module, how: Compilation) -> nn.Module:
     """Compile a model. A compiled model is returned as it is.
 
@@ -196,7 +201,7 @@ def compiled(model: nn.Module, how: Compilation) -> nn.Module:
     Mirrors:
         The end of `accelerate.Accelerator.prepare_model`, 1.15.
     """
-    if uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
+    if is_compiled(model):
         return model
     keywords = how.keywords()
     if is_deepspeed_engine(model):  # the engine compiles the module inside it

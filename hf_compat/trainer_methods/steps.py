@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -15,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.engine.loss_count import CountQuestion
+from hf_compat.engine.loss_count import Count
 from hf_compat.engine.losses import (
     LossFacts,
     Maker,
@@ -25,6 +24,7 @@ from hf_compat.engine.losses import (
     refuse,
     warn_of_mean,
 )
+from hf_compat.engine.strategies import is_compiled
 from hf_compat.errors import DataError, warn_once, warn_user
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
@@ -40,7 +40,6 @@ from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
 from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
-from hf_compat.runtime.seeding import read_rng, write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.dataloaders import model_with_forward
@@ -81,18 +80,16 @@ class StepMethods(StepsBase):
             if callable(optimizer_train):
                 optimizer_train()
             inputs = self._prepare_inputs(inputs)
-            question = self._question_of_count(num_items_in_batch) if self._asks_for_count else None
-            given = None if question is None else copy.copy(inputs)
+            is_asked = self._asks_for_count and self._may_ignore_count(num_items_in_batch)
+            items = Count.of(num_items_in_batch) if is_asked else num_items_in_batch  # type: ignore[arg-type]  # a tensor
             with self.compute_loss_context_manager():
                 compute_loss = accepting(self.compute_loss, ITEMS)
-                items = num_items_in_batch if question is None else question.items
                 loss = compute_loss(model, inputs, num_items_in_batch=items)
             if not is_trainable(loss):
                 self.check_loss(loss, inputs)
             assert isinstance(loss, torch.Tensor)
-            if question is not None and not question.is_in(loss):
-                self._warn_of_ignored_count(model, given, num_items_in_batch)
-            del given
+            if isinstance(items, Count) and not items.uses:
+                self._warn_of_ignored_count(loss, inputs)
             del inputs
             every = self.args.torch_empty_cache_steps
             if every is not None and self.state.global_step % every == 0:
@@ -103,31 +100,21 @@ class StepMethods(StepsBase):
             self.accelerator.backward(loss)
             return loss.detach()
 
-    def _question_of_count(self, items: torch.Tensor | int | None) -> CountQuestion | None:
-        """Ask whether the loss depends on the items counted, if it is not divided by the micro-batches for them."""
+    def _may_ignore_count(self, items: torch.Tensor | int | None) -> bool:
+        """Whether to find out if the loss depends on the items counted, as it is not divided by the micro-batches."""
         self._asks_for_count = False
-        is_asked = isinstance(items, torch.Tensor) and items.is_floating_point() and self._count_factor() > 1
-        # another graph would be compiled for the question
-        is_asked = is_asked and self._compiled_model is None and not self.is_deepspeed_enabled
-        return CountQuestion(items) if is_asked and self._is_scaled_for_window(items) else None  # type: ignore[arg-type]  # a tensor
+        # another graph would be compiled to find out
+        if self._compiled_model is not None or is_compiled(self.model) or self.is_deepspeed_enabled:
+            return False
+        return isinstance(items, torch.Tensor) and self._count_factor() > 1 and self._is_scaled_for_window(items)
 
     def _count_factor(self) -> int:
         """The number of times that a loss is too large if it is not divided by the items counted."""
         is_exchanged = self.args.average_tokens_across_devices and not is_replaced(self, "compute_loss", StepMethods)
         return self.current_gradient_accumulation_steps * (self.accelerator.num_processes if is_exchanged else 1)
 
-    def _warn_of_ignored_count(self, model: nn.Module, inputs: Inputs | None, items: torch.Tensor | int | None) -> None:
-        """Warn of a loss that stays the same with another number of items, without a trace in weights and states."""
-        assert isinstance(items, torch.Tensor) and inputs is not None  # as the question was asked
-        rng, compute_loss = read_rng(), accepting(self.compute_loss, ITEMS)
-        model.eval()
-        with torch.no_grad():
-            one, other = (compute_loss(model, copy.copy(inputs), num_items_in_batch=items * times) for times in (1, 2))
-        model.train()
-        write_rng(rng)
-        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)):
-            return  # it takes the number out of the graph, by `.item()` say
-        facts, factor = self.facts_of_loss(one, inputs), self._count_factor()
+    def _warn_of_ignored_count(self, loss: torch.Tensor, inputs: Inputs) -> None:
+        facts, factor = self.facts_of_loss(loss, inputs), self._count_factor()
         way_out = "set `trainer.loss_is_scaled_for_ga = False`"
         if facts.maker is Maker.FORWARD:
             way_out = f"set `accepts_loss_kwargs = False` in {type(facts.model).__name__}"

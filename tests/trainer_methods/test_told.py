@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
+import pickle
 import re
 import warnings
 
@@ -14,6 +17,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 
 from helpers import toy
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
+from hf_compat.engine.loss_count import Count
 from hf_compat.errors import ArgumentError, HfCompatWarning, warn_once
 from hf_compat.training_run.run import compare_arguments
 
@@ -280,22 +284,46 @@ def test_a_loss_that_is_divided_is_not_told(make_args, told, model):
     assert "too large" not in told()
 
 
-def test_the_question_changes_neither_weights_nor_random_states(make_args):
-    def trained(asks):
-        class Quiet(Trainer):
-            def _question_of_count(self, items):
-                return super()._question_of_count(items) if asks else None
+USES_OF_A_COUNT = (
+    *(float, int, torch.Tensor.item, torch.Tensor.numpy, np.asarray, copy.deepcopy, math.log),
+    lambda n: 8 / n,
+    lambda n: torch.ones(2) / n.to("cpu"),
+    lambda n: torch.ones(()).div(n.clone()),
+    lambda n: n.long().item(),
+    lambda n: torch.stack([n]),
+    lambda n: pickle.loads(pickle.dumps(n)),
+)
 
-        torch.manual_seed(0)
-        model = Dropping()
-        model.dropout = nn.Dropout(0.5)
-        model.register_forward_hook(lambda module, given, out: {**out, "loss": module.dropout(out["loss"])})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loss = accumulated(make_args, model, Quiet)
-        return loss, model.w.item(), torch.rand(1).item()
 
-    assert trained(True) == trained(False)
+def test_a_count_under_watch_behaves_as_a_tensor():
+    items = torch.tensor(4.0)
+    count = Count.of(items)
+    assert count.dtype == items.dtype and count.shape == items.shape and f"{count:.1f}" == "4.0" and count.is_cpu
+    assert count and count > 3 and not count.uses
+    for use in USES_OF_A_COUNT:
+        count = Count.of(items)
+        found, right = use(count), use(items)
+        assert count.uses, use
+        assert torch.equal(torch.as_tensor(found), torch.as_tensor(right)), use
+        assert not isinstance(right / 1, Count)
+    count /= 2
+    assert items == 2.0, "code may change it in place"
+
+
+@pytest.mark.parametrize("kind", [Trainer, OwnLoss])
+def test_finding_out_calls_nothing_twice(make_args, told, kind):
+    calls = []
+
+    class Counting(kind):
+        def compute_loss(self, *given, **more):
+            calls.append("loss")
+            return super().compute_loss(*given, **more)
+
+    model = Dropping()
+    model.register_forward_hook(lambda *given: calls.append("forward"))
+    accumulated(make_args, model, Counting)
+    assert calls == ["forward", "loss"] * 4 or calls == ["loss", "forward"] * 4
+    assert told().count("too large") == 1
 
 
 def test_preflight_tells_of_an_ignored_count(make_args):
