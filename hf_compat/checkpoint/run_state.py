@@ -71,7 +71,7 @@ def readable_checkpoint(checkpoint: Mapping[str, Value]) -> dict[str, Value]:
     """Make the entries of a Lightning checkpoint readable without running code, where they can be.
 
     NumPy's scalars become plain numbers, and arguments among hyperparameters dicts. Other values stay as they are,
-    with a warning. Modules among hyperparameters are left out, as the checkpoint holds their weights.
+    with a warning. Lightning itself warns of a torch module among hyperparameters, whose weights are saved once.
 
     Raises:
         CallbackError: The state of a callback, or an entry of a hook, cannot be pickled.
@@ -146,11 +146,10 @@ def _readable_hyperparameters(held: Mapping[str, object], kept: list[str]) -> di
         try:
             readable[name] = _readable(plain, name)
         except _Unreadable as found:
-            if isinstance(found.value, nn.Module):  # its weights are in the checkpoint
-                continue
             readable[name] = plain
-            what = f"The hyperparameter {found.where} is a {type(found.value).__name__}"
-            kept.append(f"{what}, which cannot be read back from a checkpoint")
+            if not isinstance(found.value, nn.Module):  # of which `save_hyperparameters` warns
+                what = f"The hyperparameter {found.where} is a {type(found.value).__name__}"
+                kept.append(f"{what}, which cannot be read back from a checkpoint")
     return readable
 
 
@@ -202,6 +201,8 @@ def _readable(value: Value, where: str) -> Value:
         return type(value)(_readable(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
         return value
+    if isinstance(value, nn.Module):
+        raise _Unreadable(where, value)
     # torch may know how to read other values back without running anything in them
     file = io.BytesIO()
     try:

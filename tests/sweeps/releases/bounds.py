@@ -121,6 +121,7 @@ ROWS = {
     "scikit-learn": Row(("tests/examples/test_gallery.py",), linked=("hf-compat[examples]",)),
     "covertable": Row(("tests/distributed/test_seams.py", "-k", "short_window_outside"), linked=TRANSFORMERS),
     "datasets": Row(FIRST),
+    "hydra-core": Row(("tests/native/test_hydra.py",)),
     "ipykernel": Row(NOTEBOOKS, linked=("ipython", "nbclient")),
     "ipython": Row(NOTEBOOKS, linked=("ipykernel", "nbclient")),
     "nbclient": Row(NOTEBOOKS, linked=("ipykernel", "ipython")),
