@@ -331,7 +331,8 @@ def read_described(
     """Read a checkpoint and the hyperparameters of a module or data module. Return its path, for messages, and it.
 
     Raises:
-        CheckpointError: It, or the file of hyperparameters, is missing or cannot be read.
+        CheckpointError: It is missing or cannot be read, or the file of hyperparameters is of no kind that is read. A
+            missing one is Lightning's warning.
     """
     source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
     path = source if isinstance(source, str) else f"the open {type(source).__name__}"
@@ -344,7 +345,7 @@ def read_described(
     if hparams_file is not None:
         file = os.fspath(hparams_file)
         kind = os.path.splitext(file)[1].lower()
-        if not os.path.isfile(file) or kind not in (".csv", ".yaml", ".yml"):
+        if kind not in (".csv", ".yaml", ".yml"):
             text = f"`hparams_file={brief(file)}` is not a .yaml, .yml or .csv file.\n\nHint: check the path."
             raise CheckpointError(text)
         read = load_hparams_from_tags_csv if kind == ".csv" else load_hparams_from_yaml

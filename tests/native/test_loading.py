@@ -13,6 +13,7 @@ import unittest.mock
 import warnings
 from pathlib import Path
 
+import fsspec
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -116,6 +117,16 @@ def test_a_subclass_with_arguments_of_its_own(plain, tmp_path):
     (tmp_path / "h.yaml").write_text("classes: 3\nrate: 0.125\n")
     by_file = OfWidth.load_from_checkpoint(folder / "checkpoint-4", hparams_file=tmp_path / "h.yaml")
     assert by_file.steps.args.learning_rate == 0.125 and same(by_file.model, trainer.model)
+
+
+def test_a_file_of_hyperparameters_may_lie_anywhere_and_a_missing_one_is_lightnings_warning(plain):
+    folder = plain[1] / "checkpoint-4"
+    with fsspec.open("memory://h.yaml", "w") as file:
+        file.write("classes: 3\nrate: 0.125\n")
+    by_file = OfWidth.load_from_checkpoint(folder, hparams_file="memory://h.yaml")
+    assert by_file.steps.args.learning_rate == 0.125
+    with pytest.warns(RuntimeWarning, match="Missing Tags: none.yaml"):
+        OfWidth.load_from_checkpoint(folder, hparams_file="none.yaml", classes=3)
 
 
 class Configured(HFModule):
