@@ -32,7 +32,7 @@ def run(*words, folder, hf_compat=True):
 
 
 def eject(script, *arguments, folder):
-    words = ("-m", "hf_compat", "eject", script, *arguments, folder / "project")
+    words = ("-m", "hf_compat", "eject", "--updates", "0", script, *arguments, folder / "project")
     return run(*words, folder=folder)
 
 

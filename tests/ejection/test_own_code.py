@@ -34,7 +34,18 @@ def run(*words, folder, status=0):
 
 
 def ejected(script, *arguments, folder, status=0):
-    words = ("-m", "hf_compat", "eject", script, *arguments, "--output_dir", folder / "out", folder / "project")
+    words = (
+        "-m",
+        "hf_compat",
+        "eject",
+        "--updates",
+        "0",
+        script,
+        *arguments,
+        "--output_dir",
+        folder / "out",
+        folder / "project",
+    )
     return run(*words, folder=folder, status=status)
 
 

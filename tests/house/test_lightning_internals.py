@@ -55,6 +55,7 @@ EXCEPTIONS = {
     ("training_run/resumer.py", "_load_state"): "the name of a stage",
     ("cli/scored_weights.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("tools/preflight/update.py", "_load_from_checkpoint"): "HF's method of the Trainer",
+    ("tools/ejection/witness.py", "datamodule"): "the command line's, of which its users' own code reads it",
     ("tools/preflight/plan_checks.py", "_strategy"): "the end of HF's `eval_strategy` and `save_strategy`",
     ("tools/migration/overrides.py", "_load_from_checkpoint"): "HF's method of the Trainer, by name",
     ("tools/migration/overrides.py", "_save_checkpoint"): "HF's method of the Trainer, by name",

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import logging
 import math
 import re
 import sys
@@ -175,6 +176,14 @@ def _plain(write: Expressions, value: object) -> str | None:
     return write.text(value) if type(value) is str else None
 
 
+def _logger(write: Expressions, value: object) -> str | None:
+    """Write a logger of Python's by its name."""
+    if not isinstance(value, logging.Logger):
+        return None
+    module = write.import_(Import("logging", None, "logging"))
+    return f'{module}.getLogger("{re.sub("^hf_compat", "transformers", value.name)}")'
+
+
 def _container(write: Expressions, value: object) -> str | None:
     if type(value) is list:
         return f"[{', '.join(map(write.of, value))}]"
@@ -330,7 +339,7 @@ def _dataclass(write: Expressions, value: object) -> str | None:
 
 
 _FORMS: tuple[Callable[[Expressions, object], str | None], ...] = (
-    _plain, _container, _array, _code, _saved, _module, _recorded, _dataclass,
+    _plain, _logger, _container, _array, _code, _saved, _module, _recorded, _dataclass,
 )  # fmt: skip
 
 

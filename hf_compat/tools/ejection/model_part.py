@@ -13,11 +13,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import
+from hf_compat.trainer import Trainer
 
 # Entries of a configuration about the files that it was read from.
 _OF_FILES = {"_name_or_path", "name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
@@ -39,11 +39,12 @@ class ModelPart:
     model_is_left: bool = False  # whether the statements only raise, because the model is left to the user
 
 
-def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings) -> ModelPart:
+def describe_model(trainer: Trainer, write: Expressions, findings: Findings) -> ModelPart:
     """Find out how the model is made again, or leave it to the user.
 
     The chosen way is tried at once, and must give the run's model, weight for weight.
     """
+    model, args = trainer.model, trainer.args
     write.import_(Import("torch", "nn", "nn"))
     trained: list[str] | None = None
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.runtime.inspection import home_of
+from hf_compat.runtime.inspection import accepts_keyword, home_of
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Definition
@@ -69,6 +69,7 @@ class OwnPart:
     own: str | None = None
     seams: set[str] = field(default_factory=set)
     supers: set[str] = field(default_factory=set)  # methods that its own methods call by `super()`
+    internal_call: str = ""  # the argument that HF's Trainer passes to `save_model`, if the script's takes it
     left: list[str] = field(default_factory=list)  # comments for other overrides, errors if numbers depend on them
 
 
@@ -88,6 +89,8 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
                 raise CannotBeWritten("the project has no call of it")
             reach.take(name)
             part.seams.add(name)
+            if name == "save_model" and accepts_keyword(getattr(trainer, name), "_internal_call"):
+                part.internal_call = ", _internal_call=True"
         except CannotBeWritten as error:
             what = f"{where} is not taken over: {error}"
             if name in _BESIDE:
@@ -102,7 +105,12 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
         left = [f"def {name}(self, *args, **kwargs):\n    " + "\n    ".join(lines) for name, lines in stubs.items()]
         constants = [f"self.{name} = {text}" for name, text in sorted(reach.constants.items())]
         methods = reach.methods - stubs.keys()
-        part.own = write.of_user_code(user.code.add_trainer(reach.kinds, methods, constants, left))
+        try:
+            part.own = write.of_user_code(user.code.add_trainer(reach.kinds, methods, constants, left))
+        except CannotBeWritten as error:
+            what = f"The methods of {reach.kinds[0].__name__} ({user.code.where(reach.kinds[0])}) are not taken over"
+            part.left += findings.leave(f"{what}: {error}", _ELSEWHERE)
+            part.seams, part.supers = set(), set()
     return part
 
 

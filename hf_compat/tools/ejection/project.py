@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jinja2
 import torch
@@ -18,8 +19,8 @@ import torch
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.translate import lightning_precision
-from hf_compat.runtime.seeding import unpack_rng
+from hf_compat.plan.translate import RunCounts, lightning_precision
+from hf_compat.runtime.seeding import unpack_rng, write_rng
 from hf_compat.tools.ejection.callback_part import describe_callbacks
 from hf_compat.tools.ejection.data_part import describe_data
 from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
@@ -27,12 +28,14 @@ from hf_compat.tools.ejection.findings import TODO, CannotBeWritten, Findings
 from hf_compat.tools.ejection.model_part import describe_model
 from hf_compat.tools.ejection.optimizer_part import describe_optimizer
 from hf_compat.tools.ejection.own_part import describe_own
+from hf_compat.tools.ejection.proof import Proof
 from hf_compat.tools.ejection.recording import Recorder
 from hf_compat.tools.ejection.secrets import MASKED, hide_tokens, without_secrets
 from hf_compat.tools.ejection.sources import Import
 from hf_compat.tools.ejection.training_part import describe_evaluation, describe_loss, describe_run, prepare
 from hf_compat.tools.until_train import CapturedTrain, restore_as_written
 
+Part = TypeVar("Part")
 # What code reads of training arguments besides their fields.
 _PROPERTIES = (
     "train_batch_size", "eval_batch_size", "world_size", "process_index", "local_process_index", "n_gpu",
@@ -88,11 +91,28 @@ _OWN = (
 
 
 class Ejected(NamedTuple):
-    """The written project: its files, its differences from the script, and work for its user."""
+    """The written project: its files, its differences from the script, work for its user, and the proof."""
 
     files: list[str]
     notes: list[str]
     todos: list[str]
+    proof: Proof
+
+
+# Runs the project of a folder beside its script. It is given the run's counts, and why numbers may differ.
+Prove = Callable[[Path, RunCounts, Sequence[str]], Proof]
+
+
+def _format(project: Path) -> None:
+    """Sort the imports, and wrap lines of the templates that have become too long, where ruff is installed."""
+    ruff = [sys.executable, "-m", "ruff"]
+    is_missing = subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode
+    steps = (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"])
+    for step in () if is_missing else steps:
+        words = [*ruff, *step, "--no-cache", str(project)]
+        found = subprocess.run(words, capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
 
 
 def check_folder(folder: Path) -> None:
@@ -103,8 +123,10 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path) -> Ejected:
-    """Write a run down as a plain Lightning project.
+def eject(
+    captured: CapturedTrain, recorder: Recorder, script: str, folder: Path, prove: Prove | None = None
+) -> Ejected:
+    """Write a run down as a plain Lightning project, which `prove` has run beside the script.
 
     Raises:
         OutputFolderError: The folder holds something.
@@ -116,11 +138,16 @@ def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path
     findings = Findings()
     recorder.settle()
     findings.check_arguments(args)
-    project = None if findings.problems else _Project(captured, recorder, findings, script)
+    project = None
+    if not findings.problems:
+        try:
+            project = _Project(captured, recorder, findings, script)
+        except CannotBeWritten as error:
+            findings.forbid(f"{str(error)[0].upper()}{str(error)[1:]}.", "make it in the script, from plain values.")
     if project is None or findings.problems:
         listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(findings.problems, start=1))
         raise UnsupportedArgument(f"{script} cannot be ejected; nothing was written.\n\n{listed}")
-    return project.write(folder)
+    return project.write(folder, prove)
 
 
 class _Project:
@@ -129,7 +156,7 @@ class _Project:
     def __init__(self, captured: CapturedTrain, recorder: Recorder, findings: Findings, script: str) -> None:
         self.trainer, self.findings, self.script = captured.trainer, findings, Path(script).name
         self.files = ProjectFiles()
-        states = prepare(captured, findings)
+        states, is_seeded = prepare(captured, findings)
         user = Expressions(recorder, self.files)
         self.code = user.code
         trainer, model = self.trainer, self.trainer.model
@@ -139,27 +166,32 @@ class _Project:
             name: Expressions(recorder, self.files, user.code, known if name in ("data", "callbacks") else None)
             for name in ("model", "data", "module", "callbacks", "hf_events")
         }
-        if states is not None:
+        if not is_seeded:
             legacy = unpack_rng(states)
             kept = {"python": repr(legacy["python"]), "torch": states["cpu"], "numpy": states["numpy"]}
             self.files.add("random_state.pt", states, lambda path: torch.save(kept, path))
-        # The random states do not matter any more from here on
         model.eval()  # the trials below must not move the averages of normalisations
+
+        def described(describe: Callable[..., Part], *given: object) -> Part:
+            write_rng(states)  # what a part tries, or makes again, may seed and draw
+            return describe(trainer, *given)
+
         module = write["module"]
-        own = describe_own(trainer, module, user, findings)
-        made = describe_model(model, trainer.args, write["model"], findings)
-        data = describe_data(trainer, write["data"], findings)
-        loss = describe_loss(trainer, own, module, findings)
-        run = describe_run(trainer, data, loss, own)
-        evaluation = describe_evaluation(trainer, data, own, module, findings)
-        optimizer = describe_optimizer(trainer, run.max_steps, module, findings)
-        callbacks = describe_callbacks(trainer, run, write["callbacks"], findings)
+        own = described(describe_own, module, user, findings)
+        made = described(describe_model, write["model"], findings)
+        data = described(describe_data, write["data"], findings)
+        loss = described(describe_loss, own, module, findings)
+        run = described(describe_run, data, loss, own)
+        self.counts = run.counts
+        evaluation = described(describe_evaluation, data, own, module, findings)
+        optimizer = described(describe_optimizer, run.max_steps, module, findings)
+        callbacks = described(describe_callbacks, run, write["callbacks"], findings)
         names = {"part": "part", "items": "num_items"}
         if not run.windows:
             names = {"part": "batch", "items": "count_targets(batch)"}
         loss.train_loss = loss.train_loss.format(**names)
         # The templates use the names of the parts' fields
-        self.values: dict[str, object] = {"random_state": states is not None}
+        self.values: dict[str, object] = {"random_state": not is_seeded}
         for part in (own, made, data, loss, run, evaluation, optimizer, callbacks):
             self.values |= vars(part)
         args, is_on_cpu = trainer.args, trainer.args.device.type == "cpu"
@@ -182,12 +214,9 @@ class _Project:
             "clips": args.max_grad_norm is not None and args.max_grad_norm > 0,
         }
 
-    def write(self, folder: Path) -> Ejected:
+    def write(self, folder: Path, prove: Prove | None) -> Ejected:
         """Write the project in a temporary folder, and copy it when it is whole."""
         texts = self._texts()
-        saved = sorted(name for name in self.files.saves if name != "random_state.pt")
-        told = {**self.values, "files": sorted(texts), "saved": saved}
-        texts["README.md"] = _TEMPLATES.get_template("README.md.jinja").render(told)
         if "user_code.py" in texts:  # secrets in the script's own source are read from the environment
             text, names = without_secrets(texts["user_code.py"])
             self.files.secrets |= set(names)
@@ -200,15 +229,11 @@ class _Project:
                 save(staged / name)
             for name, text in texts.items():
                 (staged / name).write_text(hide_tokens(text), encoding="utf-8")
-            # Lines of the templates may have become too long
-            ruff = [sys.executable, "-m", "ruff"]
-            is_missing = subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode
-            steps = (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"])
-            for step in () if is_missing else steps:
-                words = [*ruff, *step, "--no-cache", str(staged)]
-                found = subprocess.run(words, capture_output=True, text=True, check=False)
-                if found.returncode:
-                    raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
+            _format(staged)
+            proof = Proof("none", "not run beside the script (`--updates 0`)")
+            if prove is not None:
+                proof = prove(staged, self.counts, self.findings.inexact)
+            (staged / "README.md").write_text(hide_tokens(self._readme(texts, proof)), encoding="utf-8")
             shutil.copytree(staged, folder, dirs_exist_ok=True)
             todos = []
             for file in sorted(staged.glob("*.py")):
@@ -222,7 +247,12 @@ class _Project:
             f"set the variable {name}: the script has a secret of its own there, which is not written down"
             for name in sorted(self.files.secrets)
         ]
-        return Ejected(sorted([*texts, *self.files.saves]), self.findings.notes, todos)
+        return Ejected(sorted(["README.md", *texts, *self.files.saves]), self.findings.notes, todos, proof)
+
+    def _readme(self, texts: Iterable[str], proof: Proof) -> str:
+        saved = sorted(name for name in self.files.saves if name != "random_state.pt")
+        told = {**self.values, "files": sorted(texts), "saved": saved, "proof": proof}
+        return _TEMPLATES.get_template("README.md.jinja").render(told)
 
     def _texts(self) -> dict[str, str]:
         # The training arguments whose names the script's own code has

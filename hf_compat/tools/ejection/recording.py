@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType, FunctionType
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import sampler
@@ -68,8 +69,15 @@ class Recorder:
         self.environment = Environment(self.is_of_script)
 
     def origin_of(self, instance: object) -> Given | Call | None:
-        """The arguments of an instance's class, or the call that made it. None if it was not recorded."""
+        """The arguments of an instance's class, or the call that made it. None if it was not recorded.
+
+        A copy of a module (`copy.deepcopy`) is made as a recorded one with tensors of the same shapes.
+        """
         found = self._made.get(id(instance))
+        if found is None and isinstance(instance, nn.Module):
+            shapes = _shapes(instance)
+            alike = (one for one in self._made.values() if type(one[0]) is type(instance))
+            found = next((one for one in alike if _shapes(one[0]) == shapes), None)  # type: ignore[arg-type]  # a module, too
         return None if found is None else found[1]
 
     def arguments_of(self, instance: object) -> Given | None:
@@ -202,6 +210,10 @@ class Recorder:
             return made
 
         return staticmethod(call_and_keep) if is_static else call_and_keep
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
 
 
 def _held_by(value: object) -> dict[str, tuple[object, int | None]]:

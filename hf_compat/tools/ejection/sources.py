@@ -8,6 +8,7 @@ import copy
 import graphlib
 import inspect
 import itertools
+import logging
 import re
 import symtable
 import sys
@@ -199,8 +200,10 @@ class UserCode:
 
     def node_of(self, value: type | FunctionType) -> Definition:
         """Find the definition of a class by its name, or of a function by its line."""
-        module = self.module(value.__module__)
-        line = value.__code__.co_firstlineno if isinstance(value, FunctionType) else None
+        module, own = self.module(value.__module__), inspect.unwrap(value) if isinstance(value, FunctionType) else value
+        line = (
+            own.__code__.co_firstlineno if isinstance(own, FunctionType) else None
+        )  # not that of a decorator's wrapper
         for node in ast.walk(module.tree):
             if not isinstance(node, Definition) or node.name != value.__name__:
                 continue
@@ -266,6 +269,8 @@ class UserCode:
                 return known_as
             if isinstance(statement, ast.Import):
                 return self.import_(Import(alias.name, None, alias.asname or name))
+            if isinstance(value, logging.Logger):
+                return self._add_value(module, name, value, statement.lineno)
             origin = statement.module or ""
             if statement.level:  # relative to the package of the user's
                 origin = str(getattr(value, "__module__", origin))

@@ -42,8 +42,8 @@ class RunPart:
     evaluates_at_end: bool  # whether the end needs an evaluation of its own
 
 
-def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
-    """Bring the model to the start of training. Returns the random states there unless the seed gives them."""
+def prepare(captured: CapturedTrain, findings: Findings) -> tuple[RandomStates, bool]:
+    """Bring the model to the start of training. Returns the random states there, and whether the seed gives them."""
     trainer = captured.trainer
     if captured.keywords.get("trial") is not None:
         findings.forbid(
@@ -58,7 +58,7 @@ def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
     set_seed(trainer.args.seed)
     is_seeded = same_random_states(states, read_rng())
     write_rng(states)
-    return None if is_seeded else states
+    return states, is_seeded
 
 
 def describe_run(trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart) -> RunPart:
@@ -171,6 +171,7 @@ class EvaluationPart:
     validation_lines: list[str] = field(default_factory=list)
     predicts: bool = False  # whether HF's own `prediction_step` is known
     compute_metrics: str | None = None
+    metrics_are_code: bool = False  # whether that is a name, which can stand wherever it is called
     eval_labels: str = ""
     size: str = ""  # the number of samples for which a batch's loss counts
     counts_full_batches: bool = False
@@ -238,6 +239,7 @@ def describe_evaluation(
                     "`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself"
                 )
             part.compute_metrics = write.of(metrics)
+            part.metrics_are_code = part.compute_metrics.replace(".", "").isidentifier()
         part.read_off(trainer, own, write)
     except CannotBeWritten as error:
         left = findings.leave(f"The evaluation cannot be written down: {error}", "`validation_step` in `module.py`")
