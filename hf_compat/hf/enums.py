@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum, auto
+from enum import Enum, auto, nonmember
 from typing import NoReturn, TypeVar
 
 from hf_compat.errors import ArgumentError
@@ -102,6 +102,10 @@ class DebugOption(ExplicitEnum):
 
 class OptimizerNames(ExplicitEnum):
     """Every optimizer name of HF. `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
+
+    # Members of 4.x, which are texts here: arguments take them, and name their successors
+    ADAMW_HF = nonmember("adamw_hf")
+    ADAMW_APEX_FUSED = nonmember("adamw_apex_fused")
 
     ADAMW_TORCH = auto()
     ADAMW_TORCH_FUSED = auto()

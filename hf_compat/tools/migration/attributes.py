@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from hf_compat.hf.argument_values import OLD_OPTIMIZERS
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.elements import Edit, constant, edit_call
@@ -15,6 +16,7 @@ from hf_compat.tools.migration.names import is_beside_older
 from hf_compat.tools.migration.old_arguments import (
     GONE_IN_5,
     OFF,
+    OPTIMIZER_DIFFERS,
     is_flag,
     is_renamed,
     read_constant,
@@ -50,6 +52,10 @@ _GONE_OF_TRAINERS = {
     "_gather_and_numpify": "gone in 5.0: `self.accelerator.gather_for_metrics`",
     "torch_jit_model_eval": "gone in 5.0",
 }
+# Those of them that this package's trainers have.
+SUPPLIED = (
+    "prediction_loop", "use_apex", "use_cuda_amp", "use_amp", "use_cpu_amp", "do_grad_scaling", "sharded_ddp",
+)  # fmt: skip
 # Methods that this package's trainers have and transformers' lost in 5.0 or later → their replacement there.
 GONE_IN_5_OF_TRAINERS = {
     "_activate_neftune": "`transformers.integrations.neftune.activate_neftune`",
@@ -93,8 +99,9 @@ def rewrite_trainer_attributes(source: Source, things: Things) -> None:
         name = node.attr.value
         if name not in _TRAINER_NAMES and name in own_methods:
             continue
-        # This package's trainers still have `prediction_loop`
-        if name in absent and name != "prediction_loop" and source.target is Target.HF_COMPAT:
+        if name in SUPPLIED and source.target is Target.HF_COMPAT:
+            continue
+        if name in absent and source.target is Target.HF_COMPAT:
             source.list(node, source.code(node), f"hf_compat has no such name: {absent[name]}", Effect.FAILS)
         elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
             source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)
@@ -242,3 +249,13 @@ def rewrite_loading(source: Source) -> None:
                 record(argument, f"{kind}.from_pretrained({name}=…)", FORMER_KEYWORDS[name], effect)
         if edits:
             edit_call(source, call, edits)
+
+
+def rewrite_optimizer_names(source: Source) -> None:
+    """Rename members of `OptimizerNames` that transformers 5 has no more."""
+    for node in source.of(cst.Attribute):
+        old = node.attr.value.lower()
+        if old in OLD_OPTIMIZERS and source.imported(node.value).rpartition(".")[2] == "OptimizerNames":
+            source.rename(node.attr, OLD_OPTIMIZERS[old].upper())
+            source.mend_for_5(node, source.code(node), "transformers 5 has no such member: an AttributeError")
+            source.list(node, source.code(node), OPTIMIZER_DIFFERS.format(old=old, new=OLD_OPTIMIZERS[old]))

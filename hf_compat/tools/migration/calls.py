@@ -10,6 +10,7 @@ import libcst as cst
 from libcst.metadata import Assignment
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
+from hf_compat.tools.migration.class_graph import Ancestry
 from hf_compat.tools.migration.elements import Edit, edit_call, edited_dict
 from hf_compat.tools.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant, today
 from hf_compat.tools.migration.source import Source, dotted, fields_of, is_super_call, keyword, methods_of
@@ -50,6 +51,12 @@ def lineage_of(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDe
         found = next((up for base in found.bases if (up := source.bound(base.value, cst.ClassDef)) is not None), None)
 
 
+def ancestries(node: cst.BaseExpression, source: Source) -> Iterator[Ancestry]:
+    """Yield the classes of other files that a class, or one of its bases in this source, leads to."""
+    bases = [node, *(base.value for one in lineage_of(node, source) for base in one.bases)]
+    yield from (found for one in bases if (found := source.graph.ancestry(source.imported(one))) is not None)
+
+
 def rewrite_arguments(source: Source, things: Things) -> set[cst.Dict | cst.Call]:
     """Rewrite the calls that make arguments, and the dicts that these take. Return the dicts."""
     taken: set[cst.Dict | cst.Call] = set()
@@ -60,6 +67,7 @@ def rewrite_arguments(source: Source, things: Things) -> set[cst.Dict | cst.Call
         for node in itertools.takewhile(things.local_classes.__contains__, lineage_of(call.func, source)):
             names = (target.value for _, target in fields_of(node))
             kept |= {name for name in names if name in OLD_NAMES and not is_renamed(name)}
+        kept |= {name for one in ancestries(call.func, source) for name in one.own_fields if name in OLD_NAMES}
         places = [index for index, one in enumerate(call.args) if one.keyword is not None]
         items = [Item(keyword(call.args[place]), call.args[place].value) for place in places]
         dicts = [display for one in call.args if one.star == "**" and (display := display_of(one, source)) is not None]
@@ -181,6 +189,7 @@ def rewrite_trainer_calls(source: Source, things: Things) -> None:
             own |= {one.name.value for one in (*params.params, *params.kwonly_params)}
             keys = (key for _, key in source.keys(source.bindings_of(params.star_kwarg)))
             own |= {key.evaluated_value for key in keys if isinstance(key, cst.SimpleString)}
+        own |= {name for one in ancestries(call.func, source) for name in one.own_parameters}
         names = [keyword(one) for one in call.args]
         if "tokenizer" in own:
             continue

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
 from hf_compat.tools.migration.things import elements_of
 
+_OURS = ("transformers", "hf_compat")
 # Functions that do nothing today. Their calls have no result.
 _WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have. `import … as` of ours also gives transformers' own names.
@@ -344,3 +346,24 @@ def list_missing(source: Source) -> None:
                 way_out = f": {_WAYS_OUT[path]}" if path in _WAYS_OUT else ""
                 reason = f"{f'{package} {names.version}'.strip()} has no such {what}{way_out}"
                 source.list(node, f"from {module} import {dotted(alias.name)}", reason, Effect.FAILS)
+
+
+def list_unbound(source: Source) -> None:
+    """List names that only a star import of transformers bound, in a release that is not installed."""
+    stars = [one for one in source.of(cst.ImportFrom) if isinstance(one.names, cst.ImportStar)]
+    modules = [dotted(one.module) for one in stars if not one.relative]
+    names = looked_up_in(source.target)
+    is_known = names is not None and len(modules) == len(stars) and all(one.split(".")[0] in _OURS for one in modules)
+    if names is None or not stars or not is_known:
+        return
+    bound = {name for module in modules for name in bound_by_star(module)}
+    told: set[str] = set()
+    for node in source.of(cst.Name):
+        name = node.value
+        is_read = not isinstance(source.parent(node), (cst.Attribute, cst.Arg, cst.ImportAlias, cst.Param))
+        if name in told or not is_read or name not in typing.__all__ or source.assignments(node):
+            continue
+        if name not in bound and not any(names.exports(module, name) for module in modules):
+            told.add(name)
+            reason = f"no import binds it: `from typing import {name}` does, as transformers {names.version} does not"
+            source.list(node, name, reason, Effect.FAILS)

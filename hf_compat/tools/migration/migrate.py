@@ -11,22 +11,23 @@ import stat
 import subprocess
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint.disks import force
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
-from hf_compat.tools.migration.report import FileChange, Migration, Passed, Rewritten, Target
+from hf_compat.tools.migration.report import Effect, FileChange, Finding, Migration, Passed, Rewritten, Target
 from hf_compat.tools.migration.shell import rewrite_shell
 
-_REWRITINGS: dict[str, Callable[[str, Target], Rewritten]] = {
+_REWRITINGS: dict[str, Callable[[str, Target, Path], Rewritten]] = {
     ".py": rewrite_python,
     ".pyi": rewrite_python,
-    ".sh": rewrite_shell,
-    ".ipynb": lambda text, target: rewrite_notebook(text, target, rewrite_python),
+    ".sh": lambda text, target, _: rewrite_shell(text, target),
+    ".ipynb": lambda text, target, file: rewrite_notebook(text, target, partial(rewrite_python, file=file)),
 }
 _SEARCHED_SUFFIXES = (".py", ".ipynb", ".sh")
 _SKIPPED_FOLDERS = {
@@ -38,8 +39,17 @@ _SKIPPED_FOLDERS = {
 _LARGEST = 16 * 2**20
 
 
-def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: bool = False) -> Migration:
-    """Rewrite files, and the sources in folders. With `writes`, each changed file is replaced as a whole."""
+def migrate(
+    paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: bool = False, runs_as_is: bool = False
+) -> Migration:
+    """Rewrite files, and the sources in folders.
+
+    Args:
+        paths: Files and folders.
+        target: The package that the results are for.
+        writes: Whether each changed file is replaced as a whole.
+        runs_as_is: Whether the files are only judged. Then no file is named only because it would be rewritten, too.
+    """
     files: list[FileChange] = []
     skipped: list[Passed] = []
     errors: list[Passed] = []
@@ -65,7 +75,8 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
             files.append(change)
         except MigrationError as error:
             errors.append(Passed(str(path), str(error)))
-    return Migration(target=target, files=tuple(files), skipped=tuple(skipped), errors=tuple(errors))
+    whole = (_with_followed(one, target, seen, runs_as_is) for one in files)
+    return Migration(target=target, files=tuple(whole), skipped=tuple(skipped), errors=tuple(errors))
 
 
 def rewrite_path(path: Path, target: Target) -> FileChange:
@@ -84,7 +95,7 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
         raise MigrationError(f"byte {error.start} is not {encoding}") from error
     except SyntaxError as error:
         raise MigrationError(f"its encoding cannot be read: {error}") from error
-    result = _REWRITINGS[path.suffix](text, target)
+    result = _REWRITINGS[path.suffix](text, target, path.resolve())
     try:
         after = mark + result.text.encode(encoding)
     except UnicodeEncodeError as error:
@@ -100,7 +111,21 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
         diff="".join(whole),
         findings=result.findings,
         mended=result.mended,
+        followed=result.followed,
     )
+
+
+def _with_followed(change: FileChange, target: Target, named: Container[Path], runs_as_is: bool) -> FileChange:
+    """Add what other files, on whose classes a source builds, do to it, unless they are migrated with it."""
+    found: set[Finding] = set()
+    for line, name, file in ((one.line, one.name, one.file) for one in change.followed if one.file not in named):
+        other = rewrite_path(file, target)
+        what, place = f"{name} of {file.name}", os.path.relpath(file)
+        for one in (one for one in other.by_gravity if one.effect is not Effect.LOOK):
+            found.add(Finding(line, what, f"{place}:{one.line}: {one.what}: {one.reason}", effect=one.effect))
+        if other.is_changed and not runs_as_is:
+            found.add(Finding(line, what, f"`hf-compat migrate` has to rewrite {place}, too", effect=Effect.LOOK))
+    return replace(change, findings=tuple(sorted({*change.findings, *found})))
 
 
 def _read(path: Path) -> bytes:

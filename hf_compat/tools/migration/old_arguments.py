@@ -227,6 +227,9 @@ def _organization(call: _Call, place: int, name: str, owner: Constant | None) ->
     call.edits[names.index(named)] = Edit(name="hub_model_id", value=lambda _: constant(full))
 
 
+OPTIMIZER_DIFFERS = 'is "{new}" now: {old} is gone, and its last digits differ'
+
+
 def _other_value(call: _Call, place: int, name: str, value: Constant | None) -> None:
     """Replace a value that is written differently today."""
     held = None if value is None else value.value
@@ -237,7 +240,7 @@ def _other_value(call: _Call, place: int, name: str, value: Constant | None) -> 
     elif name == "optim" and isinstance(held, str) and held in OLD_OPTIMIZERS:
         today = OLD_OPTIMIZERS[held]
         call.edits[place] = Edit(value=lambda _: constant(today))
-        call.note(place, f'is "{today}" now: {held} is gone, and its last digits differ')
+        call.note(place, OPTIMIZER_DIFFERS.format(old=held, new=today))
 
 
 _RULES: dict[str, _Rule] = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import itertools
 import warnings
+from pathlib import Path
 
 import libcst as cst
 
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration import attributes, calls, constant_arguments, imports, overrides, whole_source
+from hf_compat.tools.migration.class_graph import ClassGraph
 from hf_compat.tools.migration.import_blocks import ImportBlocks
 from hf_compat.tools.migration.report import Rewritten, Target
 from hf_compat.tools.migration.source import Source
@@ -21,17 +23,18 @@ _DEEPEST = 300
 _MOST_NODES = 250_000
 
 
-def rewrite_python(text: str, target: Target) -> Rewritten:
-    """Rewrite a source with today's names.
+def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewritten:
+    """Rewrite a source with today's names. Classes that it imports are looked for beside its file.
 
     Raises:
         MigrationError: It is not Python 3, or cannot be rewritten. The message has no file name.
     """
-    if "transformers" not in text and "hf_compat" not in text:
+    is_of_these = "transformers" in text or "hf_compat" in text
+    if not is_of_these and not ClassGraph(file).leads_to_transformers(text):
         return Rewritten(text)
     check_bounds(text)
     try:
-        source = Source(text, target)
+        source = Source(text, target, file)
         things = Things(source)
         whole_source.keep_foreign(source, things)
         whole_source.list_collisions(source, things)
@@ -48,6 +51,7 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
         overrides.rewrite_events(source, things)
         attributes.rewrite_loading(source)
         attributes.list_former_members(source)
+        attributes.rewrite_optimizer_names(source)
         blocks = ImportBlocks(source)
         imports.rewrite_from_imports(source, blocks)
         imports.import_below_stars(source, blocks)
@@ -56,6 +60,8 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
         imports.rewrite_dotted_names(source)
         blocks.apply()
         imports.list_missing(source)
+        imports.list_unbound(source)
+        whole_source.follow_classes(source)
         whole_source.list_texts(source)
         whole_source.list_ranks(source)
         result = source.result()

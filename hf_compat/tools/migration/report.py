@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 
 class Target(StrEnum):
@@ -36,6 +37,15 @@ class Finding:
     effect: Effect = Effect.LOOK  # what happens there
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Followed:
+    """A class of another file, on which the source builds."""
+
+    line: int  # of the source
+    name: str
+    file: Path
+
+
 @dataclass(frozen=True, slots=True)
 class Rewritten:
     """A text after migration."""
@@ -43,6 +53,7 @@ class Rewritten:
     text: str
     findings: tuple[Finding, ...] = ()
     mended: tuple[Finding, ...] = ()
+    followed: tuple[Followed, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +66,7 @@ class FileChange:
     diff: str
     findings: tuple[Finding, ...]
     mended: tuple[Finding, ...] = ()
+    followed: tuple[Followed, ...] = ()
     written: bool = False
 
     @property

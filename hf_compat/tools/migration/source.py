@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 import libcst as cst
@@ -19,7 +20,8 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
+from hf_compat.tools.migration.class_graph import ClassGraph
+from hf_compat.tools.migration.report import Effect, Finding, Followed, Rewritten, Target
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 # The replacement of a node: one node, none, or several.
@@ -29,14 +31,20 @@ Outcome: TypeAlias = cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst
 class Source:
     """A source that rules read, and that they ask to change.
 
+    Args:
+        text: The source.
+        target: The package that the result is for.
+        file: Its file, beside which the modules that it imports are looked for.
+
     Raises:
         libcst.ParserSyntaxError: It is not Python 3.
     """
 
-    def __init__(self, text: str, target: Target) -> None:
+    def __init__(self, text: str, target: Target, file: Path | None = None) -> None:
         wrapper = MetadataWrapper(cst.parse_module(text))
         self.text = text
         self.target = target
+        self.graph = ClassGraph(file)
         self.module = wrapper.module
         self._scopes = cast("Mapping[cst.CSTNode, Scope | None]", wrapper.resolve(ScopeProvider))
         self._parents = cast("Mapping[cst.CSTNode, cst.CSTNode]", wrapper.resolve(ParentNodeProvider))
@@ -45,6 +53,7 @@ class Source:
         self._changes: dict[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]] = {}
         self._findings: set[Finding] = set()
         self._mended: set[Finding] = set()
+        self._followed: set[Followed] = set()
         # Whether our names are imported from this package. A source with another library's trainer keeps its own.
         self.moves_here = target is Target.HF_COMPAT
 
@@ -143,6 +152,10 @@ class Source:
         if self.target is Target.TRANSFORMERS_5:
             self.mend(node, what, reason, effect)
 
+    def follow(self, node: cst.CSTNode, name: str, file: Path) -> None:
+        """Record that a class of this source is based on a class of another file."""
+        self._followed.add(Followed(self.line(node), name, file))
+
     @property
     def fails_in_5(self) -> Effect:
         """The effect of a name that transformers 5 lacks and this package accepts."""
@@ -150,7 +163,9 @@ class Source:
 
     def result(self) -> Rewritten:
         changed = self.module.visit(_Changing(self._changes)) if self._changes else self.module
-        return Rewritten(changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)))
+        return Rewritten(
+            changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)), tuple(sorted(self._followed))
+        )
 
 
 class _Changing(cst.CSTTransformer):

@@ -103,7 +103,7 @@ class Things:
 
     def _of(self, node: cst.BaseExpression) -> Thing | None:
         if isinstance(node, (cst.Name, cst.Attribute)) and (name := self._source.imported(node)):
-            return thing_of_import(name)
+            return self._of_import(name)
         if isinstance(node, cst.Name):
             bindings = self._source.assignments(node)
             if not bindings and node.value in self._of_stars:
@@ -129,11 +129,16 @@ class Things:
             return dict(enumerate(parts)).get(int(place.value)) if isinstance(place, cst.Integer) else None
         return None
 
+    def _of_import(self, name: str) -> Thing | None:
+        """The kind of an imported name: transformers', or a class of another file that leads to one."""
+        ancestry = self._source.graph.ancestry(name)
+        return thing_of_import(name if ancestry is None else ancestry.name)
+
     def _of_assignment(self, assignment: BaseAssignment) -> Thing | None:
         node = binding_node(assignment)
         if import_statement(assignment) is not None:
             names = (one.name for one in assignment.get_qualified_names_for(assignment.name))
-            return next((thing_of_import(name) for name in names), None)
+            return next((self._of_import(name) for name in names), None)
         if isinstance(node, cst.ClassDef):
             return self.of_class(node)
         value = None if node is None else self._values.get(node)

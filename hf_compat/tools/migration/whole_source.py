@@ -33,6 +33,17 @@ _CHECKED_CLASSES = (
 )  # fmt: skip
 
 
+def follow_classes(source: Source) -> None:
+    """Record the classes of other files that this source imports and that lead to transformers' classes."""
+    for node in source.of(cst.ImportFrom):
+        for alias in node.names if not isinstance(node.names, cst.ImportStar) else ():
+            name = dotted(alias.name)
+            module = "." * len(node.relative) + dotted(node.module)
+            found = source.graph.ancestry(f"{module}{'' if module.endswith('.') else '.'}{name}")
+            for kind, file in zip(found.classes, found.files, strict=True) if found is not None else ():
+                source.follow(node, kind.name, file)
+
+
 def keep_foreign(source: Source, things: Things) -> None:
     """List other libraries' trainers. A source that has no other trainer keeps its imports from transformers.
 

@@ -1,0 +1,158 @@
+"""Follow classes into other files of a folder, up to a class of transformers. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+_LONGEST_CHAIN = 20
+_PACKAGES = ("transformers", "hf_compat")
+_HIGHEST = 6  # folders above a file in which the modules that it imports are looked for
+
+
+class Ancestry(NamedTuple):
+    """A class of another file: what it is of transformers, and the classes between, the nearest first."""
+
+    name: str  # in transformers, as `transformers.Trainer`
+    classes: tuple[ast.ClassDef, ...]
+    files: tuple[Path, ...]  # of the classes
+
+    @property
+    def own_parameters(self) -> set[str]:
+        """The parameters of the constructors, and the texts in them, such as the keys of `**keywords`."""
+        makers = [one for kind in self.classes for one in kind.body if isinstance(one, ast.FunctionDef)]
+        found: set[str] = set()
+        for maker in (one for one in makers if one.name == "__init__"):
+            found |= {one.arg for one in (*maker.args.args, *maker.args.kwonlyargs)}
+            texts = (one.value for one in ast.walk(maker) if isinstance(one, ast.Constant))
+            found |= {one for one in texts if isinstance(one, str)}
+        return found
+
+    @property
+    def own_fields(self) -> set[str]:
+        """The annotated fields of the classes."""
+        fields = (one.target for kind in self.classes for one in kind.body if isinstance(one, ast.AnnAssign))
+        return {one.id for one in fields if isinstance(one, ast.Name)}
+
+
+class ClassGraph:
+    """The classes that a source imports from files of its folder.
+
+    Args:
+        file: The source's own file. None if it has none, and nothing is followed.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def ancestry(self, path: str) -> Ancestry | None:
+        """Follow an imported name, `module.Class`, with leading dots if the import is relative."""
+        return None if self._file is None else _followed(self._file, path, ())
+
+    def leads_to_transformers(self, text: str) -> bool:
+        """Whether a source imports a file of its folder that names transformers, itself or by a further one."""
+        return self._file is not None and "import" in text and _leads(self._file, _parsed(text), {self._file})
+
+
+def _leads(file: Path, tree: ast.Module, seen: set[Path]) -> bool:
+    imports = _imports_of(tree).values()
+    homes = (_file_of(file, module) for path in imports for module in (path, path.rpartition(".")[0]))
+    for home in homes:
+        if home is None or home in seen:
+            continue
+        seen.add(home)
+        tree = _read(home)
+        if any(path.lstrip(".").partition(".")[0] in _PACKAGES for path in _imports_of(tree).values()):
+            return True
+        if len(seen) <= _LONGEST_CHAIN and _leads(home, tree, seen):
+            return True
+    return False
+
+
+def _followed(file: Path, path: str, before: tuple[tuple[Path, str], ...]) -> Ancestry | None:
+    """Follow a name that a file imports."""
+    if path.partition(".")[0] in _PACKAGES:
+        return Ancestry(path, (), ())
+    module, _, name = path.rpartition(".")
+    home = _file_of(file, module)
+    if home is None or (home, name) in before or len(before) > _LONGEST_CHAIN:
+        return None
+    return _of_name(home, name, (*before, (home, name)))
+
+
+def _of_name(home: Path, name: str, before: tuple[tuple[Path, str], ...]) -> Ancestry | None:
+    """Follow a name of a file: an import, or a class with its bases."""
+    tree = _read(home)
+    imports = _imports_of(tree)
+    kind = next((one for one in reversed(tree.body) if isinstance(one, ast.ClassDef) and one.name == name), None)
+    if kind is None:
+        return _followed(home, imports[name], before) if name in imports else None
+    for base in map(_dotted, kind.bases):
+        first, _, rest = base.partition(".")
+        if first in imports:
+            above = _followed(home, f"{imports[first]}.{rest}" if rest else imports[first], before)
+        elif base and (home, base) not in before:
+            above = _of_name(home, base, (*before, (home, base)))
+        else:
+            above = None
+        if above is not None:
+            return Ancestry(above.name, (kind, *above.classes), (home, *above.files))
+    return None
+
+
+def _file_of(file: Path, module: str) -> Path | None:
+    """Find the file of a module that another file imports."""
+    dots = len(module) - len(module.lstrip("."))
+    parts = [part for part in module.lstrip(".").split(".") if part]
+    folders = [file.parents[dots - 1]] if 0 < dots <= len(file.parents) else list(file.parents)[:_HIGHEST]
+    for folder in folders if parts or dots else ():
+        place = folder.joinpath(*parts)
+        for found in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if found.is_file() and found != file:
+                return found
+    return None
+
+
+def _imports_of(tree: ast.Module) -> dict[str, str]:
+    """Return the full names of what a module imports, by the names that it binds."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            joint = "" if module.endswith(".") else "."
+            found |= {one.asname or one.name: f"{module}{joint}{one.name}" for one in node.names if one.name != "*"}
+        elif isinstance(node, ast.Import):
+            for one in node.names:
+                top = one.name.partition(".")[0]
+                found[one.asname or top] = one.name if one.asname else top
+    return found
+
+
+@functools.lru_cache(maxsize=500)
+def _read_at(file: Path, changed: int) -> ast.Module:
+    return _parsed(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def _read(file: Path) -> ast.Module:
+    return _read_at(file, file.stat().st_mtime_ns)
+
+
+def _parsed(text: str) -> ast.Module:
+    """Parse a source. One that Python cannot read has nothing in it: what reads it for itself says why."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the user's strings
+            return ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (outer := _dotted(node.value)):
+        return f"{outer}.{node.attr}"
+    return ""

@@ -1,0 +1,159 @@
+"""Classes of other files in a script's folder are followed up to transformers' own, and what they do is told."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+import hf_compat
+from hf_compat.tools.migration.attributes import SUPPLIED
+from hf_compat.tools.migration.class_graph import ClassGraph
+from hf_compat.tools.migration.migrate import migrate
+from hf_compat.tools.migration.report import Effect, Target
+from hf_compat.training_args import OptimizerNames
+
+LIBRARY = """
+from transformers import Trainer, TrainingArguments
+
+
+class AdapterTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False):
+        return model(**inputs).loss
+
+
+class AdapterArguments(TrainingArguments):
+    evaluation_strategy: str = "no"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Write files of a folder, and stand in it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**texts):
+        for name, text in texts.items():
+            path = tmp_path / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text).lstrip("\n"))
+        return tmp_path
+
+    return write
+
+
+def found(name, target=Target.HF_COMPAT, *, runs_as_is=True):
+    (file,) = migrate([name], target, runs_as_is=runs_as_is).files
+    return [(one.effect, one.line, one.what, one.reason) for one in file.by_gravity]
+
+
+def test_an_override_two_files_away_fails_where_it_would(folder):
+    folder(
+        mylib=LIBRARY,
+        middle="import mylib\n\nclass MiddleTrainer(mylib.AdapterTrainer):\n    pass\n",
+        script="from middle import MiddleTrainer\n\nMiddleTrainer(None).train()\n",
+    )
+    assert found("script.py") == []  # hf_compat passes what the method takes
+    told = found("script.py", Target.TRANSFORMERS_5)
+    assert {(line, what) for _, line, what, _ in told} == {(1, "AdapterTrainer of mylib.py")}
+    (reason,) = [reason for effect, *_, reason in told if effect is Effect.FAILS]
+    assert reason.startswith("mylib.py:5: AdapterTrainer.compute_loss: transformers 5 calls it with num_items_in_batch")
+
+
+def test_a_migration_names_the_file_that_has_to_be_migrated_too(folder):
+    folder(mylib=LIBRARY, script="from mylib import AdapterTrainer\n\nAdapterTrainer(None).train()\n")
+    told = "`hf-compat migrate` has to rewrite mylib.py, too"
+    assert [one[3] for one in found("script.py", runs_as_is=False)] == [told]
+    assert not any(file.findings for file in migrate(["script.py", "mylib.py"]).files)  # both are migrated
+
+
+@pytest.mark.parametrize("statement", ["from .mylib import AdapterTrainer as Base", "from . import mylib"])
+def test_relative_imports_in_a_package(folder, statement):
+    base = "Base" if "Base" in statement else "mylib.AdapterTrainer"
+    folder(
+        pkg____init__="",
+        pkg__mylib=LIBRARY,
+        pkg__script=f"{statement}\n\nclass Mine({base}):\n    pass\n\nMine(1, 2, 3, 4, 5, 6, 7, 8)\n",
+    )
+    assert [one[2] for one in found("pkg/script.py")] == ["Mine"]  # positional arguments from the eighth on
+
+
+def test_rules_for_arguments_and_trainers_hold_for_classes_of_other_files(folder):
+    folder(
+        mylib=LIBRARY.replace('    evaluation_strategy: str = "no"\n', "    alpha: float = 0.5\n"),
+        script="""
+            from mylib import AdapterArguments, AdapterTrainer
+
+            args = AdapterArguments("out", evaluation_strategy="epoch")
+            AdapterTrainer(None, args, tokenizer=None).train()
+        """,
+    )
+    (file,) = migrate(["script.py"]).files
+    assert b'eval_strategy="epoch"' in file.after and b"processing_class=None" in file.after
+
+
+def test_what_a_class_of_another_file_names_itself_stays(folder):
+    folder(
+        mylib="""
+            from dataclasses import dataclass
+            from transformers import Trainer, TrainingArguments
+
+            class TokenTrainer(Trainer):
+                def __init__(self, *args, tokenizer=None, **kwargs):
+                    super().__init__(*args, **kwargs)
+
+            @dataclass
+            class OwnArguments(TrainingArguments):
+                adafactor: bool = False
+        """,
+        script="from mylib import *\nfrom mylib import OwnArguments, TokenTrainer\n\n"
+        "TokenTrainer(None, OwnArguments('out', adafactor=True), tokenizer=None).train()\n",
+    )
+    (file,) = migrate(["script.py"]).files
+    assert file.after == file.before
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"one": "from two import Mine\n", "two": "from one import Mine\n"},  # a circle of imports
+        {"one": "class Mine(Mine):\n    pass\n"},  # of itself
+        {"one": "class Mine(\n"},  # not Python
+        {"one": "from elsewhere import Trainer\n\nclass Mine(Trainer):\n    pass\n"},  # not in the folder
+        {},
+    ],
+)
+def test_what_leads_nowhere_is_nothing(folder, texts):
+    home = folder(script="from one import Mine\n", **texts)
+    graph = ClassGraph(home / "script.py")
+    assert graph.ancestry("one.Mine") is None and ClassGraph(None).ancestry("one.Mine") is None
+    assert found("script.py") == []
+
+
+def test_members_of_optimizers_of_4(folder):
+    folder(script="from transformers.training_args import OptimizerNames\n\noptim = OptimizerNames.ADAMW_HF\n")
+    assert [one[:3] for one in found("script.py")] == [(Effect.LOOK, 3, "OptimizerNames.ADAMW_HF")]
+    assert (Effect.FAILS, 3, "OptimizerNames.ADAMW_HF") in [
+        one[:3] for one in found("script.py", Target.TRANSFORMERS_5)
+    ]
+    (file,) = migrate(["script.py"]).files
+    assert b"optim = OptimizerNames.ADAMW_TORCH\n" in file.after
+    for name in ("ADAMW_HF", "ADAMW_APEX_FUSED"):  # as under `hf-compat run`, where the text works
+        assert getattr(OptimizerNames, name) == name.lower() and name not in OptimizerNames.__members__
+        with pytest.warns(hf_compat.errors.InertArgumentWarning, match="takes its place"):
+            hf_compat.TrainingArguments("out", optim=getattr(OptimizerNames, name))
+
+
+def test_names_that_only_a_star_import_bound(folder):
+    text = "from transformers.trainer import *\n\nrows: Dict[str, int] = {}\nTrainer(None)\n"
+    folder(
+        script=text,
+        other=text.replace("import *", "import *\nfrom typing import Dict"),
+        third=f"from torch import *\n{text}",
+    )
+    assert (Effect.FAILS, 3, "Dict") in [one[:3] for one in found("script.py")]
+    assert not {"Dict", "Trainer"} & {one[2] for name in ("other.py", "third.py") for one in found(name)}
+
+
+def test_names_of_trainers_that_this_package_supplies():
+    assert all(hasattr(hf_compat.Trainer, name) for name in SUPPLIED)
