@@ -23,6 +23,7 @@ MOVED_MODULES = {
 RENAMED = {"EvaluationStrategy": "IntervalStrategy", "is_torch_tpu_available": "is_torch_xla_available"}
 # Former module → present module → names. `migrate` finds names that a module only imported in the installed release.
 _MOVED_FROM: dict[str, dict[str, tuple[str, ...]]] = {
+    "transformers.integrations": {"transformers.hyperparameter_search": ("default_hp_search_backend",)},
     "transformers.modeling_utils": {
         "transformers.configuration_utils": ("PretrainedConfig",),
         "transformers.generation": ("GenerationMixin",),

@@ -69,11 +69,23 @@ def test_a_name_that_the_release_has_stays_its_own_and_none_stays_behind():
 def test_what_is_not_restored_is_told_by_the_table(tmp_path):
     (tmp_path / "old.py").write_text("from transformers import AdamW\n")
     (tmp_path / "own.py").write_text("from transformers import no_such_name\n")
-    for script, told in (("old.py", ["transformers.AdamW: gone since 4.50: `torch.optim.AdamW`"]), ("own.py", [])):
+    (tmp_path / "space.py").write_text("from transformers.trainer_utils import default_hp_space\n")
+    (tmp_path / "elsewhere.py").write_text("from transformers.trainer_utils import AcceleratorConfig\n")
+    (tmp_path / "other.py").write_text("from torch import no_such_name\n")
+    accounts = {}
+    for script in tmp_path.iterdir():
         with pytest.raises(ImportError) as raised:
-            runpy.run_path(str(tmp_path / script))
-        account = account_of(raised.value)
-        assert [account.partition(",")[0]] == told if told else account is None
+            runpy.run_path(str(script))
+        accounts[script.name] = account_of(raised.value)
+    assert accounts["old.py"].partition(",")[0] == "transformers.AdamW: gone since 4.50: `torch.optim.AdamW`"
+    release = f"transformers {importlib.import_module('transformers').__version__}"
+    assert accounts["own.py"] == f"transformers.no_such_name: {release} has no such name."
+    assert accounts["space.py"].startswith("transformers.trainer_utils.default_hp_space: gone since 4.")
+    found = (
+        "transformers.trainer_utils.AcceleratorConfig: `from transformers.trainer_pt_utils import AcceleratorConfig`"
+    )
+    assert accounts["elsewhere.py"] == f"{found} finds it today."
+    assert accounts["other.py"] is None
 
 
 @pytest.mark.parametrize(

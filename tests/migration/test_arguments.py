@@ -321,3 +321,11 @@ args = TrainingArguments("o", **{{"no_cuda": True}})
 """
     whats = [what for _, what in left(source)]
     assert whats == ["dict(no_cuda=…)", '"evaluation_strategy"', '"warmup_ratio"', '"group_by_length"']
+
+
+@pytest.mark.parametrize("default", ["None", "field(default=None)"])
+def test_a_field_report_to_that_is_none_reports_to_all_as_before(default):
+    start = f"from dataclasses import field\n{HEAD}class Own(TrainingArguments):\n    report_to: str | None = "
+    assert today(f"{start}{default}\n", FIVE) == f"{start}{default.replace('None', chr(34) + 'all' + chr(34))}\n"
+    assert today(f'{start}"none"\n', FIVE) == f'{start}"none"\n'
+    assert today(f"{start}{default}\n").endswith(f"{default}\n")  # which hf_compat reads as before

@@ -144,6 +144,14 @@ def rewrite_fields(source: Source, things: Things) -> None:
             follows = "" if is_for_5 else ", which hf_compat sets by it"
             reason = f"a field of your own, ignored by transformers 5: {today(name)}{follows}"
             source.list(field, place, reason, Effect.DIFFERS if is_for_5 else Effect.LOOK)
+        elif name == "report_to" and source.target is Target.TRANSFORMERS_5:
+            value = field.value
+            if isinstance(value, cst.Call):  # `field(default=None)`
+                value = next((one.value for one in value.args if keyword(one) == "default"), None)
+            held = read_constant(value)
+            if value is not None and held is not None and held.value is None:
+                source.put(value, constant("all"))
+                source.mend_for_5(field, place, "transformers 5 takes None for a tracker's name: a ValueError")
 
 
 def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:

@@ -16,6 +16,7 @@ GONE = {
     "SequentialDistributedSampler": "gone in transformers 5: the trainer divides the data by itself",
     "get_tpu_sampler": "gone in transformers 5: the trainer divides the data by itself",
     "nested_xla_mesh_reduce": "gone in transformers 5",
+    "default_hp_space": "gone since 4.31: `default_hp_space_optuna`, `default_hp_space_ray`, or no `hp_space` at all",
     "default_hp_space_sigopt": "gone in transformers 5, as SigOpt is",
     "distributed_broadcast_scalars": "gone from `transformers.trainer`: it is in `transformers.trainer_pt_utils`",
     "TFTrainer": "TensorFlow is gone in transformers 5",
@@ -118,7 +119,14 @@ def account_of(error: BaseException) -> str | None:
     text = str(error)
     if isinstance(error, ImportError):
         found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", text)
-        return None if found is None or (way_out := is_gone(found[1])) is None else f"{found[2]}.{found[1]}: {way_out}."
+        if found is None:
+            return None
+        from hf_compat.tools.migration.names import find  # which reads this table
+        from hf_compat.tools.migration.report import Target
+
+        name, module = found.groups()
+        place = find(module, name, Target.HF_COMPAT)
+        return f"{module}.{name}: {place.reason or f'`from {place.module} import {place.name}` finds it today'}."
     kinds = {AttributeError: ("has no attribute", FORMER_MEMBERS), TypeError: ("keyword argument", FORMER_KEYWORDS)}
     words, table = kinds.get(type(error), ("", {}))
     found = re.search(rf"{words} '?(\w+)", text) if table else None
