@@ -85,7 +85,7 @@ def bodies(root: Path = ROOT) -> dict[str, str]:
         lines = text.splitlines()
         for name, node in _functions(ast.parse(text), str(path.relative_to(root))):
             marks = [ast.unparse(one) for one in node.decorator_list]
-            if "pytest.mark.matrix" not in marks:
+            if not {"pytest.mark.matrix", "pytest.mark.whole_file"} & set(marks):  # of the latter all cases have to run
                 body = "\n".join([*marks, *lines[node.lineno - 1 : node.end_lineno]])
                 found[name] = hashlib.sha1(body.encode()).hexdigest()[:8]
     return found
@@ -139,8 +139,9 @@ class Reached:
         self.there = {place for place, name in enumerate(self.tests) if exists[name.partition("::")[0]]}
         self.seconds = {name: seconds for name, seconds, _ in document["tests"]}
         self.shared = {name: shared for name, _, shared in document["tests"]}
-        known = document["bodies"]
-        self.new = {name for name, digest in bodies().items() if known.get(name) != digest}
+        known, today = document["bodies"], bodies()
+        self.there &= {place for place, name in enumerate(self.tests) if name.partition("[")[0] in today}
+        self.new = {name for name, digest in today.items() if known.get(name) != digest}
         usual = json.loads(DURATIONS.read_text())
         for test in self.new:
             file, _, name = test.removeprefix("tests/").partition("::")
