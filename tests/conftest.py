@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 
 from warm_python import variables
 
@@ -85,6 +86,16 @@ def _let_loggers_speak() -> None:
             logger.disabled, logger.propagate = False, True
             if logger.level != logging.NOTSET:
                 logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def told(recwarn):
+    """The package's warnings so far, as one text. What is told once is told again in every test."""
+    from hf_compat.errors import HfCompatWarning, warn_once
+
+    warn_once.cache_clear()
+    warnings.simplefilter("always")
+    return lambda: "\n".join(str(one.message) for one in recwarn if issubclass(one.category, HfCompatWarning))
 
 
 @pytest.fixture

@@ -564,11 +564,14 @@ class EvaluationRun:
         for name in list(metrics):  # metrics that lack the prefix come last
             if not name.startswith(start):
                 metrics[f"{start}{name}"] = metrics.pop(name)
-        keeps_order = True
+        way_to_order, left_out = None, 0
         if self._order is not None and self._order.is_other:
-            (predictions, keeps_order), (labels, _) = self._order.undone(predictions), self._order.undone(labels)
+            self._order.end()
+            left_out = self._order.left_out(predictions)
+            (predictions, way_to_order), (labels, _) = self._order.undone(predictions), self._order.undone(labels)
         if self.steps.accelerator.process_index == 0:
-            tell_of_breaches(self._facts(keeps_order, has_loss=numbers is not None, has_labels=labels is not None))
+            facts = self._facts(way_to_order, left_out, has_loss=numbers is not None, has_labels=labels is not None)
+            tell_of_breaches(facts)
         samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
         self.output = EvalLoopOutput(predictions, labels, metrics, samples)
         return self.output
@@ -595,16 +598,16 @@ class EvaluationRun:
         self._called_metrics = True
         return computed
 
-    def _facts(self, keeps_order: bool, has_loss: bool, has_labels: bool) -> EvaluationFacts:
+    def _facts(self, way_to_order: str | None, left_out: int, has_loss: bool, has_labels: bool) -> EvaluationFacts:
         """Collect what this evaluation has read and computed."""
-        steps = self.steps
+        steps, dropped = self.steps, dropped_samples(self.loader)
         return EvaluationFacts(
             is_prediction=self.is_prediction,
             batches=self.batches_seen,
             expected_batches=length_of(self.loader) if self._reads_all else None,
-            dropped=dropped_samples(self.loader),
-            unsampled=0 if self._order is None else self._order.left_out,
-            keeps_order=keeps_order,
+            dropped=dropped,
+            unsampled=max(left_out - dropped, 0),
+            way_to_order=way_to_order,
             names=self._names,
             removed=getattr(getattr(self.loader, "collate_fn", None), "dropped", ()),
             label_names=steps.label_names,

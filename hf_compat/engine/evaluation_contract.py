@@ -6,66 +6,98 @@ called. There is a loss, if labels are expected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler
 
 from hf_compat.data.types import Batch
 from hf_compat.errors import warn_once
 from hf_compat.hf.metrics import Arrays
+from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import accepted_parameters, length_of
 from hf_compat.runtime.nested import map_nested
+from hf_compat.runtime.text import brief
 
 # Inputs of models that are optional and no labels.
 _NO_LABELS = ("attention_mask", "token_type_ids", "position_ids", "decoder_input_ids", "decoder_attention_mask")
 
 
+class NotedSampler(Sampler[object]):
+    """A sampler that notes the order of its last pass."""
+
+    def __init__(self, sampler: Iterable[object]) -> None:
+        self.sampler, self.order = sampler, list[object]()
+
+    def __iter__(self) -> Iterator[object]:
+        self.order = order = []
+        for place in self.sampler:
+            order.append(place)
+            yield place
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]  # it may have none, as others
+
+    def __getattr__(self, name: str) -> object:
+        if name == "sampler":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+
 class RowOrder:
-    """The order in which a loader's sampler gives the samples, noted before the evaluation reads it."""
+    """The order in which a loader gives the samples, noted while an evaluation reads it."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         batches = getattr(loader, "batch_sampler", None)
         batches = getattr(batches, "batch_sampler", batches)  # of which the loader reads one rank's share
-        self._sampler: Iterable[int] | None = batches.sampler if isinstance(batches, BatchSampler) else None
-        if isinstance(self._sampler, SequentialSampler) or type(self._sampler).__name__ == "_InfiniteConstantSampler":
-            self._sampler = None
-        generator = getattr(self._sampler, "generator", None)
-        self._generator = generator if isinstance(generator, torch.Generator) else None
-        self._state = None if self._generator is None else self._generator.get_state()
+        sampler = getattr(loader, "sampler", None) if batches is None else batches
+        is_plain = isinstance(batches, BatchSampler) and type(batches).__iter__ is BatchSampler.__iter__
+        self._batches = batches if is_plain else None
+        if self._batches is not None:
+            sampler = self._batches.sampler
+        if isinstance(sampler, NotedSampler):  # an error has ended the evaluation before
+            sampler = sampler.sampler
+        in_order = sampler is None or isinstance(sampler, SequentialSampler)
+        self.is_other = not in_order and type(sampler).__name__ != "_InfiniteConstantSampler"
+        self._noted = NotedSampler(() if sampler is None else sampler)
+        self._dispatches, self._samples = getattr(loader, "dispatches", False), getattr(loader, "dataset", None)
+        if self.is_other and self._batches is not None:
+            self._batches.sampler = self._noted
 
-    @property
-    def is_other(self) -> bool:
-        """Whether it may differ from the data set's."""
-        return self._sampler is not None
+    def end(self) -> None:
+        """Stop to note the order."""
+        if self.is_other and self._batches is not None:
+            self._batches.sampler = self._noted.sampler
+            if self._dispatches:  # rank 0 has read for all
+                self._noted.order = gather_objects(self._noted.order)[0]
 
-    @property
-    def left_out(self) -> int:
-        """The number of samples that the sampler does not give."""
-        given, source = length_of(self._sampler), length_of(getattr(self._sampler, "data_source", None))
-        return 0 if given is None or source is None else max(source - given, 0)
+    def left_out(self, results: Arrays | None) -> int:
+        """The number of samples that the sampler does not give, or that have no row."""
+        given, samples = len(self._noted.order), length_of(self._samples)
+        return max(samples - min(rows_of(results) or given, given), 0) if given and samples else 0
 
     def places(self, rows: int) -> list[int] | None:
-        """The row of each sample of the data set. None if they cannot be known, or are not all there."""
-        if self._sampler is None or self._generator is None or self._state is None:
-            return None
-        after = self._generator.get_state()  # what it draws later stays as it would be
-        self._generator.set_state(self._state)
-        order = list(self._sampler)
-        self._generator.set_state(after)
-        if sorted(order) != list(range(rows)):
+        """The rows in the data set's order, by their numbers. None if it cannot be known.
+
+        A loader that drops a short last batch gives fewer rows than the sampler.
+        """
+        order = [place for place in self._noted.order if isinstance(place, int)]
+        if len(order) < max(rows, len(self._noted.order)) or len(set(order)) < len(order):
             return None
         return sorted(range(rows), key=order.__getitem__)
 
-    def undone(self, results: Arrays | None) -> tuple[Arrays | None, bool]:
-        """Put rows into the data set's order. The second value says whether that was possible."""
+    def undone(self, results: Arrays | None) -> tuple[Arrays | None, str | None]:
+        """Put rows into the data set's order. The second value is what would make that possible."""
         rows = rows_of(results)
         places = None if rows is None else self.places(rows)
-        if places is None:
-            return results, results is None
-        return map_nested(lambda tensor: tensor[places], results, lambda leaf: np.asarray(leaf)[places]), True
+        if places is not None:
+            ordered = map_nested(lambda tensor: tensor[places], results, lambda leaf: np.asarray(leaf)[places])
+            return ordered, None
+        if isinstance(results, list):
+            return results, "set `eval_do_concat_batches=True`, so that rows can be put in order"
+        return results, None if results is None else "use a `SequentialSampler`, or a sampler of single samples"
 
 
 def dropped_samples(loader: Iterable[Batch]) -> int:
@@ -97,7 +129,7 @@ class EvaluationFacts:
     expected_batches: int | None  # by the loader's length
     dropped: int  # samples of a last batch that the loader drops
     unsampled: int  # samples that the loader's sampler leaves out
-    keeps_order: bool  # whether the rows are in the data set's order
+    way_to_order: str | None  # that puts rows into the data set's order, if they are in another one
     names: Sequence[str]  # of the inputs of the first batch
     removed: Sequence[str]  # the columns that were removed, because the model does not take them
     label_names: Sequence[str]
@@ -129,13 +161,9 @@ def tell_of_breaches(facts: EvaluationFacts) -> None:
         )
     if facts.is_prediction:
         if facts.unsampled:
-            _tell(f"left out {facts.unsampled} samples, which its sampler does not give", "use another sampler")
-        elif not facts.keeps_order:
-            _tell(
-                "gave its rows in the order of its sampler, which is not the data set's",
-                "return a `SequentialSampler` from `_get_eval_sampler`, or give the sampler a `generator`, by which "
-                "the order is found again",
-            )
+            _tell(f"left out {facts.unsampled} samples, as its sampler does not give all", "use another sampler")
+        if facts.way_to_order is not None:
+            _tell("gave its rows in the order of its sampler, which may not be the data set's", facts.way_to_order)
         return  # a set to predict may have no labels
     lacks_metrics = facts.has_metrics and not facts.called_metrics
     lacks_loss = not facts.has_loss and not facts.has_own_step
@@ -172,16 +200,17 @@ def _way_to_labels(facts: EvaluationFacts) -> str:
     takes = accepted_parameters(facts.forward)
     optional = [name for name in facts.names if name in takes.names and name not in (*takes.required, *_NO_LABELS)]
     found = [name for name in optional if name not in facts.label_names]
-    if found:
-        return f"set `label_names={found}`, if these are the labels"
+    there = [name for name in facts.label_names if name in facts.names]
+    if found or there:
+        return f"set `label_names={found or there}`, if these are the labels"
     column = facts.label_names[0] if facts.label_names else "labels"
     if facts.removed:
         removed = ", ".join(f"`{name}`" for name in facts.removed)
         return (
-            f"give the data's labels the name {column!r}. `remove_unused_columns=True` removes {removed}, as `forward` "
-            "does not take that name"
+            f"give the data's labels the name {brief(column)}. `remove_unused_columns=True` removes {removed}, as "
+            "`forward` does not take that name"
         )
-    return f"give the data a column {column!r}, or evaluate without `compute_metrics` and loss"
+    return f"give the data a column {brief(column)}, or evaluate without `compute_metrics` and loss"
 
 
 def _tell(what: str, way_out: str) -> None:

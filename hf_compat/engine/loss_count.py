@@ -24,7 +24,7 @@ class Count(torch.Tensor):
 
     @classmethod
     def of(cls, items: torch.Tensor, uses: list[str] | None = None) -> Count:
-        """Look at a tensor as a count."""
+        """Look at a tensor, of no other subclass, as a count."""
         count = items.as_subclass(cls)
         count.uses = [] if uses is None else uses
         return count
@@ -43,8 +43,8 @@ class Count(torch.Tensor):
             plain = [one.as_subclass(torch.Tensor) if isinstance(one, Count) else one for one in args]
             result = func(*plain, **(kwargs or {}))
         name, tensor = getattr(func, "__name__", ""), result if isinstance(result, torch.Tensor) else None
-        if tensor is not None and name in _PASSING and isinstance(args[0], Count):
-            return cls.of(tensor, args[0].uses)
+        if type(result) is torch.Tensor and name in _PASSING and isinstance(args[0], Count):
+            return cls.of(result, args[0].uses)
         if name in _READING or (tensor is not None and tensor.dtype != torch.bool):
             for one in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]:
                 if isinstance(one, Count):

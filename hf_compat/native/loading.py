@@ -316,7 +316,7 @@ class LoadableModule(WindowModule):
         assert isinstance(module, cls)
         weights = checkpoint["state_dict"]
         if not weights:
-            warn_user(f"The state dict in {path!r} contains no parameters.")
+            warn_user(f"The state dict in {brief(path)} contains no parameters.")
         device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
         return module.to(map_location if os.path.isdir(path) and map_location is not None else device)
 

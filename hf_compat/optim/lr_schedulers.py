@@ -201,7 +201,8 @@ def is_schedule_of(scheduler: object, optimizer: object) -> bool:
 def tell_of_other_optimizer(schedule: object, optimizer: object) -> None:
     """Warn of a schedule that sets the rates of another optimizer than the one that trains."""
     own = getattr(schedule, "optimizer", None)
-    if isinstance(own, Optimizer) and unprepared(own) is not unprepared(optimizer):
+    trained = {id(group) for group in getattr(optimizer, "param_groups", ())}  # of which a wrapper has the same ones
+    if isinstance(own, Optimizer) and trained.isdisjoint(map(id, own.param_groups)):
         warn_user(
             f"The schedule ({type(schedule).__name__}) is one of another optimizer ({type(unprepared(own)).__name__}) "
             f"than the one that trains ({type(unprepared(optimizer)).__name__}), whose learning rates stay as they "

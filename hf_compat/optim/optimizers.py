@@ -22,6 +22,7 @@ from hf_compat.errors import (
     MissingOptimizer,
     UnsupportedArgument,
     warn_once,
+    warn_user,
 )
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
@@ -554,21 +555,32 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
     return LayerWiseDummyOptimizer, {"lr": args.learning_rate, "optimizer_dict": optimizers, "params": groups}
 
 
-def check_optimized(optimizer: object, model: nn.Module) -> None:
+def check_optimized(optimizer: object, model: nn.Module, warns: bool = True) -> None:
     """Refuse an optimizer that holds none of the parameters to train, and so trains nothing.
 
+    If it `warns`, say that an optimizer has parameters that the model has no more in place of some that it has.
+
     Raises:
-        ArgumentError: It holds those of another model, or frozen ones alone.
+        ArgumentError: It holds those of another model, frozen ones alone, or none at all.
     """
     groups = getattr(optimizer, "param_groups", None)
-    if not isinstance(groups, list) or isinstance(optimizer, LayerWiseDummyOptimizer):  # its groups hold none
+    # its groups, and those of transformers' own class of that name, hold none
+    if not isinstance(groups, list) or type(optimizer).__name__ == LayerWiseDummyOptimizer.__name__:
         return
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if held and trained and not any(id(parameter) in held for parameter in trained):
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    missing = [name for name, parameter in trained.items() if id(parameter) not in held]
+    if trained and len(missing) == len(trained):
         raise ArgumentError(
             f"The optimizer ({type(optimizer).__name__}) holds {len(held)} parameters, and none of the {len(trained)} "
             f"that the model ({type(model).__name__}) would train, so nothing is trained.\n\nHint: make it from "
+            "`trainer.model.parameters()`, after the model was changed or wrapped."
+        )
+    stale = len(held.difference(map(id, model.parameters())))
+    if stale and missing and warns:
+        warn_user(
+            f"The optimizer ({type(optimizer).__name__}) holds {stale} parameters that the model "
+            f"({type(model).__name__}) does not have, and does not train {brief(missing)}.\n\nHint: make it from "
             "`trainer.model.parameters()`, after the model was changed or wrapped."
         )
 

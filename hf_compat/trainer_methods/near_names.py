@@ -14,13 +14,16 @@ from hf_compat.hf.callbacks import EVENTS, TrainerCallback
 
 _PACKAGES = frozenset(("builtins", "hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning"))
 _NEAR = 0.88
+_NEAR_EVENT = 0.8  # they are few, and less alike
+_HOOKS = frozenset(name for name in dir(pl.Callback) if not name.startswith("_"))
 
 
-def near_name(name: str, known: Collection[str]) -> str | None:
+def near_name(name: str, known: Collection[str], cutoff: float = _NEAR) -> str | None:
     """The known name that a name differs from by a few letters, or by underscores and capitals alone."""
     squeezed = name.replace("_", "").lower()
-    same = next((one for one in known if one.replace("_", "").lower() == squeezed), None)
-    return same or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
+    same = [one for one in known if one.replace("_", "").lower() == squeezed]
+    same = sorted(same, key=lambda one: one.startswith("_")) or difflib.get_close_matches(name, known, 1, cutoff)
+    return same[0] if same else None
 
 
 def tell_of_trainer_names(trainer: object, own_attributes: Collection[str]) -> None:
@@ -45,13 +48,18 @@ def tell_of_callback_names(callbacks: Iterable[object]) -> None:
     """Warn of methods of the user's callbacks that nearly are events or hooks, and so are never called."""
     for callback in callbacks:
         kind = type(callback)
-        known = set(EVENTS)
-        if isinstance(callback, pl.Callback):
-            known = {name for name in dir(pl.Callback) if not name.startswith("_")}
-        for name in _methods_of(kind, known | set(dir(TrainerCallback)) | set(dir(callback)) - set(dir(kind))):
-            near = near_name(name, known)
-            if near is not None and not _overrides(kind, near):
-                _tell(f"{kind.__name__} has a method `{name}`, which is never called", near)
+        is_lightnings = isinstance(callback, pl.Callback)
+        of_hf = frozenset(EVENTS) if isinstance(callback, TrainerCallback) or not is_lightnings else frozenset()
+        known = of_hf | (_HOOKS if is_lightnings else frozenset())
+        base = "transformers.TrainerCallback" if is_lightnings else "lightning.pytorch.Callback"
+        inherited = set(dir(TrainerCallback)) | set(dir(callback)) - set(dir(kind))
+        for name in _methods_of(kind, known | inherited - set(EVENTS)):
+            fact = f"{kind.__name__} has a method `{name}`, which is never called"
+            near = near_name(name, known, _NEAR if is_lightnings else _NEAR_EVENT)
+            if name.startswith("on_") and name in _HOOKS | EVENTS.keys():
+                warn_once(f"{fact}.\n\nHint: `{name}` is of `{base}`, which {kind.__name__} does not inherit from.")
+            elif near is not None and not _overrides(kind, near):
+                _tell(fact, near)
 
 
 def tell_of_flags(control: object, flags: Collection[str]) -> None:

@@ -106,7 +106,7 @@ class StepMethods(StepsBase):
         # another graph would be compiled to find out
         if self._compiled_model is not None or is_compiled(self.model) or self.is_deepspeed_enabled:
             return False
-        return isinstance(items, torch.Tensor) and self._count_factor() > 1 and self._is_scaled_for_window(items)
+        return type(items) is torch.Tensor and self._count_factor() > 1 and self._is_scaled_for_window(items)
 
     def _count_factor(self) -> int:
         """The number of times that a loss is too large if it is not divided by the items counted."""

@@ -354,8 +354,9 @@ class TrainerModule(WindowModule):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
         if not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled:
-            check_optimized(unprepared(host.optimizer), host.model)
-            if not host._created_lr_scheduler and self.trainer.global_rank == 0:
+            is_first = self.trainer.global_rank == 0
+            check_optimized(unprepared(host.optimizer), host.model, warns=is_first)
+            if not host._created_lr_scheduler and is_first:
                 tell_of_other_optimizer(host.lr_scheduler, host.optimizer)
         host.optimizer = host._own_optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler

@@ -293,16 +293,20 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
     return is_best
 
 
-# Parts of names of metrics that fall as a model gets better, and those that say that one was negated.
+# Parts of names of metrics that fall as a model gets better. Those of `_FALLING_AT_END` are also words.
 _FALLING = frozenset(
     (
-        *("wer", "cer", "ter", "mer", "wil", "der", "eer", "fer", "per", "fpr", "fnr", "err", "error", "errors"),
-        *("mse", "rmse", "mae", "mape", "smape", "loss", "losses", "nll", "bpc", "bpb", "perplexity", "ppl", "logloss"),
-        *("ece", "brier", "fid", "kid", "kl", "divergence", "distance", "entropy", "crossentropy", "regret"),
-        *("deviance", "hamming", "msle", "rmsle", "nrmse", "wape", "mase", "crps", "lpips", "levenshtein"),
+        *("wer", "cer", "eer", "fpr", "fnr", "error", "errors", "nll", "bpc", "bpb", "bits", "perplexity", "ppl"),
+        *("mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "nmse", "nrmse", "wape", "mase", "crps", "deviance"),
+        *("loss", "losses", "logloss", "crossentropy", "entropy", "divergence", "hinge", "regret", "ece", "brier"),
+        *("false", "distance", "levenshtein", "hausdorff", "chamfer", "lpips", "hamming", "latency", "runtime"),
     )
 )
+_FALLING_AT_END = frozenset(("ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"))
 _NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
+_RISING_AT_END = frozenset(
+    ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain")
+)
 
 
 def tell_of_direction(args: TrainingArguments) -> None:
@@ -310,9 +314,11 @@ def tell_of_direction(args: TrainingArguments) -> None:
     name = args.metric_for_best_model
     if name is None or not infers_direction(args) or not args.greater_is_better:
         return
-    parts = {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)}
-    is_falling = parts & _FALLING or any("error" in part for part in parts)
-    if args.eval_strategy != "no" and is_falling and not parts & _NEGATED:
+    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)]
+    last = re.split(r"[^a-z0-9]+", name.lower())[-1]
+    is_falling = not _FALLING.isdisjoint(parts) or any("error" in part for part in parts) or last in _FALLING_AT_END
+    is_falling &= last not in _RISING_AT_END and _NEGATED.isdisjoint(parts)
+    if args.eval_strategy != "no" and is_falling:
         warn_user(
             f"`{shown('metric_for_best_model', name)}` looks like an error, and `greater_is_better` is not set: as in "
             "transformers, the largest value counts as the best.\n\nHint: set `greater_is_better=False`, or True if "

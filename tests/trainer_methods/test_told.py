@@ -7,192 +7,20 @@ import dataclasses
 import math
 import pickle
 import re
-import warnings
 
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 
 from helpers import toy
+from helpers.line import Line, points
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
 from hf_compat.engine.loss_count import Count
-from hf_compat.errors import ArgumentError, HfCompatWarning, warn_once
+from hf_compat.errors import ArgumentError
+from hf_compat.trainer_methods.near_names import tell_of_callback_names
 from hf_compat.training_run.run import compare_arguments
-
-
-@pytest.fixture(autouse=True)
-def unsaid():
-    """Let every test be told again."""
-    warn_once.cache_clear()
-
-
-@pytest.fixture
-def told(recwarn):
-    """The warnings so far, as one text."""
-    warnings.simplefilter("always")
-    return lambda: "\n".join(str(one.message) for one in recwarn if issubclass(one.category, HfCompatWarning))
-
-
-class Line(nn.Module):
-    """y = w * x, squared error."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x, labels=None):
-        y = self.w * x
-        return {"logits": y} if labels is None else {"loss": ((y - labels) ** 2).mean(), "logits": y}
-
-
-def points(count, name="labels"):
-    return [{"x": torch.tensor(float(i)), name: torch.tensor(2.0 * i)} for i in range(count)]
-
-
-# An evaluation's result ----------------------------------------------------------------------------------------------
-
-
-class Named(Line):
-    def forward(self, x, target=None):
-        return super().forward(x, target)
-
-
-class Calls:
-    """A metric function that counts its calls."""
-
-    count = 0
-
-    def __call__(self, prediction, compute_result=True):
-        self.count += 1
-        return {"rows": len(prediction.predictions)}
-
-
-def renamed(rows, old, new):
-    return [{new if name == old else name: value for name, value in row.items()} for row in rows]
-
-
-# A model, its data and arguments, what is told, and data and arguments as the hint says.
-NOT_CALLED = [
-    (Named, points(4, "target"), {}, r"did not call .* and computed no loss.*label_names=\['target'\]"),
-    (Line, renamed(points(4), "labels", "y"), {}, "name 'labels'.*removes `y`"),
-    (
-        Line,
-        [{"x": one["x"]} for one in points(4)],
-        {},
-        "have `x`, and `label_names` expects `labels`.*a column 'labels'",
-    ),
-    (Line, points(4), {"label_names": ["other"]}, r"`label_names` expects `other`.*label_names=\['labels'\]"),
-    (Line, points(4), {"prediction_loss_only": True}, "did not call `compute_metrics`, as `prediction_loss_only"),
-    (Named, points(4, "target"), {"batch_eval_metrics": True}, r"did not call .*label_names=\['target'\]"),
-    (Line, [], {}, "gave nothing, as the evaluation data set has no samples"),
-]
-
-
-@pytest.mark.parametrize(("model", "data", "values", "words"), NOT_CALLED)
-def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, told, model, data, values, words):
-    metrics = Calls()
-    trainer = Trainer(model(), make_args(**values), eval_dataset=data, compute_metrics=metrics)
-    trainer.evaluate()
-    trainer.evaluate()
-    assert metrics.count == 0 and re.search(words, told(), re.DOTALL), told()
-    assert len(re.findall("This evaluation", told())) == 1
-    # the hint, followed
-    mended = {**values, "prediction_loss_only": False}
-    if found := re.search(r"label_names=\['(\w+)'\]", told()):
-        mended["label_names"] = [found[1]]
-    if found := re.search("name 'labels'.*removes `(\\w+)`", told(), re.DOTALL):
-        data = renamed(data, found[1], "labels")
-    elif "a column 'labels'" in told() or not data:
-        data = points(4)
-    result = Trainer(model(), make_args(**mended), eval_dataset=data, compute_metrics=metrics).evaluate()
-    assert metrics.count and "eval_loss" in result
-
-
-def test_no_evaluation_sets_at_all_are_told(make_args, told):
-    Trainer(Line(), make_args(), eval_dataset={}).evaluate()
-    assert "gave nothing, as the evaluation data set has no samples" in told()
-
-
-def test_a_loss_alone_is_missed_and_label_names_bring_it(make_args, told):
-    trainer = Trainer(Named(), make_args(), eval_dataset=points(4, "target"))
-    assert "eval_loss" not in trainer.evaluate() and "computed no loss" in told()
-    trainer = Trainer(Named(), make_args(label_names=["target"]), eval_dataset=points(4, "target"))
-    assert "eval_loss" in trainer.evaluate()
-
-
-def test_torchmetrics_without_labels_are_told(make_args, told):
-    from torchmetrics import MeanSquaredError
-
-    Trainer(Line(), make_args(), eval_dataset=points(4, "y"), compute_metrics=MeanSquaredError()).evaluate()
-    assert "did not call `compute_metrics`" in told()
-
-
-def test_whole_evaluations_are_quiet(make_args, told):
-    class Own(Trainer):
-        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-            return None, *super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)[1:]
-
-    for kind in (Trainer, Own):
-        trainer = kind(Line(), make_args(), eval_dataset=points(10), compute_metrics=Calls())
-        trainer.evaluate()
-        trainer.predict(points(10))
-        trainer.predict([{"x": one["x"]} for one in points(3)])  # a set to predict may have no labels
-    trainer.evaluate(toy.SizedStream(points(6)))
-    assert not told()
-
-
-class Longer(IterableDataset):
-    """A stream that gives less than its length says."""
-
-    def __len__(self):
-        return 40
-
-    def __iter__(self):
-        yield from points(8)
-
-
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
-def test_rows_that_are_left_out_are_told(make_args, told):
-    class Some(Trainer):
-        def _get_eval_sampler(self, eval_dataset):
-            return SubsetRandomSampler(range(3))
-
-    args = make_args(dataloader_drop_last=True, per_device_eval_batch_size=4)
-    assert len(Trainer(Line(), args).predict(points(10)).predictions) == 8
-    assert "left out the last 2 samples, as `dataloader_drop_last=True`" in told()
-    args.dataloader_drop_last = False
-    assert len(Trainer(Line(), args).predict(points(10)).predictions) == 10
-    Trainer(Line(), args).predict(Longer())
-    assert "got 2 batches, and the length of its loader says 10" in told()
-    Some(Line(), args).predict(points(10))
-    assert "gave its rows in the order of its sampler" in told()
-
-
-class Shuffled(Trainer):
-    """Evaluates in an order of its own."""
-
-    def _get_eval_sampler(self, eval_dataset):
-        return RandomSampler(eval_dataset, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.mark.parametrize("by_length", [True, False])
-def test_rows_of_predictions_are_in_the_order_of_the_data_set(make_args, told, by_length):
-    data, model = toy.sequences(13), toy.Tagger()
-    parts = {"data_collator": toy.pad, "compute_metrics": lambda p: {"first": int((p.label_ids[0] != -100).sum())}}
-    strategy = "group_by_length" if by_length else "random"
-    args = make_args(train_sampling_strategy=strategy, per_device_eval_batch_size=3)
-    trainer = (Trainer if by_length else Shuffled)(model, args, **parts)
-    found = trainer.predict(data)
-    lengths = [len(row["labels"]) for row in data]
-    assert [int((row != -100).sum()) for row in found.label_ids] == lengths
-    plain = Trainer(model, make_args(per_device_eval_batch_size=1), **parts).predict(data)
-    for row, right, length in zip(found.predictions, plain.predictions, lengths, strict=True):
-        np.testing.assert_allclose(row[:length], right[:length], rtol=1e-5)
-    assert found.metrics["test_first"] != lengths[0], "metrics get the rows in the sampler's order"
-    assert found.metrics["test_loss"] == trainer.predict(data).metrics["test_loss"] and not told()
-
 
 # The loss ------------------------------------------------------------------------------------------------------------
 
@@ -332,22 +160,6 @@ def test_preflight_tells_of_an_ignored_count(make_args):
     assert any("2 times too large" in one.problem for one in report.warnings), report
 
 
-def test_eval_loss_by_token_does_not_depend_on_the_batch_size(make_args):
-    data, model = toy.sequences(11), toy.Tagger()
-
-    def losses(**values):
-        trainers = (
-            Trainer(model, make_args(per_device_eval_batch_size=size, **values), data_collator=toy.pad)
-            for size in (1, 2, 11)
-        )
-        return [one.evaluate(data)["eval_loss"] for one in trainers]
-
-    whole = toy.pad(data)
-    right = model.eval()(**whole)["loss"].item()
-    assert losses(eval_loss_by_token=True) == pytest.approx([right] * 3, rel=1e-6)
-    assert losses()[0] != pytest.approx(right, rel=1e-4), "a mean over batches, as in transformers"
-
-
 # The best ------------------------------------------------------------------------------------------------------------
 
 BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
@@ -364,14 +176,28 @@ def scored(make_args, scores, name="score", **values):
 
 
 @pytest.mark.parametrize(
-    "name", ["wer", "eval_cer", "val_MSE", "perplexity", "MeanSquaredError", "errorrate", "loss_of_a"]
+    "name",
+    [
+        "wer",
+        "eval_cer",
+        "val_MSE",
+        "perplexity",
+        "MeanSquaredError",
+        "errorrate",
+        "loss_of_a",
+        "eval_a_per",
+        "bits_per_byte",
+    ],
 )
 def test_an_error_that_counts_as_better_the_larger_it_is_is_told(make_args, told, name):
     scored(make_args, [0.5, 0.4, 0.3], name)
     assert f"`metric_for_best_model='{name}'` looks like an error" in told() and "greater_is_better=False" in told()
 
 
-@pytest.mark.parametrize("name", ["accuracy", "f1", "eval_neg_mse", "layer_norm", "answer", "loss"])
+@pytest.mark.parametrize(
+    "name",
+    ["accuracy", "f1", "eval_neg_mse", "layer_norm", "answer", "loss", "f1_per_class", "error_detection_f1", "1-wer"],
+)
 def test_other_metrics_and_a_chosen_direction_are_quiet(make_args, told, name):
     if name != "loss":
         scored(make_args, [0.5, 0.4, 0.3], name)
@@ -460,6 +286,31 @@ def test_a_schedule_of_another_optimizer_is_told(make_args, told, passes_optimiz
     assert told().count("is one of another optimizer") == 1
 
 
+def test_an_optimizer_made_before_a_layer_was_replaced_is_told(make_args, told):
+    model, extra = toy.Classifier(), nn.Parameter(torch.zeros(2))  # as a loss may have parameters
+
+    def train(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        Trainer(model, make_args(max_steps=1), train_dataset=toy.rows(8), optimizers=(optimizer, None)).train()
+
+    train([*model.parameters(), extra])
+    train([model.outer.weight])
+    assert "does not have" not in told()
+    before = list(model.parameters())
+    model.outer = nn.Linear(model.outer.in_features, model.outer.out_features)
+    train(before)
+    assert "holds 2 parameters that the model (Classifier) does not have, and does not train ['outer.weight'" in told()
+    train(model.parameters())
+    assert told().count("does not have") == 1
+
+
+def test_an_optimizer_without_parameters_is_refused(make_args):
+    optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
+    trainer = Trainer(Line(), make_args(max_steps=1), train_dataset=points(8), optimizers=(optimizer, None))
+    with pytest.raises(ArgumentError, match="holds 0 parameters"):
+        trainer.train()
+
+
 def test_an_optimizer_over_frozen_parameters_alone_is_refused(make_args):
     model = toy.Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -486,6 +337,9 @@ def test_near_names_of_overrides_and_attributes_are_told(make_args, told):
             pass
 
         def get_train_dataloaders(self):
+            pass
+
+        def trainingstep(self):
             pass
 
         def compute_losses(self, model):  # its own code calls it
@@ -516,12 +370,27 @@ def test_near_names_of_overrides_and_attributes_are_told(make_args, told):
         "args.learning_rte": "learning_rate",
         "computeloss": "compute_loss",
         "get_train_dataloaders": "get_train_dataloader",
+        "trainingstep": "training_step",
         "on_step_ends": "on_step_end",
         "trainer.compute_metric": "compute_metrics",
         "control.should_sav": "should_save",
     }
     others = ("on_batch", "compute_losses", "my_own", "something")  # `call_event` may fire the first one
     assert not any(name in told() for name in others)
+
+
+def test_names_of_the_other_kind_of_callbacks_are_told(told):
+    def made(base, *names):
+        return type("Own", base, {name: lambda *args, **kwargs: None for name in names})()
+
+    tell_of_callback_names([made((TrainerCallback, pl.Callback), "on_train_begin", "on_train_start")])
+    tell_of_callback_names([made((TrainerCallback,), "on_custom", "setup")])
+    assert not told()
+    tell_of_callback_names([made((TrainerCallback,), "on_train_start"), made((pl.Callback,), "on_train_begin")])
+    assert "`on_train_start` is of `lightning.pytorch.Callback`" in told()
+    assert "`on_train_begin` is of `transformers.TrainerCallback`" in told()
+    tell_of_callback_names([made((TrainerCallback,), "on_evaluation"), made((pl.Callback,), "on_train_epoch_ends")])
+    assert "did you mean `on_evaluate`" in told() and "did you mean `on_train_epoch_end`" in told()
 
 
 def test_states_of_callbacks_that_begin_anew_are_told_at_the_resume(make_args, told):

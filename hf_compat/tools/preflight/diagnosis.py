@@ -159,15 +159,18 @@ def _notes(trainer: Trainer, error: Exception, updates: int | None) -> Iterator[
     crash = _crash(trainer, error)
     if updates > _EARLY_UPDATES and not crash.in_evaluation:
         return
-    odd = columns_without_numbers(trainer)
     if isinstance(error, LossError):  # which says the rest itself
+        odd = columns_without_numbers(trainer)
         if any(repr(name) in odd for name in trainer.label_names):
             yield _NO_TENSOR.format(odd)
         return
     by_rules = [rule.says(crash) for rule in RULES if rule.applies(crash)]
     yield from by_rules
-    if crash.batch is None and odd:
-        yield _NO_TENSOR.format(odd)
+    # a sample that has killed a worker would kill this process
+    if crash.batch is None and not crash.says("DataLoader worker"):
+        odd = columns_without_numbers(trainer)
+        if odd:
+            yield _NO_TENSOR.format(odd)
     if crash.batch is not None:
         session = Session(trainer=trainer, folder="", output_dir=str(trainer.args.output_dir))
         session.batches = [crash.batch]
