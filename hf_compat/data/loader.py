@@ -29,6 +29,9 @@ from hf_compat.runtime.nested import concatenate, copies_beside, find_batch_size
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 from hf_compat.runtime.text import brief
 
+Indices = list[int]
+_LISTED_AT_ONCE = 2**16  # samples
+
 
 class SeededRandomSampler(RandomSampler):
     """Shuffles with its own generator, seeded with `seed + epoch`, so that each epoch's order is reproducible.
@@ -51,8 +54,31 @@ class SeededRandomSampler(RandomSampler):
 
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(self.epoch + self.initial_seed)
+        if self.is_permutation:
+            return chain.from_iterable(self._lists())
         # torch's sampler divides by the length, which may be 0 by now
         return super().__iter__() if len(self.data_source) > 0 else iter(())
+
+    @property
+    def is_permutation(self) -> bool:
+        """Whether a pass has each sample once."""
+        return not self.replacement and self.num_samples == len(self.data_source)
+
+    def _lists(self) -> Iterator[Indices]:
+        order = self._draw()
+        for start in range(0, len(order), _LISTED_AT_ONCE):
+            yield order[start : start + _LISTED_AT_ONCE].tolist()
+
+    def order(self) -> torch.Tensor:
+        """Draw the permutation of the next pass."""
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        return self._draw()
+
+    def _draw(self) -> torch.Tensor:
+        """Draw as torch's sampler does, which makes a list of the tensor, with five times its memory."""
+        order = torch.randperm(self.num_samples, generator=self.generator)
+        torch.randperm(self.num_samples, generator=self.generator)  # torch's draws once more and takes none of it
+        return order
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass."""
@@ -91,9 +117,6 @@ class SkipFirstBatches(Sampler[list[int]]):
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length
 
 
-Indices = list[int]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSlice:
     """The options that divide the data. Mirrors those of `accelerate.utils.DataLoaderConfiguration`."""
@@ -103,6 +126,17 @@ class RankSlice:
     split_batches: bool = False  # divide each batch between the ranks, instead of giving each rank whole batches
     even_batches: bool = True  # fill the last round with the first samples
     dispatch_batches: bool | None = None  # rank 0 reads for all ranks. None means so for iterable data only
+
+
+def _known_order(sampler: object) -> tuple[int, Callable[[int, int], Indices]] | None:
+    """The length of a sampler's next pass, and a function that lists a part of it. None if it has to be walked."""
+    if type(sampler) is SequentialSampler:
+        numbers = range(len(sampler))
+        return len(numbers), lambda start, end: list(numbers[start:end])
+    if type(sampler) is SeededRandomSampler and sampler.is_permutation:
+        order = sampler.order()
+        return len(order), lambda start, end: order[start:end].tolist()
+    return None
 
 
 class BatchSamplerSlice(Sampler[Indices]):
@@ -145,6 +179,25 @@ class BatchSamplerSlice(Sampler[Indices]):
         return [min(max(rest - rank * own, 0), own) for rank in range(world_size)] if rest else []
 
     def __iter__(self) -> Iterator[Indices]:
+        order = _known_order(self.sampler) if type(self.batch_sampler) is BatchSampler else None
+        return self._of_batches() if order is None or self.batch_size is None else self._of_order(*order)
+
+    def _of_order(self, length: int, part: Callable[[int, int], Indices]) -> Iterator[Indices]:
+        """Cut this rank's share out of an order, and build no batch of another rank."""
+        rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size or 1
+        own = size // world_size if self.ranks.split_batches else size
+        in_round = own * world_size
+        last = length // in_round * in_round
+        for start in range(rank * own, last, in_round):
+            yield part(start, start + own)
+        if last == length or self.drop_last:
+            return
+        filling = cycle(part(0, min(in_round, length))) if self.ranks.even_batches else ()
+        share = list(islice(chain(part(last, length), filling), rank * own, (rank + 1) * own))
+        if share:
+            yield share
+
+    def _of_batches(self) -> Iterator[Indices]:
         rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size
         is_cut = self.ranks.split_batches
         first: list[Indices] = []

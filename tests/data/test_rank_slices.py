@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from hf_compat.data.loader import (
     BatchSamplerSlice,
     IterableDatasetSlice,
     PreparedDataLoader,
     RankSlice,
+    SeededRandomSampler,
     dispatched,
     last_shares,
 )
@@ -54,11 +55,19 @@ class Bucketed(OfAnyLength):
 SETTINGS = list(itertools.product((False, True), repeat=3))
 
 
+SAMPLERS = {
+    "in order": lambda count: SequentialSampler(range(count)),
+    "shuffled": lambda count: SeededRandomSampler(RandomSampler(range(count)), 3),
+    "any": lambda count: [*range(0, count, 2), *range(1, count, 2)],
+}
+
+
 @pytest.mark.parametrize("drop_last, split, even", SETTINGS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_batches_of_indices(world_size, drop_last, split, even):
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_batches_of_indices(sampler, world_size, drop_last, split, even):
     for count, rank in itertools.product(range(1, 20), range(world_size)):
-        batches = BatchSampler(SequentialSampler(range(count)), 6, drop_last)
+        batches = BatchSampler(sampler(count), 6, drop_last)
         ours = BatchSamplerSlice(
             batches, RankSlice(rank=rank, world_size=world_size, split_batches=split, even_batches=even)
         )

@@ -24,6 +24,18 @@ def test_the_seeded_order_is_accelerates_in_every_epoch():
         assert list(ours) == list(theirs)
 
 
+def test_a_shuffle_leaves_the_users_generator_as_torchs_sampler_does():
+    states = []
+    for kind in (SeededRandomSampler, SeedableRandomSampler):
+        generator = torch.Generator()
+        if kind is SeededRandomSampler:
+            order = kind(RandomSampler(range(70_000), generator=generator), 7)
+        else:
+            order = kind(range(70_000), data_seed=7, generator=generator)
+        states.append((list(order), generator.get_state().tolist()))
+    assert states[0] == states[1]
+
+
 def test_lengths_that_cannot_be_found_are_refused():
     with pytest.raises(DataError, match="input_ids"):
         measure_lengths([(1, 2)], "input_ids")
