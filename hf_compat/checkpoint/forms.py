@@ -28,6 +28,7 @@ from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.nested import move_to_device
+from hf_compat.runtime.seeding import python_state
 from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
@@ -250,8 +251,7 @@ def random_states_problem(states: object) -> str | None:
     if not isinstance(states, Mapping):
         return "it has no random states" if states is None else f"it has {brief(states, 60)} in place of random states"
     try:
-        version, numbers, gauss = states["python"]
-        random.Random().setstate((version, tuple(numbers), gauss))
+        random.Random().setstate(python_state(dict(states)))
         name, keys, *rest = states["numpy"]
         np.random.RandomState().set_state((name, np.asarray(keys).astype(np.uint32), *rest))
         torch.Generator().set_state(states["cpu"])

@@ -111,18 +111,26 @@ def write_rng(states: RandomStates) -> None:
 
 def unpack_rng(states: RandomStates) -> RandomStates:
     """Convert states of either form to that of `rng_state.pth` in `transformers`."""
-    version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
-    python, of_numpy = (version, tuple(numbers), gauss), (name, np.asarray(keys).astype(np.uint32), *rest)
+    python, of_numpy = python_state(states), (name, np.asarray(keys).astype(np.uint32), *rest)
     return {**states, "python": python, "numpy": of_numpy}
 
 
+def python_state(states: RandomStates) -> tuple[Any, ...]:
+    """The state of Python's generator, from states of either form."""
+    version, numbers, gauss = states["python"]
+    return version, tuple(numbers.tolist() if isinstance(numbers, torch.Tensor) else numbers), gauss
+
+
 def pack_legacy_rng(states: RandomStates) -> RandomStates:
-    """Convert states of `rng_state.pth` in `transformers` to plain values."""
+    """Convert states of `rng_state.pth` in `transformers` to plain values and tensors.
+
+    A pickle of a list of numbers has each of them as an object, which takes a call.
+    """
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
     python, of_numpy = (
-        [version, list(numbers), gauss],
+        [version, torch.from_numpy((np.asarray(numbers, np.uint64) & 0xFFFFFFFF).astype(np.int64)), gauss],
         [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
     )
     return {**states, "python": python, "numpy": of_numpy}
