@@ -13,7 +13,8 @@ import math
 import os
 import pickle
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
@@ -101,40 +102,54 @@ def read_dcp(dcp: DcpFolder, state: States) -> None:
 class DcpFolder(FileSystemReader):
     """A folder of torch.distributed.checkpoint, and its index, which was read and found right.
 
-    torch reads it by this index, and never opens `.metadata`, which may be another by now. Each entry is checked.
+    torch reads it by this index, and never opens `.metadata`, which may be another by now. Each entry is checked when
+    it is read: a process opens the files that it needs, each once, and none of those that others read.
+
+    Args:
+        path: The folder.
+        index: What `.metadata` says.
+        need: Finds the path of a file of the folder that may be read.
     """
 
-    def __init__(self, path: str, index: Metadata) -> None:
+    def __init__(self, path: str, index: Metadata, need: Callable[[str], str]) -> None:
         super().__init__(path)
-        self.index = index
+        self.index, self._need = index, need
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self.index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert isinstance(planner, DefaultLoadPlanner)
+        by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
-            key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
-            if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
-                raise CheckpointError(f"{brief(key)} has to be a tensor and is stored as a value.")
-            found = self.read_entry(item.storage_index)
-            if is_value:
-                plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
-                torch.save(found, plain)
-                plain.seek(0)
-                planner.load_bytes(item, plain)
-                continue
-            inside = zip(item.storage_offsets, item.lengths, strict=True)
-            part = found[tuple(slice(begin, begin + length) for begin, length in inside)]
-            own = planner.resolve_tensor(item).detach()
-            if own.shape != part.shape:
-                shapes = f"{list(part.shape)}, not {list(own.shape)}"
-                raise CheckpointError(f"{brief(key)} has the shape {shapes}.")
-            own.copy_(part)
-            planner.commit_tensor(item, own)
+            by_file.setdefault(self.index.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            with open_regular(self._need(name)) as file:
+                for item in items:
+                    self._read_item(file, item, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _read_item(self, file: BinaryIO, item: ReadItem, planner: DefaultLoadPlanner) -> None:
+        """Read what a plan asks for into the planner's state."""
+        key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
+        if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
+            raise CheckpointError(f"{brief(key)} has to be a tensor and is stored as a value.")
+        found = self._read(file, item.storage_index)
+        if is_value:
+            plain = io.BytesIO()  # the planner unpickles whatever it is given, so it gets what was read
+            torch.save(found, plain)
+            plain.seek(0)
+            planner.load_bytes(item, plain)
+            return
+        inside = zip(item.storage_offsets, item.lengths, strict=True)
+        part = found[tuple(slice(begin, begin + length) for begin, length in inside)]
+        own = planner.resolve_tensor(item).detach()
+        if own.shape != part.shape:
+            raise CheckpointError(f"{brief(key)} has the shape {list(part.shape)}, not {list(own.shape)}.")
+        own.copy_(part)
+        planner.commit_tensor(item, own)
 
     def read_tensor(self, key: str, entry: TensorStorageMetadata) -> torch.Tensor:
         """Read all parts of a tensor."""
@@ -147,11 +162,19 @@ class DcpFolder(FileSystemReader):
 
     def read_entry(self, place: MetadataIndex) -> Plain:
         """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
+        with open_regular(self._need(self.index.storage_data[place].relative_path)) as file:
+            return self._read(file, place)
+
+    def _read(self, file: BinaryIO, place: MetadataIndex) -> Plain:
         info, expected = self.index.storage_data[place], self.index.state_dict_metadata[place.fqn]
         path = os.path.join(self.path, info.relative_path)
-        with open_regular(path) as file:
-            file.seek(info.offset)
-            entry = io.BytesIO(file.read(info.length))
+        size, end = os.fstat(file.fileno()).st_size, info.offset + info.length
+        if end > size:
+            raise CheckpointError(f"{path} is cut off: it has {size} bytes, and an entry ends at {end}.")
+        file.seek(info.offset)
+        entry = io.BytesIO(file.read(info.length))
+        if not entry.getbuffer()[: len(_ZIP_BEGINS)] == _ZIP_BEGINS:
+            raise CheckpointError(f"{path} is damaged: at {info.offset} begins no entry.")
         is_value = isinstance(expected, BytesStorageMetadata)
         if not is_value and not is_whole_zip(entry):
             raise CheckpointError(f"{path} is damaged: {brief(place.fqn)} does not have its checksum.")
@@ -204,15 +227,7 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     for info in index.storage_data.values():
         if not is_plain_name(info.relative_path):
             raise CheckpointError(f"{path} names {brief(info.relative_path)}, which is outside the checkpoint.")
-        file = contents.need(before + info.relative_path)
-        with open_regular(file) as opened:
-            size, end = os.fstat(opened.fileno()).st_size, info.offset + info.length
-            if end > size:
-                raise CheckpointError(f"{file} is cut off: it has {size} bytes, and an entry ends at {end}.")
-            opened.seek(info.offset)
-            if opened.read(len(_ZIP_BEGINS)) != _ZIP_BEGINS:
-                raise CheckpointError(f"{file} is damaged: at {info.offset} begins no entry.")
-    return DcpFolder(os.path.dirname(path), index)
+    return DcpFolder(os.path.dirname(path), index, lambda name: contents.need(before + name))
 
 
 def _problem(index: object) -> str | None:
