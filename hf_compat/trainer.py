@@ -290,9 +290,8 @@ class Trainer(
             with naming_absent_ranks():
                 self._refuse_late_overrides()
                 self._tell_before_training()
-                if self.args.world_size > 1:
-                    compare_arguments(self.args, wanted)
-                with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
+                owner = compare_arguments(self.args, wanted)
+                with self._saver.taking_folder(at_once=not is_of_search, owner=owner):  # a trial has its own folder
                     while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)

@@ -48,13 +48,14 @@ from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.optim.prepared import PreparedOptimizer
-from hf_compat.runtime.collectives import gather
+from hf_compat.runtime.collectives import gather, highest_each
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
     FlagAgreement,
+    FlagSources,
     due_actions,
     flag_sources,
     note_best_checkpoint,
@@ -383,8 +384,8 @@ class AdaptedRun(pl.Callback, UpdateObserver):
                 for callback, state in zip(found, exported if isinstance(exported, list) else [exported], strict=False):
                     callbacks[callbacks.index(callback)] = type(callback).from_state(state)
         self.take_callbacks(self.adapters)
-        sources = flag_sources(self.handler.callbacks, False, HFCallbackAdapter, 1)
-        self.flag_agreement = FlagAgreement(self.args.ddp_timeout, sources)
+        own = flag_sources(self.handler.callbacks, False, HFCallbackAdapter, 1)
+        self.flag_agreement = FlagAgreement(self.args.ddp_timeout, FlagSources(*map(bool, highest_each(own))))
         if self.flags_decide:
             switch_off_own_validation(trainer)
         if isinstance(pl_module, WindowModule) and pl_module.logs_to_lightning:
@@ -469,7 +470,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         updates = self.state.global_step - self._first_update
         samples = self._samples * trainer.world_size or None
         train_loss, flos = self.losses.mean(self.state.global_step), self.state.total_flos
-        nonfinite = self.losses.nonfinite_updates
+        [nonfinite] = highest_each([self.losses.nonfinite_updates])
         self._log(run_summary(self._start_time, samples, updates, flos, train_loss, nonfinite))
         best = self.state.best_model_checkpoint
         if self.args.save_total_limit == 1 and best is not None:

@@ -50,7 +50,6 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.run_state import (
     ARRAY_GLOBALS,
-    RUN_STATE_NAME,
     DataPosition,
     RunState,
     SavedAt,
@@ -321,7 +320,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
     if optimizer is not None and schedule is not None:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
-    own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
+    own = contents.find(layout.RUN_STATE_NAME)  # of one process: each of several has a position of its own
     if own is not None:
         run_state = RunState.read_file(own)
         checkpoint["callbacks"] = run_state.callbacks
@@ -387,7 +386,7 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
                     losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
                     callbacks=checkpoint.get("callbacks", {}),
                 )
-                torch.save(resumed.to_plain(), os.path.join(partial, RUN_STATE_NAME))
+                torch.save(resumed.to_plain(), os.path.join(partial, layout.RUN_STATE_NAME))
                 if data.rng is not None:
                     torch.save(unpack_rng(data.rng), os.path.join(partial, layout.RNG_STATE_NAME))
         manifest.seal(partial)

@@ -9,11 +9,14 @@ while they are read.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Self
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME
@@ -38,6 +41,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError
+from hf_compat.runtime.collectives import failing_together, gather_objects
 from hf_compat.runtime.paths import local_path
 
 logger = logging.getLogger(__name__)
@@ -139,6 +143,12 @@ class Edits:
         """Whether a file that may be read differs."""
         return bool(self.changed or self.missing or self.added or self.refused)
 
+    def __iadd__(self, other: Edits) -> Self:
+        """Add what another process has found in its share of the folder."""
+        for one in fields(self):
+            getattr(self, one.name).extend(getattr(other, one.name))
+        return self
+
     def described(self) -> list[str]:
         """Describe the difference of each file, and the effect of its loss."""
         return [
@@ -150,18 +160,18 @@ class Edits:
         ]
 
 
-def find_edits(root: Path, listed: Listed) -> Edits:
-    """Compare a folder with the files that its manifest lists."""
+def find_edits(root: Path, listed: Listed, share: manifest.Share = manifest.ALONE) -> Edits:
+    """Compare a share of a folder with the files that its manifest lists. The first process finds what is added."""
     edits = Edits()
-    for name, facts in sorted(listed.items()):
-        wrong = manifest.compare(root, name, facts)
+    for name in sorted(share.of(listed)):
+        wrong = manifest.compare(root, name, listed[name])
         if wrong is None:
             edits.kept.append(name)
         elif isinstance(wrong, Refused) and not layout.is_part_of_checkpoint(name):
             edits.refused.append(name)
         else:
             (edits.changed if os.path.lexists(root / name) else edits.missing).append(name)
-    for name, is_own in manifest.entries(root).items():
+    for name, is_own in manifest.entries(root).items() if share.rank == 0 else ():
         if name not in listed:
             (edits.added if is_own else edits.not_read).append(name)
     return edits
@@ -175,25 +185,18 @@ def tell_of_model_alone(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def as_named(folder: str, warns: bool = True, output_dir: str | None = None) -> Iterator[None]:
+def as_named(
+    folder: str, warns: bool = True, output_dir: str | None = None, share: manifest.Share = manifest.ALONE
+) -> Iterator[None]:
     """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
 
     A change is not a fault if each file is whole by itself, and the folder has what every run needs. The error has a
-    hint for the run that saves into `output_dir`.
+    hint for the run that saves into `output_dir`. Processes that share the folder look at a part of its files each.
     """
-    if not os.path.isdir(folder):
-        raise no_checkpoint(folder, output_dir=output_dir)
-    root, found, edits = Path(folder), read_manifest(folder), Edits()
     try:
-        if not found.exists:
-            check_unlisted(root, may_lack_optimizer=True)
-        elif found.files is None:
-            raise CheckpointError(f"{found.why_unreadable}.") from found.error
-        else:
-            edits = find_edits(root, found.files)
-        if edits:
-            with reading_edited(folder, edits):
-                check_files(root, edits.changed + edits.added)
+        edits = _judged(Path(folder), share)
+    except NotADirectoryError:
+        raise no_checkpoint(folder, output_dir=output_dir) from None
     except (CheckpointError, OSError) as error:
         raise no_checkpoint(folder, error, output_dir) from error
     if edits and warns:
@@ -201,6 +204,32 @@ def as_named(folder: str, warns: bool = True, output_dir: str | None = None) -> 
         logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
     with reading_edited(folder, edits):
         yield
+
+
+def _judged(root: Path, share: manifest.Share) -> Edits:
+    """Find the edits of a folder, and refuse it where it cannot be read as it is."""
+    found, edits, differ, is_shared = read_manifest(root), Edits(), [0], share.world_size > 1
+    with failing_together(is_wanted=is_shared, numbers=differ):
+        if not root.is_dir():
+            raise NotADirectoryError(root)
+        if found.exists and found.files is None:
+            raise CheckpointError(f"{found.why_unreadable}.") from found.error
+        if found.files is not None:
+            edits = find_edits(root, found.files, share)
+        elif share.rank == 0:
+            check_unlisted(root, may_lack_optimizer=True)
+        differ[0] = int(bool(edits))
+    if differ[0]:
+        if is_shared:
+            by_rank = gather_objects(edits)
+            edits = functools.reduce(operator.iadd, by_rank, Edits())
+        with failing_together(is_wanted=is_shared):
+            if share.rank == 0:
+                with reading_edited(str(root), edits):
+                    check_files(root, edits.changed + edits.added)
+    elif is_shared:
+        edits.kept = list(found.files or ())
+    return edits
 
 
 def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:

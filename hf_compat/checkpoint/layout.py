@@ -25,6 +25,7 @@ OPTIMIZER_NAME = "optimizer.pt"
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "rng_state.pth"
+RUN_STATE_NAME = "run_state.pt"
 
 
 def of_rank(name: str, rank: int, world_size: int) -> str:
@@ -35,6 +36,27 @@ def of_rank(name: str, rank: int, world_size: int) -> str:
     return f"{stem}_{rank}{dot}{suffix}"
 
 
+def files_of_rank(rank: int, world_size: int, updates: int) -> list[str]:
+    """The names that a process's own files may have in the checkpoint after so many updates. No other one writes them.
+
+    The list has the same length on every rank.
+    """
+    shards = [f"{folder}/__{rank}_0.distcp" for folder in (MODEL_FOLDER, OPTIMIZER_FOLDER)]
+    of_zero = f"global_step{updates}/{{}}zero_pp_rank_{rank}_mp_rank_00_{{}}_states.pt"
+    zero = [of_zero.format(half, kind) for half in ("", "bf16_", "fp16_") for kind in ("optim", "model")]
+    return [of_rank(name, rank, world_size) for name in (RNG_STATE_NAME, RUN_STATE_NAME)] + shards + zero
+
+
+_OF_RANK = re.compile(r"(?:__|.*zero_pp_rank_|(?:rng|run)_state_)(\d+)[_.].*")
+
+
+def rank_of(name: str) -> int | None:
+    """Which of several processes writes a file of that name, and reads it in a resume. None if all may read it."""
+    match = _OF_RANK.fullmatch(name.rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+MODEL_FOLDER, OPTIMIZER_FOLDER = "pytorch_model_fsdp_0", "optimizer_0"  # of shards that torch writes
 WEIGHTS_NAME = "pytorch_model.bin"
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 SAFE_WEIGHTS_NAME = "model.safetensors"

@@ -12,15 +12,17 @@ import contextlib
 import errno
 import functools
 import hashlib
+import heapq
 import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.disks import flush
@@ -80,12 +82,16 @@ def entries(folder: Path) -> dict[str, bool]:
     Each has whether it is a file of the checkpoint: what a link leads to elsewhere, a pipe or a socket is not.
     """
     found = {}
-    for path in sorted(folder.rglob("*")):
-        is_manifest = path.name == MANIFEST_NAME or path.name.startswith(MANIFEST_WRITTEN_FIRST)
-        if not (is_manifest and path.parent == folder) and (path.is_symlink() or not path.is_dir()):
-            name = path.relative_to(folder).as_posix()
-            found[name] = path.is_file() and is_inside(folder, name)
-    return found
+    for place, folders, files in os.walk(folder):
+        at = Path(place)
+        for one in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
+            is_manifest = one == MANIFEST_NAME or one.startswith(MANIFEST_WRITTEN_FIRST)
+            if not (is_manifest and at == folder):
+                path = at / one
+                name = path.relative_to(folder).as_posix()
+                # no link leads out of the folder on the way to a file that is none itself
+                found[name] = path.is_file() and (not path.is_symlink() or is_inside(folder, name))
+    return dict(sorted(found.items(), key=lambda item: item[0].split("/")))
 
 
 def seal(
@@ -94,23 +100,55 @@ def seal(
     unlisted: Collection[str] = (),
     flushes: bool = True,
     place: Path | None = None,
+    known: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Flush every file of a folder to disk, then write its manifest, first in a `place` of its own if there is one.
 
     The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
-    and the hashes of large files are left to `finish`.
+    and the hashes of large files are left to `finish`. Those that are `known`, with their entries, are not read.
     """
     root = Path(folder)
-    files = []
-    for name, is_own in entries(root).items():
-        if is_own and name not in unlisted:
-            files.append(name)
-    with Helpers[Listed](_THREADS) as threads:  # both wait outside Python
-        facts = {name: threads.submit(_facts, root / name, flushes) for name in files}
-        listed = {name: found.result() for name, found in facts.items()}
+    files = [name for name, is_own in entries(root).items() if is_own and name not in unlisted]
+    found = _listed(root, [name for name in files if name not in known], flushes)
+    listed = {name: known[name] if name in known else found[name] for name in files}
     _replace_manifest(root, listed, writer, is_durable=flushes, place=place)
     if flushes:
         _flush_folders(root, listed)
+
+
+def flushed(folder: str, names: Iterable[str]) -> Listed:
+    """Flush those files of a folder that are there, and return their entries in a manifest."""
+    root = Path(folder)
+    return _listed(root, [name for name in names if is_inside(root, name) and os.path.isfile(root / name)], True)
+
+
+def _listed(root: Path, names: Iterable[str], flushes: bool) -> Listed:
+    with Helpers[Listed](_THREADS) as threads:  # flushing and hashing wait outside Python
+        facts = {name: threads.submit(_facts, root / name, flushes) for name in names}
+        return {name: found.result() for name, found in facts.items()}
+
+
+# A file's entry as numbers, for ranks to exchange: whether there is one, its bytes, and seven bytes of the hash in each
+_ROW, _PART = 7, 7
+
+
+def as_row(facts: object) -> list[int]:
+    """Write a flushed file's entry as numbers. Zeros for no entry."""
+    if not isinstance(facts, dict):
+        return [0] * _ROW
+    digest = bytes.fromhex(facts["sha256"]).ljust((_ROW - 2) * _PART, b"\0")
+    return [1, facts["bytes"], *(int.from_bytes(digest[at : at + _PART], "big") for at in range(0, len(digest), _PART))]
+
+
+def of_rows(names: Sequence[str], numbers: Sequence[int]) -> Listed:
+    """Read the entries of files back."""
+    listed: Listed = {}
+    for place, name in enumerate(names):
+        is_there, size, *parts = numbers[place * _ROW : (place + 1) * _ROW]
+        if is_there:
+            digest = b"".join(part.to_bytes(_PART, "big") for part in parts)
+            listed[name] = {"bytes": size, "sha256": digest[: hashlib.sha256().digest_size].hex()}
+    return listed
 
 
 def _facts(path: Path, flushes: bool = True) -> Listed:
@@ -249,8 +287,9 @@ def _is_of_this_boot(facts: object) -> bool:
 
 def _flush_folders(root: Path, files: Iterable[str]) -> None:
     """Force the entries of files, and of the folders that they are in, to the disk."""
-    above = {folder for name in files for folder in Path(name).parents if is_inside(root, folder.as_posix())}
-    for folder in sorted(root / folder for folder in above | {Path()}):
+    above = {folder for name in files for folder in Path(name).parents}
+    inside = {folder for folder in above if is_inside(root, folder.as_posix())}
+    for folder in sorted(root / folder for folder in inside | {Path()}):
         with contextlib.suppress(FileNotFoundError):
             flush(folder)
 
@@ -321,14 +360,14 @@ class SavingPlace:
             self._is_begun = True
             flush(Path(self.run_dir))
 
-    def seal(self, writer: Writer, flushes: bool) -> None:
-        """Write the manifest. In place, this makes the checkpoint whole.
+    def seal(self, writer: Writer, flushes: bool, known: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Write the manifest. In place, this makes the checkpoint whole. Other ranks have flushed the `known` files.
 
         Files that were written at the final place during this save are taken over first: they belong to this
         checkpoint. A link there leads to a folder outside, which is not changed. A checkpoint that replaces another is
         flushed in any case, as the other one stays until this one is safe.
         """
-        old = Path(self.final)
+        old, known = Path(self.final), dict(known)
         for path in [] if self._in_place or old.is_symlink() else sorted(old.rglob("*")):
             target = Path(self.folder) / path.relative_to(old)
             if not (path.is_symlink() or path.is_file()) or path.lstat().st_ctime_ns < self._began:
@@ -336,9 +375,11 @@ class SavingPlace:
             if not os.path.lexists(target) or target.lstat().st_mtime_ns < path.lstat().st_mtime_ns:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target, follow_symlinks=False)
+                known.pop(path.relative_to(old).as_posix(), None)
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
         self._is_flushed = flushes or os.path.lexists(self._replaced if self._in_place else self.final)
-        seal(self.folder, writer, carried, self._is_flushed, Path(self.hidden) if self._in_place else None)
+        place = Path(self.hidden) if self._in_place else None
+        seal(self.folder, writer, carried, self._is_flushed, place, known)
         self._sealed = os.stat(self.folder)
 
     def put(self) -> None:
@@ -514,8 +555,42 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
     return writers
 
 
-def problems(folder: str) -> list[str]:
-    """List what is wrong with a checkpoint folder, by its manifest. One without a manifest is judged by its files."""
+class Share(NamedTuple):
+    """Which files a process verifies, where all processes see the same folder."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def of(self, listed: Mapping[str, object]) -> list[str]:
+        """Name the files that this rank reads itself, and a part of the others: of each rank about as many bytes."""
+        if self.world_size == 1:
+            return list(listed)
+        sizes: dict[str, int] = {}
+        for name, facts in listed.items():
+            size = facts.get("bytes") if isinstance(facts, dict) else 0
+            sizes[name] = size if isinstance(size, int) else 0
+        owners = {name: layout.rank_of(name) for name in listed}
+        loads = [0] * self.world_size
+        for name, owner in owners.items():
+            if owner is not None:
+                loads[owner % self.world_size] += sizes[name]
+        least = [(load, rank) for rank, load in enumerate(loads)]
+        heapq.heapify(least)
+        for name in sorted((name for name in listed if owners[name] is None), key=lambda name: (-sizes[name], name)):
+            load, rank = least[0]
+            owners[name] = rank
+            heapq.heapreplace(least, (load + sizes[name], rank))
+        return [name for name, owner in owners.items() if owner is not None and owner % self.world_size == self.rank]
+
+
+ALONE = Share()
+
+
+def problems(folder: str, share: Share = ALONE) -> list[str]:
+    """List what is wrong with a checkpoint folder, by its manifest. One without a manifest is judged by its files.
+
+    Of several processes each looks at its share of the files, and the first one at those that no manifest lists.
+    """
     root = Path(folder)
     if not os.path.isdir(root):
         return [f"{folder} is not a folder"]
@@ -524,13 +599,14 @@ def problems(folder: str) -> list[str]:
         if not manifest.exists:
             from hf_compat.checkpoint.judging import check_unlisted  # it builds on this file
 
-            check_unlisted(root)
+            if share.rank == 0:
+                check_unlisted(root)
             return []
         if manifest.files is None:
             return [problem(manifest.why_unreadable, manifest.error)]
         found = []
-        for name, facts in manifest.files.items():
-            wrong = compare(root, name, facts)
+        for name in share.of(manifest.files):
+            wrong = compare(root, name, manifest.files[name])
             if wrong is not None:
                 found.append(wrong)
         return found
@@ -603,7 +679,9 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def newest_checkpoint(
-    folder: str | os.PathLike[str], unloadable: Mapping[str, str] = MappingProxyType({})
+    folder: str | os.PathLike[str],
+    unloadable: Mapping[str, str] = MappingProxyType({}),
+    find_problems: Callable[[str], list[str]] = problems,
 ) -> tuple[str | None, dict[str, str]]:
     """Find the newest whole checkpoint, and warn of each newer one, which is not whole.
 
@@ -613,6 +691,7 @@ def newest_checkpoint(
     Args:
         folder: The output folder.
         unloadable: Checkpoints that could not be loaded, with the reasons.
+        find_problems: Lists what is wrong with a checkpoint.
 
     Returns:
         The checkpoint, or None, and what is wrong with each newer one.
@@ -627,7 +706,7 @@ def newest_checkpoint(
     for path in sorted(paths, key=turns.__getitem__)[::-1]:
         if newest is not None and paths.index(path) < paths.index(newest):
             continue
-        wrong = [unloadable[path]] if path in unloadable else problems(path)
+        wrong = [unloadable[path]] if path in unloadable else find_problems(path)
         if newest is not None:
             beyond += [] if wrong else [os.path.basename(path)]
         elif not wrong:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed import get_rank
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -46,7 +47,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.interop.deepspeed import is_deepspeed_engine, is_partitioned
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import barrier
+from hf_compat.runtime.collectives import barrier, broadcast_object, raise_first
 from hf_compat.runtime.device_copies import small_ones_on_host
 
 SAVING, LOADING = "register_state_dict_post_hook", "register_load_state_dict_pre_hook"
@@ -84,8 +85,7 @@ def shard_of(parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-MODEL_FOLDER = "pytorch_model_fsdp_0"
-OPTIMIZER_FOLDER = "optimizer_0"
+MODEL_FOLDER, OPTIMIZER_FOLDER = layout.MODEL_FOLDER, layout.OPTIMIZER_FOLDER
 # a checkpoint with these files has shards beside them
 MODEL_INDEX, OPTIMIZER_INDEX = f"{MODEL_FOLDER}/{METADATA_NAME}", f"{OPTIMIZER_FOLDER}/{METADATA_NAME}"
 
@@ -179,7 +179,7 @@ class TorchState(ModelState):
             return True
         path = contents.find(layout.OPTIMIZER_NAME)
         if path is not None:
-            self.set_optimizer_state(path, read_torch_file(path), optimizer)
+            self.load_optimizer_file(path, optimizer)
             return True
         zero = named_zero_folder(contents)
         if zero is None or not rank_files(contents, zero, OPTIMIZERS):
@@ -208,6 +208,10 @@ class TorchState(ModelState):
         }
         self.set_optimizer_state(os.path.join(folder, zero), whole, optimizer)
         return True
+
+    def load_optimizer_file(self, path: str, optimizer: torch.optim.Optimizer) -> None:
+        """Load the state of an optimizer of a whole model from a file."""
+        self.set_optimizer_state(path, read_torch_file(path), optimizer)
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
@@ -238,6 +242,7 @@ class PlainState(TorchState):
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
+_FROM_FIRST = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=True)
 
 
 class FSDP2State(TorchState):
@@ -301,23 +306,49 @@ class FSDP2State(TorchState):
         result: LoadResult = set_model_state_dict(self.model, dict(weights), options=_FROM_WHOLE)
         return result
 
+    def load_optimizer_file(self, path: str, optimizer: torch.optim.Optimizer) -> None:
+        """Let the first process read the file. Every process takes its part of each tensor in turn."""
+        named, error = None, None
+        if get_rank() == 0:
+            try:
+                named = self._named(path, read_torch_file(path), optimizer)
+            except CheckpointError as found:
+                error = found
+        raise_first(error)
+        self._take(path, named, optimizer)
+
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
+        self._take(path, self._named(path, content, optimizer), optimizer, _FROM_WHOLE)
+
+    def _named(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> States:
+        """Check a whole state, and give its parameters their names."""
         check_optimizer(path, content, optimizer)
-        state = cast(OptimizerState, content)
         if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
             raise CheckpointError(
                 f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
                 "Hint: resume without `fsdp`, or begin with the checkpoint's weights."
             )
-        parameter_names = {parameter: name for name, parameter in self.model.named_parameters()}
-        order = [parameter_names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+        state, names = cast(OptimizerState, content), {one: name for name, one in self.model.named_parameters()}
+        order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
         with fitting(path):
             groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
-            named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
-            set_optimizer_state_dict(self.model, optimizer, named, options=_FROM_WHOLE)
+            return {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
+
+    def _take(
+        self,
+        path: str,
+        named: States | None,
+        optimizer: torch.optim.Optimizer,
+        options: StateDictOptions = _FROM_FIRST,
+    ) -> None:
+        """Take this process's part of a whole state. With `_FROM_FIRST` only the first process has it."""
+        known = None if named is None else list(named["state"])
+        known = broadcast_object(known) if options is _FROM_FIRST else known
+        with fitting(path):
+            set_optimizer_state_dict(self.model, optimizer, named or {}, options=options)
         # torch makes a state for each parameter first: without gradients so far, one has none to go on from
-        for parameter, name in parameter_names.items():
-            if name not in named["state"]:
+        for name, parameter in self.model.named_parameters():
+            if name not in (known or ()):
                 optimizer.state.pop(parameter, None)
         settle_states(path, optimizer)
 

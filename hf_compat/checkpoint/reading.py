@@ -6,6 +6,7 @@ A folder with a manifest of ours is read by its list alone, so that files of two
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -101,6 +102,21 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         writer=writer,
         saving=saving if is_saving else None,
     )
+
+
+def written_by(folder: str) -> tuple[bool, Writer | None]:
+    """Whether a folder's manifest lists files, and who wrote it. Only one that was replaced is read again."""
+    try:
+        facts = os.lstat(os.path.join(folder, MANIFEST_NAME))
+    except OSError:
+        return False, None
+    return _read_writer(folder, (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_writer(folder: str, identity: tuple[int, ...]) -> tuple[bool, Writer | None]:
+    manifest = read_manifest(folder)
+    return manifest.files is not None, manifest.writer
 
 
 # Folders that are read as they are, whatever their manifests say: by real path the files, and which manifest it was.

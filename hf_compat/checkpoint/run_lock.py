@@ -45,6 +45,7 @@ _LARGEST_LOCK = 4096  # bytes
 # Ids of the owners in this process. An id in a lock that is not here belongs to an earlier process of the same number.
 ACTIVE: set[str] = set()
 _ID = re.compile(r"(?P<host>[A-Za-z0-9._]{1,64})\.(?P<machine>[0-9a-f]{6})-(?P<pid>[0-9]{1,18})-(?P<token>[0-9a-f]{8})")
+LONGEST_ID = 105  # bytes of an owner's
 
 
 @functools.cache

@@ -39,7 +39,7 @@ from hf_compat.checkpoint.forms import (
     refuse,
     wrong_field,
 )
-from hf_compat.checkpoint.layout import RNG_STATE_NAME, of_rank
+from hf_compat.checkpoint.layout import RNG_STATE_NAME, RUN_STATE_NAME, of_rank
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, UnreadObjects, warn_once
 from hf_compat.hf.arguments import TrainingArguments
@@ -226,7 +226,6 @@ def reading_arrays() -> contextlib.AbstractContextManager[None]:
 
 logger = logging.getLogger(__name__)
 
-RUN_STATE_NAME = "run_state.pt"
 RUN_STATE_FILE = re.compile(r"run_state(_\d+)?\.pt")  # of one process, or of one of several
 RUN_STATE_VERSION = 2
 
@@ -335,10 +334,13 @@ class RunState(_Stored):
         If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
         """
         contents = Contents(checkpoint)
-        names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
-        if own is not None and len(names) == world_size:
+        # without a list of the files of all ranks, which each of them would make
+        further = (of_rank(RUN_STATE_NAME, place, 2) for place in (world_size - 1, world_size))
+        has_last, has_more = (contents.find(name) is not None for name in further)
+        if own is not None and not has_more and (has_last or world_size == 1):
             return cls.read_file(own)
+        names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
         states = [cls.read_file(contents.need(name)) for name in names]
         if not states:
             return None

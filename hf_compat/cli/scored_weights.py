@@ -16,7 +16,7 @@ from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifes
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
-from hf_compat.runtime.collectives import broadcast_object, failing_together
+from hf_compat.runtime.collectives import broadcast_text, failing_together
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.resumer import read_state
 
@@ -118,7 +118,7 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
                     f"`--ckpt_path best`: {newest} records no best checkpoint that still exists.\n\n"
                     "Hint: a run that evaluates and has `metric_for_best_model` records one. `last` is the newest."
                 )
-    return str(broadcast_object(found))
+    return broadcast_text(str(found))
 
 
 def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:

@@ -1,9 +1,10 @@
 """Exchange tensors, objects and errors between the processes of a run.
 
 In a run of one process every function returns that process's own data. `start_processes` or Lightning makes the
-process group, whichever comes first. An exchange that fails names the missing rank and its error. At exit the process
-waits for Gloo's threads, because CPython before 3.14 aborts a process that ends before them (pytorch/pytorch, issue
-190489).
+process group, whichever comes first. While all goes well, ranks agree by one small tensor (`highest_each`), whatever
+their number. Texts are gathered after a failure only. An exchange that fails names the missing rank and its error. At
+exit the process waits for Gloo's threads, because CPython before 3.14 aborts a process that ends before them
+(pytorch/pytorch, issue 190489).
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import atexit
 import contextlib
 import datetime
 import functools
+import hashlib
 import itertools
+import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 from torch import distributed
@@ -28,8 +31,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
 from hf_compat.runtime.console import saying_what_is_awaited
-from hf_compat.runtime.launch import has_rendezvous, main_address
+from hf_compat.runtime.launch import environment, has_rendezvous, main_address
 from hf_compat.runtime.nested import Nested, map_nested
+from hf_compat.runtime.text import brief
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
 
 GIVE_UP_SECONDS = 5.0
 
@@ -73,9 +82,16 @@ def wait_for_gloo() -> None:
 
 
 Object = TypeVar("Object")
+# torch before 2.13 has it under the other name
+_gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 # How long the first process waits for a port that a job which has just ended still holds.
 PORT_WAIT_SECONDS = 20.0
+# How long a request for all ranks waits in the store, first and at most, before it is repeated.
+_FIRST_PATIENCE, _MOST_PATIENCE = datetime.timedelta(seconds=0.1), datetime.timedelta(seconds=1)
+# Sockets and files of a process that do not become more with the processes: listening, to the store, in a ring of them.
+FEW_SOCKETS = 16
+LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"  # its value is read when a group is made
 
 
 class GroupArguments(Protocol):
@@ -109,11 +125,16 @@ def start_processes(args: GroupArguments) -> None:
         if on_gpu:
             torch.cuda.set_device(args.device)
         timeout = datetime.timedelta(seconds=args.ddp_timeout)
+        backend = args.ddp_backend or ("nccl" if on_gpu else "gloo")
+        # Gloo connects every two processes. The first process has the store, unless the launcher has it
+        holds_store = args.process_index == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        sockets = (args.world_size - 1) * ((backend == "gloo") + holds_store)
+        check_descriptors(sockets + FEW_SOCKETS, args.world_size)
         address, port = main_address()
         told = f"rank {args.process_index} waits for the others of {args.world_size} processes at {address}:{port}"
         with saying_what_is_awaited(told, address):
             distributed.init_process_group(
-                args.ddp_backend or ("nccl" if on_gpu else "gloo"),
+                backend,
                 store=_rendezvous_store(args, timeout),
                 rank=args.process_index,
                 world_size=args.world_size,
@@ -154,17 +175,29 @@ def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Stor
         name = store.get(own).decode()
         store.set(f"{name}/{args.process_index}", "")
         return PrefixStore(name, store)
-    give_up = time.monotonic() + timeout.total_seconds()
-    absent = set(range(1, args.world_size))
-    while absent:
-        for rank in absent:
-            if store.check([asks.format(rank)]):
-                store.set(store.get(asks.format(rank)).decode(), own)
-        absent = {rank for rank in absent if not store.check([f"{own}/{rank}"])}
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"Ranks {sorted(absent)} did not come within {timeout.total_seconds():g} s.")
-        time.sleep(0.02 if absent else 0)
+    _answer_all(store, args.world_size, own, asks, timeout)
     return PrefixStore(own, store)
+
+
+def _answer_all(store: Store, world_size: int, own: str, asks: str, timeout: datetime.timedelta) -> None:
+    """Tell every rank the name of this start. Each request is about all ranks, and waits in the store for them.
+
+    What a rank asked in an earlier start is answered, too, until it has asked in this one.
+    """
+    others = range(1, world_size)
+    asked, came = [asks.format(rank) for rank in others], [f"{own}/{rank}" for rank in others]
+    give_up, patience = time.monotonic() + timeout.total_seconds(), _FIRST_PATIENCE
+    while asked:
+        with contextlib.suppress(distributed.DistStoreError):  # one of them has not come, or has not confirmed yet
+            store.wait(asked, patience)
+            names = [name.decode() for name in store.multi_get(asked)]
+            store.multi_set(names, [own] * len(asked))  # type: ignore[attr-defined]  # torch's types lack it
+            store.wait(came, patience)
+            return
+        if time.monotonic() > give_up:
+            absent = [rank for rank, key in zip(others, came, strict=True) if not store.check([key])]
+            raise TimeoutError(f"Ranks {absent} did not come within {timeout.total_seconds():g} s.")
+        patience = min(2 * patience, _MOST_PATIENCE)
 
 
 def barrier() -> None:
@@ -190,9 +223,9 @@ def gather(tensor: Nested) -> Nested:
 def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = (tensor.reshape(1) if tensor.ndim == 0 else tensor).contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, tensor)
-    return torch.cat(parts)
+    joined = tensor.new_empty((distributed.get_world_size() * tensor.shape[0], *tensor.shape[1:]))
+    _gather_into(joined, tensor)
+    return joined
 
 
 def gather_objects(data: Object) -> list[Object]:
@@ -204,24 +237,140 @@ def gather_objects(data: Object) -> list[Object]:
     return parts
 
 
-def highest_each(numbers: Sequence[int], timeout_seconds: float) -> list[int]:
-    """The highest number that a process has given, place by place. All processes ask equally often.
+def gather_numbers(numbers: Sequence[float]) -> list[list[float]]:
+    """List the numbers of every process, in the order of ranks. All have equally many, which are exchanged exactly."""
+    if not is_distributed():
+        return [list(numbers)]
+    found: list[list[float]] = _rows(numbers, torch.float64).tolist()
+    return found
 
-    The numbers pass between CPUs: no GPU waits for them, though every update may ask.
+
+def gather_rows(numbers: Sequence[int]) -> torch.Tensor:
+    """Stack the whole numbers of every process, a row for each rank. All have equally many."""
+    return _rows(numbers, torch.int64)
+
+
+def _rows(numbers: Sequence[float], kind: torch.dtype) -> torch.Tensor:
+    box = torch.tensor(numbers, dtype=kind, device=_device_of(distributed.group.WORLD) if is_distributed() else "cpu")
+    return (_gather_tensor(box) if is_distributed() else box).reshape(-1, len(numbers))
+
+
+def highest_each(numbers: Sequence[int]) -> list[int]:
+    """The highest number that a process has given, place by place. All processes ask equally often, and for as many.
+
+    One small tensor passes through the group that exists. Its result is read, so a GPU is waited for.
+    """
+    return _highest(numbers, None) if is_distributed() else list(numbers)
+
+
+def highest_on_host(numbers: Sequence[int], timeout_seconds: float) -> list[int]:
+    """The same between CPUs, for what every update asks: no GPU is waited for.
+
+    Only where the processes' group knows no tensors of the CPU, as NCCL's, a second group is made at the first call.
     """
     if not is_distributed():
         return list(numbers)
-    box = torch.tensor(numbers)
-    distributed.all_reduce(box, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout_seconds))
-    return [int(number) for number in box]
+    world = distributed.group.WORLD
+    has_cpu = _device_of(world).type == "cpu"
+    return _highest(numbers, None if has_cpu else _cpu_group(world, timeout_seconds))
+
+
+def _highest(numbers: Sequence[int], group: ProcessGroup | None) -> list[int]:
+    device = torch.device("cpu") if group is not None else _device_of(distributed.group.WORLD)
+    box = torch.tensor(numbers, dtype=torch.int64, device=device)
+    distributed.all_reduce(box, op=distributed.ReduceOp.MAX, group=group)
+    found: list[int] = box.tolist()
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _device_of(world: ProcessGroup) -> torch.device:
+    """A device whose tensors a group exchanges, the CPU if it can."""
+    kinds = [torch.device(device).type for device in world._device_types]
+    return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
 
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: ProcessGroup, timeout_seconds: float) -> ProcessGroup:
-    """Make a group of all processes on the CPU. All runs share it, as each has threads of its own."""
-    timeout = datetime.timedelta(seconds=timeout_seconds)
-    group: ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
+    """Make a group of all processes on the CPU. All runs share it, as each has threads of its own.
+
+    Gloo then connects a process only with those that it exchanges with, a few in a ring. Otherwise each process would
+    have a socket to each other one.
+    """
+    check_descriptors(FEW_SOCKETS, distributed.get_world_size())
+    timeout, before = datetime.timedelta(seconds=timeout_seconds), environment.get(LAZY_GLOO)
+    environment[LAZY_GLOO] = "1"
+    try:
+        group: ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
+    finally:
+        if before is None:
+            del environment[LAZY_GLOO]
+        else:
+            environment[LAZY_GLOO] = before
     return group
+
+
+def check_descriptors(sockets: int, processes: int) -> None:
+    """Refuse to open more sockets than this process may have, before Gloo does, which aborts the process.
+
+    Raises:
+        ProcessError: `ulimit -n` is too low for the number of processes.
+    """
+    held = Path("/proc/self/fd")
+    if resource is None or not held.is_dir():
+        return
+    most, open_now = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir(held))
+    needed = open_now + sockets
+    if most != resource.RLIM_INFINITY and needed > most:
+        raise ProcessError(
+            f"This process may have {most} files and sockets open (`ulimit -n`). To be one of {processes} processes it "
+            f"needs {needed}: {open_now} are open, and {sockets} connect it with the others.\n\n"
+            f"Hint: run `ulimit -n {2 ** (needed + FEW_SOCKETS).bit_length()}` before the launcher, on every machine."
+        )
+
+
+# What one process tells all others in a small tensor: text as numbers of so many bytes each, below the sign
+_BYTES_OF_A_NUMBER = 7
+
+
+def as_numbers(text: str | None, most_bytes: int) -> list[int]:
+    """Write a text of at most so many bytes as numbers. None, of a process that tells none, gives zeros.
+
+    `highest_each` of a text and zeros is the text.
+    """
+    count = -(-most_bytes // _BYTES_OF_A_NUMBER)
+    content = ("" if text is None else text).encode(errors="surrogateescape")
+    if len(content) > most_bytes:
+        raise ProcessError(f"{brief(text)} has more than the {most_bytes} bytes that ranks exchange.")
+    padded = content.ljust(count * _BYTES_OF_A_NUMBER, b"\0")
+    starts = range(0, len(padded), _BYTES_OF_A_NUMBER)
+    return [int.from_bytes(padded[start : start + _BYTES_OF_A_NUMBER], "big") for start in starts]
+
+
+def as_text(numbers: Iterable[int]) -> str:
+    """Read the text back."""
+    content = b"".join(number.to_bytes(_BYTES_OF_A_NUMBER, "big") for number in numbers)
+    return content.rstrip(b"\0").decode(errors="surrogateescape")
+
+
+LONGEST_PATH = 4200  # bytes
+
+
+def broadcast_text(text: str) -> str:
+    """Give the first process's text, such as a path, to every process in one small tensor."""
+    if not is_distributed():
+        return text
+    return as_text(highest_each(as_numbers(text if distributed.get_rank() == 0 else None, LONGEST_PATH)))
+
+
+def are_equal(text: str, numbers: list[int] | None = None) -> bool:
+    """Whether every process has the same text. Its hash is exchanged, and `numbers` as by `failing_together`."""
+    content = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+    digest = int.from_bytes(content[:_BYTES_OF_A_NUMBER], "big")
+    highest, lowest, *others = highest_each([digest, -digest, *(numbers or ())])
+    if numbers is not None:
+        numbers[:] = others
+    return highest == -lowest
 
 
 def broadcast_object(data: Object) -> Object:
@@ -231,6 +380,14 @@ def broadcast_object(data: Object) -> Object:
     box = [data]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def raise_first(error: Exception | None) -> None:
+    """Raise the first process's error on every process. The others' own do not count."""
+    is_first = not is_distributed() or distributed.get_rank() == 0
+    if highest_each([is_first and error is not None]) == [1]:
+        told = broadcast_object(error)
+        raise (error if is_first else told) or ProcessError("Rank 0 has failed.")
 
 
 def reduce(tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
@@ -275,12 +432,15 @@ def pad_across(tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool
 
 
 @contextlib.contextmanager
-def failing_together(kind: type[Exception] = Exception, is_wanted: bool = True) -> Iterator[None]:
+def failing_together(
+    kind: type[Exception] = Exception, is_wanted: bool = True, numbers: list[int] | None = None
+) -> Iterator[None]:
     """Let an error of one process be one of all. At the end of the context each waits for the others.
 
     Args:
         kind: The errors that are shared. One of another kind is raised by its own process only.
         is_wanted: Whether to share errors at all; the same on all processes.
+        numbers: Exchanged in the same tensor. Afterwards it has the highest of all processes, place by place.
 
     Raises:
         Exception: This process's own error. If only others have failed, one of `kind` that names their ranks.
@@ -297,18 +457,29 @@ def failing_together(kind: type[Exception] = Exception, is_wanted: bool = True) 
     if not is_shared:
         return
     try:
-        text = None
-        if failed is not None:
-            text = f"{type(failed).__name__}: {failed}" if kind is Exception else str(failed).partition("\n")[0]
-        told = [f"rank {rank}: {what}" for rank, what in enumerate(gather_objects(text)) if what is not None]
-        if failed is not None:
-            raise failed
-        if told and kind is not Exception:
-            raise kind("; ".join(told))
-        if told:
-            raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(told))
+        have_failed, *highest = highest_each([failed is not None, *(numbers or ())])
+        if numbers is not None:
+            numbers[:] = highest
+        if have_failed:
+            _raise_shared(failed, kind)
     finally:
         del failed  # a frame that holds its own error keeps everything in it alive
+
+
+def _raise_shared(failed: Exception | None, kind: type[Exception]) -> NoReturn:
+    """Raise the error of this process, or one that says which others have failed. All processes call it."""
+    text = None
+    if failed is not None:
+        text = f"{type(failed).__name__}: {failed}" if kind is Exception else str(failed).partition("\n")[0]
+    told = [f"rank {rank}: {what}" for rank, what in enumerate(gather_objects(text)) if what is not None]
+    try:
+        if failed is not None:
+            raise failed
+        if kind is not Exception:
+            raise kind("; ".join(told))
+        raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(told))
+    finally:
+        del failed
 
 
 # Ranks give up waiting at moments that lie apart, and the store may be gone with the rank that held it.

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from hf_compat.errors import InertArgumentWarning, warn_user
-from hf_compat.runtime.collectives import highest_each
+from hf_compat.runtime.collectives import highest_on_host
 from hf_compat.runtime.launch import slurm_job_id
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class StopSignals:
 
         A signal that arrives during the exchange is kept for the next one, because the other processes cannot know it.
         """
-        [agreed] = highest_each([self.received or 0], self._timeout)
+        [agreed] = highest_on_host([self.received or 0], self._timeout)
         if agreed:
             self.received = agreed
         return bool(agreed)

@@ -42,7 +42,6 @@ from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.paths import local_path
@@ -92,10 +91,6 @@ class CheckpointMethods(TrainerBase):
         """
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        with failing_together():
-            self._saver.background.wait()
-        if self._pushes.unpushed is not None:
-            self._pushes.push_checkpoint(self._pushes.unpushed)
         self._saver.save(self._get_output_dir(trial=trial))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -102,8 +102,10 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.run_counts(args, loader)
-        if args.world_size > 1:
-            compare_updates(args, counts, loader)
+        callbacks = self.callback_handler.callbacks
+        has_lightning = bool(self._callbacks.lightning) or self._lightning_options.get("max_time") is not None
+        own_sources = flag_sources(callbacks, has_lightning, self, args.gradient_accumulation_steps)
+        sources = compare_updates(args, counts, loader, own_sources)
         if self._created_lr_scheduler:  # its length may have changed
             self.lr_scheduler, self._created_lr_scheduler = None, False
         with failing_together(CheckpointError, self._resumer.is_loading):
@@ -119,6 +121,7 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
                 tokens_before=self.state.num_input_tokens_seen,
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
+                flag_agreement=FlagAgreement(args.ddp_timeout, sources),
             )
             self._resumer.start(run)
             restore = functools.partial(self._resumer.restore, ResumeAt.DATA_OPENED, resume_from_checkpoint)
@@ -159,7 +162,9 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, keep it alone if asked, and fire `on_train_end`."""
-        with failing_together():
+        train_loss = self._run.losses.mean(self.state.global_step)
+        nonfinite = [self._run.losses.nonfinite_updates]  # the most of all ranks, after the exchange
+        with failing_together(numbers=nonfinite):
             self._saver.background.wait()
             self._saver.check_folder()
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
@@ -168,12 +173,10 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         folder = str(self.args.output_dir)
         if self.is_world_process_zero() and is_requeued(folder):  # this job, whose training has ended
             os.unlink(os.path.join(folder, REQUEUED_NAME))
-        train_loss = self._run.losses.mean(self.state.global_step)
         updates = self.state.global_step - self._run.updates_before  # the durations cover this call only
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
-        nonfinite = self._run.losses.nonfinite_updates
-        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
+        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, *nonfinite)
         if not self._memory_tracker.skip_memory_metrics:  # name the stage, as transformers 4 cannot derive it here
             self._memory_tracker.stop("train")
             self._memory_tracker.update_metrics("train", metrics)
@@ -223,10 +226,6 @@ def fitting(host: TrainingMethods, run: TrainingRun) -> Iterator[tuple[WindowTra
     if timer is not None:
         host.add_callback(timer)
     try:
-        if args.world_size > 1:
-            callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
-            sources = flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
-            run.flag_agreement = FlagAgreement(args.ddp_timeout, sources)
         plan = with_counts(host._plan.of(args, host.model), args, counts)
         if run.start.is_finished:  # Lightning would skip the start if all epochs are done
             plan = dataclasses.replace(plan, max_epochs=-1)

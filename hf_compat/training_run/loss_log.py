@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import torch
 from torchmetrics import Metric
 
 from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.errors import LossError, MetricError
-from hf_compat.runtime.collectives import gather_objects, is_distributed
+from hf_compat.runtime.collectives import gather_numbers, gather_objects, highest_each, is_distributed
 from hf_compat.runtime.text import brief
+
+# The bytes of a hash that become a number each
+_DIGEST_PARTS = (slice(0, 3), slice(3, 6))
 
 LoggedValue = float | torch.Tensor | Metric
 
@@ -67,21 +72,47 @@ class StepAverages:
         self.sums[name] = self.sums.get(name, 0.0) + number * weight
         self.weights[name] = self.weights.get(name, 0.0) + weight
 
-    def take(self) -> dict[str, float]:
-        """Return the means over all ranks, and start the next ones. Every rank has to call it."""
+    def digest(self) -> list[int]:
+        """The names as numbers that float32 holds exactly. Zeros without any name."""
+        if not self.sums:
+            return [0] * len(_DIGEST_PARTS)
+        content = hashlib.sha256("\0".join(self.sums).encode(errors="surrogateescape")).digest()
+        return [int.from_bytes(content[part], "big") for part in _DIGEST_PARTS]
+
+    def take(self, digests: tuple[Sequence[float], Sequence[float]] | None = None) -> dict[str, float]:
+        """Return the means over all ranks, and start the next ones. Every rank has to call it.
+
+        `digests` are the highest and the lowest of all ranks, if they are known.
+        """
         if not (self.sums or self.metrics or is_distributed()):  # as for most logs
             return {}
-        sums = read_numbers(self.sums.values())
-        own = {name: (number, self.weights[name]) for name, number in zip(self.sums, sums, strict=True)}
-        parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
-        means = {}
-        for name in dict.fromkeys(name for part in parts for name in part):  # ranks may have logged different names
-            totals, weights = zip(*(part[name] for part in parts if name in part), strict=True)
-            means[name] = sum(totals) / sum(weights)
+        if digests is None:
+            own = self.digest()
+            found = highest_each([*own, *(-number for number in own)])
+            digests = found[: len(own)], [-number for number in found[len(own) :]]
+        highest, lowest = digests
+        means = self._means(have_equal_names=list(highest) == list(lowest)) if any(highest) else {}
         for name, metric in self.metrics.items():
             means[name] = float(metric.compute())
             metric.reset()
         self.sums, self.weights, self.metrics = {}, {}, {}
+        return means
+
+    def _means(self, have_equal_names: bool) -> dict[str, float]:
+        numbers = [*read_numbers(self.sums.values()), *(self.weights[name] for name in self.sums)]
+        if have_equal_names:
+            named, rows = [list(self.sums)], gather_numbers(numbers)
+        else:
+            parts: list[tuple[list[str], list[float]]] = gather_objects((list(self.sums), numbers))
+            named, rows = [names for names, _ in parts], [row for _, row in parts]
+        means = {}
+        for name in dict.fromkeys(name for names in named for name in names):
+            totals, weights = 0.0, 0.0
+            for names, row in zip(cycle(named), rows):
+                if name in names:
+                    totals += row[names.index(name)]
+                    weights += row[len(names) + names.index(name)]
+            means[name] = totals / weights
         return means
 
 
@@ -192,19 +223,42 @@ class LossLog:
         """
         summed = self.since_last_log if summed is None else summed
         norms = [] if grad_norm is None else [grad_norm]
-        loss_sum, *read_norms = self._read(gather(summed).mean(), *norms)
+        digests, nonfinite_updates = None, None
+        if is_distributed():
+            mean, highest, lowest = self._exchange(summed, gather)
+            size = len(highest) - 1
+            loss_sum, *read = self._read(mean, *highest, *lowest, *norms)
+            nonfinite_updates, digests = int(read[0]), (read[1 : 1 + size], read[2 + size : 2 + 2 * size])
+            read_norms = read[2 + 2 * size :]
+        else:
+            loss_sum, *read_norms = self._read(gather(summed).mean(), *norms)
+            nonfinite_updates = self.nonfinite_updates
         summed -= summed  # in place, as the run keeps adding to this tensor
         entries = {"loss": loss_sum / (updates_done - self.last_logged)}
         if grad_norm is not None:
             entries["grad_norm"] = read_norms[0] if isinstance(grad_norm, torch.Tensor) else grad_norm
         if learning_rate is not None:
             entries["learning_rate"] = learning_rate
-        nonfinite_updates = max(gather_objects(self.nonfinite_updates))
         if nonfinite_updates:
             entries["nonfinite_steps"] = nonfinite_updates
         self.total += loss_sum
         self.last_logged = updates_done
-        return entries | self.averages.take()
+        return entries | self.averages.take(digests)
+
+    def _exchange(
+        self, summed: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Exchange in one tensor the loss, the number of updates that were not finite, and the averages' names.
+
+        Return the mean of the losses, then the highest and the lowest of the other numbers.
+        """
+        exact = torch.float64 if summed.dtype == torch.float64 else torch.float32
+        counts = torch.tensor([self.nonfinite_updates, *self.averages.digest()], dtype=exact, device=summed.device)
+        if self._finite_updates is not None:
+            counts[0] += self._uncounted_updates - self._finite_updates
+        every = gather(torch.cat([summed.detach().reshape(1).to(exact), counts])).reshape(-1, 1 + len(counts))
+        losses = every[:, 0].to(summed.dtype).contiguous()
+        return losses.mean(), every[:, 1:].amax(0), every[:, 1:].amin(0)
 
     def mean(self, updates_done: int) -> float:
         """Return the run's mean loss over updates. The sum since the last log moves to `total`.

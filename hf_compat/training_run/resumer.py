@@ -32,9 +32,10 @@ from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
-from hf_compat.runtime.collectives import broadcast_object, failing_together
+from hf_compat.runtime.collectives import broadcast_text, failing_together, gather_objects, highest_each
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.runtime.text import shown
@@ -139,20 +140,46 @@ class Resumer:
                 "Hint: leave it out to train from the start, or name a checkpoint-<updates> folder."
             )
         wanted = wanted_checkpoint(wanted)
-        if not wanted and broadcast_object(is_requeued(output_dir)):
+        if not wanted and slurm_job_id() is not None and highest_each([self._is_requeued(output_dir)]) == [True]:
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
         with contextlib.ExitStack() as reading:
             folder = None
-            with failing_together():
+            with failing_together(is_wanted=bool(wanted)):
                 if wanted is not True:
                     folder = self._named(str(wanted), reading) if wanted else None
-                elif self._host.is_world_process_zero():
-                    manifest.recover(output_dir)  # finishes a killed save
-                    folder, skipped = manifest.newest_checkpoint(output_dir, unloadable)
-                    if folder is None:
-                        raise nothing_to_resume(output_dir, skipped)
-            yield broadcast_object(folder) if wanted is True else folder
+                elif not self._host.is_world_process_zero():
+                    while path := broadcast_text(""):  # the first process chooses
+                        self._problems(path)
+                else:
+                    try:
+                        manifest.recover(output_dir)  # finishes a killed save
+                        folder, skipped = manifest.newest_checkpoint(output_dir, unloadable, self._problems_of_all)
+                        if folder is None:
+                            raise nothing_to_resume(output_dir, skipped)
+                    finally:
+                        broadcast_text("")
+            yield broadcast_text(folder or "") if wanted is True else folder
+
+    @property
+    def _share(self) -> manifest.Share:
+        """The files that this process verifies. With node-local disks, it verifies all that it sees."""
+        args = self._host.args
+        return manifest.ALONE if args.save_on_each_node else manifest.Share(args.process_index, args.world_size)
+
+    def _problems_of_all(self, path: str) -> list[str]:
+        """Tell the other ranks of a checkpoint, and list what each rank finds wrong with its share of the files."""
+        broadcast_text(path)
+        return self._problems(path)
+
+    def _problems(self, path: str) -> list[str]:
+        found = manifest.problems(path, self._share)
+        if highest_each([bool(found)]) == [False]:
+            return found
+        return [one for of_rank in gather_objects(found) for one in of_rank]
+
+    def _is_requeued(self, output_dir: str) -> bool:
+        return self._host.is_world_process_zero() and is_requeued(output_dir)
 
     def _named(self, wanted: str, reading: contextlib.ExitStack) -> str | None:
         """Return the folder of the checkpoint that the user names. None for a saved model without a training state.
@@ -178,7 +205,7 @@ class Resumer:
                 tell_of_model_alone(wanted)
             self.weights_alone = wanted
             return None
-        reading.enter_context(as_named(wanted, warns, output_dir))
+        reading.enter_context(as_named(wanted, warns, output_dir, self._share))
         if warns and list_checkpoints(wanted):
             logger.warning("%s is an output folder, and is read as the checkpoint that its own files are.", wanted)
         return wanted
@@ -198,7 +225,12 @@ class Resumer:
         A resumed run keeps the id of its checkpoint. One that has nothing left to train gets its random states here.
         """
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
-        run.run_id = broadcast_object(run.run_id if writer is None else writer.run)
+        written_by = "" if run.checkpoint is None else broadcast_text("" if writer is None else writer.run)
+        folder = self._host._saver.folder
+        if written_by:
+            run.run_id = written_by
+        elif folder is not None:
+            run.run_id = folder.new_run_id()
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
         if run.start.is_finished:
             self.restore(ResumeAt.DATA_OPENED, run.checkpoint)

@@ -24,6 +24,7 @@ import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
+from hf_compat.checkpoint.run_lock import LONGEST_ID, Owner
 from hf_compat.checkpoint.run_state import PlainState, ResumePoint, RunState, SavedAt, readable_state
 from hf_compat.data.loader import last_shares
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
@@ -41,7 +42,14 @@ from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.collectives import gather_objects, highest_each, is_distributed
+from hf_compat.runtime.collectives import (
+    are_equal,
+    as_numbers,
+    as_text,
+    gather_objects,
+    highest_on_host,
+    is_distributed,
+)
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import brief, shown
@@ -121,22 +129,19 @@ class FlagAgreement:
 
     Otherwise a rank that obeys a flag alone would leave the others waiting until `ddp_timeout`. The arguments set the
     same flags on all ranks, which needs no exchange. If user code may set one, an update costs a message between CPUs.
-    The union of the ranks' sources applies.
+    `sources` are those of all ranks.
     """
 
     def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
         self.sources = FlagSources() if sources is None else sources
         self._timeout = timeout_seconds if is_distributed() else 0.0
-        if self._timeout:
-            highest = highest_each([int(source) for source in self.sources], self._timeout)
-            self.sources = FlagSources(*map(bool, highest))
 
     def agree(self, control: TrainerControl) -> None:
         """Set every flag that another rank has set."""
         if not self._timeout:
             return
         flags = [int(bool(getattr(control, name))) for name in FLAGS]
-        for name, value in zip(FLAGS, highest_each(flags, self._timeout), strict=True):
+        for name, value in zip(FLAGS, highest_on_host(flags, self._timeout), strict=True):
             if value and not getattr(control, name):
                 setattr(control, name, True)
 
@@ -237,10 +242,9 @@ def run_summary(
     """Return `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `total_flos` and `train_loss`.
 
     The times begin at `start_time` (`time.time()`, seconds), as do samples and updates. Operations and mean loss are
-    of the whole run. The summary has `nonfinite_steps`, with a warning, if losses were not finite: the number of the
-    rank that had most updates with such losses. Every rank has to call it.
+    of the whole run. The summary has `nonfinite_steps`, with a warning, if losses were not finite: `nonfinite_updates`
+    is the number of the rank that had most updates with such losses.
     """
-    nonfinite_updates = max(gather_objects(nonfinite_updates))
     speeds = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_updates)
     summary = {**speeds, "total_flos": total_flos, "train_loss": train_loss}
     if not nonfinite_updates:
@@ -375,8 +379,10 @@ def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
     return lines
 
 
-def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object) -> None:
-    """Refuse data from which ranks get different numbers of updates."""
+def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object, own: FlagSources) -> FlagSources:
+    """Refuse data from which ranks get different numbers of updates. Return the sources of flags of all ranks."""
+    if args.world_size == 1:
+        return own
     hint, mine, shares = "pass the same data to every process.", repr(counts.max_updates), last_shares(loader)
     if shares and not shares[-1]:
         hint = "set `dataloader_drop_last=True`, or leave `even_batches` of `accelerator_config` at True."
@@ -386,19 +392,36 @@ def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object) 
             and args.max_steps <= 0 < counts.max_updates >= counts.updates_per_epoch
         ):
             mine += f", with {shares[args.process_index]} samples in the last one of an epoch"
-    refuse_differences({"updates that the training data give": mine}, "training data", hint)
+    sources = list(map(int, own))
+    refuse_differences({"updates that the training data give": mine}, "training data", hint, sources)
+    return FlagSources(*map(bool, sources))
 
 
-def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
-    """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other."""
-    wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
-    rows = ROWS | OWN_ROWS
-    mine = {name: repr(value) for name, value in args.to_dict().items() if name in rows and not rows[name].per_rank}
-    refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments")
+def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> Owner:
+    """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other.
+
+    Return the first rank as the owner of the run's locks, which all ranks learn in the same exchange.
+    """
+    owner = Owner()
+    if args.world_size > 1:
+        wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
+        rows, values = ROWS | OWN_ROWS, args.to_dict()
+        mine = {name: repr(value) for name, value in values.items() if name in rows and not rows[name].per_rank}
+        told = as_numbers(owner.id if args.process_index == 0 else None, LONGEST_ID)
+        refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments", numbers=told)
+        owner = Owner.of_id(as_text(told)) or owner
+    return owner
 
 
-def refuse_differences(mine: dict[str, str], what: str, hint: str = "pass the same values to every process.") -> None:
+def refuse_differences(
+    mine: dict[str, str],
+    what: str,
+    hint: str = "pass the same values to every process.",
+    numbers: list[int] | None = None,
+) -> None:
     """Refuse values that differ between ranks. They are given as text. `what` is their name in the message."""
+    if are_equal(repr(mine), numbers):
+        return
     found = differences(gather_objects(mine))
     if found:
         raise ArgumentError(

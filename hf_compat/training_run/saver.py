@@ -15,6 +15,7 @@ import contextlib
 import copy
 import errno
 import functools
+import hashlib
 import logging
 import os
 import shutil
@@ -33,9 +34,9 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.disks import flush
 from hf_compat.checkpoint.manifest import SavingPlace
 from hf_compat.checkpoint.moving import renames_folders, try_disk
-from hf_compat.checkpoint.reading import Weights, Writer, read_manifest
+from hf_compat.checkpoint.reading import Listed, Weights, Writer, written_by
 from hf_compat.checkpoint.run_lock import Owner, RunLock
-from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState
+from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, OutputFolderError, warn_once
@@ -46,7 +47,7 @@ from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import broadcast_object, failing_together, highest_each
+from hf_compat.runtime.collectives import broadcast_text, failing_together, gather_rows, highest_each
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
@@ -114,11 +115,19 @@ def in_order_of_rotation(
     return sorted(checkpoints, key=rank)
 
 
+def shared_owner() -> Owner:
+    """An owner of locks that is equal on every rank."""
+    owner = Owner.of_id(broadcast_text(Owner().id))
+    assert owner is not None  # it is the id of an owner
+    return owner
+
+
 class OutputFolder:
     """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
 
-    def __init__(self) -> None:
-        self.owner = broadcast_object(Owner())  # of the locks, with a token that is equal on every rank
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner  # of the locks, equal on every rank
+        self._runs = 0
         self.locks: dict[str, RunLock] = {}  # by folder
         self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
 
@@ -158,6 +167,11 @@ class OutputFolder:
                     fate = f"`save_total_limit={save_total_limit}` removes them first"
                 logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
         return Writer(run.run_id, run.turn)
+
+    def new_run_id(self) -> str:
+        """An id for a run that resumes none, which is equal on every rank."""
+        self._runs += 1
+        return hashlib.sha256(f"{self.owner.id} {self._runs}".encode()).hexdigest()[:8]
 
     def release(self) -> None:
         """Unlock every folder."""
@@ -237,13 +251,13 @@ class Saver:
         self._extras: PlainState = {}  # entries of Lightning callbacks
 
     @contextlib.contextmanager
-    def taking_folder(self, at_once: bool) -> Iterator[None]:
+    def taking_folder(self, at_once: bool, owner: Owner | None = None) -> Iterator[None]:
         """Keep other runs from saving into the output folder while this one trains, and wait for the last write.
 
-        Without `at_once`, each folder is taken when a save needs it.
+        Without `at_once`, each folder is taken when a save needs it. Without an owner, the ranks exchange one.
         """
         args = self._host.args
-        folder = self.folder = OutputFolder()
+        folder = self.folder = OutputFolder(owner or shared_owner())
         if self._host.is_in_train:
             self._lost = []  # a new turn, which takes its folders anew
         try:
@@ -286,12 +300,13 @@ class Saver:
         return self.folder is not None and any(lock.lost for lock in self.folder.locks.values())
 
     def save(self, run_dir: str) -> None:
-        """Write `checkpoint-<updates>` into a folder.
+        """Write `checkpoint-<updates>` into a folder, after the save before has ended and was pushed.
 
         Raises:
             CheckpointWriteError: The disk is full, or cannot be written to. Earlier checkpoints are unchanged.
         """
         host, args, state = self._host, self._host.args, self._host.state
+        unwritten = self.background.settle()
         self._weights, self._extras = None, {}
         if host._callbacks.lightning:
             self._ask_lightning_callbacks()
@@ -304,7 +319,12 @@ class Saver:
             assert folder is not None  # `taking_folder` has set it
             in_place, timing = self._where_and_when(final)
             place = SavingPlace(final, folder.owner, in_place)
-            with self._together(place):
+            ends_at_once = [int(timing is not Timing.LATER)]  # on any rank, after the exchange
+            with self._together(place, ends_at_once):
+                if unwritten is not None:
+                    raise unwritten
+                if host._pushes.unpushed is not None:
+                    host._pushes.push_checkpoint(host._pushes.unpushed)
                 if args.should_save:
                     folder.hold(run_dir)
                     place.prepare(functools.partial(folder.hold, run_dir))
@@ -313,13 +333,13 @@ class Saver:
                 state,
                 lambda update: layout.checkpoint_path(run_dir, update),
                 final,
-                lambda path: os.path.isdir(path) and is_from_run(host._run, path, read_manifest(path).writer),
+                lambda path: os.path.isdir(path) and is_from_run(host._run, path, written_by(path)[1]),
             )
             log_line(f"Saving model checkpoint to {final}")
             stepping_of(host.optimizer).tell_of_saving()
             try:
                 write = self._frozen_write() if timing is Timing.BACKGROUND else self._write_files
-                put = functools.partial(self._put, folder, place, timing, write)
+                put = functools.partial(self._put, folder, place, timing, bool(*ends_at_once), write)
                 finish = functools.partial(self._finish, final, timing, state.best_model_checkpoint)
                 if timing is Timing.BACKGROUND:
                     self.background.submit(put, finish)
@@ -364,7 +384,7 @@ class Saver:
                 with contextlib.suppress(OSError):  # who takes the folder next says it
                     os.makedirs(run_dir, exist_ok=True)
                     lacks = not renames_folders(run_dir)
-            self._lacks_renames[run_dir] = highest_each([lacks], args.ddp_timeout) == [True]
+            self._lacks_renames[run_dir] = highest_each([lacks]) == [True]
         return self._lacks_renames[run_dir]
 
     def _where_and_when(self, final: str) -> tuple[bool, Timing]:
@@ -403,9 +423,9 @@ class Saver:
         return in_place, Timing.NOW if is_seen or is_needed_whole else Timing.LATER
 
     @contextlib.contextmanager
-    def _together(self, place: SavingPlace) -> Iterator[None]:
-        """Run a part of a save on all ranks, and continue if all have succeeded."""
-        with failing_together():
+    def _together(self, place: SavingPlace, numbers: list[int] | None = None) -> Iterator[None]:
+        """Run a part of a save on all ranks, and continue if all have succeeded. `numbers` are exchanged."""
+        with failing_together(numbers=numbers):
             try:
                 yield
             except BaseException as failed:
@@ -417,23 +437,49 @@ class Saver:
                     raise _not_written(place.final, failed) from failed
                 raise
 
-    def _put(self, folder: OutputFolder, place: SavingPlace, timing: Timing, write: Callable[[str], None]) -> None:
-        """Write the files and the manifest, give the folder its name, and pass it to the uploads."""
-        host, final = self._host, place.final
+    def _put(
+        self,
+        folder: OutputFolder,
+        place: SavingPlace,
+        timing: Timing,
+        ends_at_once: bool,
+        write: Callable[[str], None],
+    ) -> None:
+        """Write the files and the manifest, give the folder its name, and pass it to the uploads.
+
+        Where a save `ends_at_once`, each rank flushes and hashes what it alone has written.
+        """
+        host, args, final = self._host, self._host.args, place.final
+        own: Listed = {}
+        names = layout.files_of_rank(args.process_index, args.world_size, host.state.global_step)
+        is_shared = ends_at_once and args.world_size > 1
         with self._together(place):
             os.makedirs(place.hidden, exist_ok=True)  # this rank may have a disk of its own
             write(place.folder)
+            if is_shared:
+                own = manifest.flushed(place.folder, names)
+        known = self._listed_by_all(own, names) if is_shared else {}
         with self._together(place):
-            if host.args.should_save:
+            if args.should_save:
                 folder.hold(place.run_dir)
-                writer = folder.writer(host._run, place.run_dir, host.args.save_total_limit)
-                place.seal(writer, flushes=timing is not Timing.LATER)
+                writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
+                place.seal(writer, timing is not Timing.LATER, known)
                 folder.hold(place.run_dir)  # sealing may have taken long
                 place.put()
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
             host._pushes.unpushed = final
         elif host.args.push_to_hub:
             host._pushes.push_checkpoint(final)
+
+    def _listed_by_all(self, own: Listed, names: Sequence[str]) -> Listed:
+        """Tell all ranks what a rank's own files are, so that the one that writes the manifest reads none of them."""
+        args = self._host.args
+        rows = gather_rows([number for name in names for number in manifest.as_row(own.get(name))])
+        listed: Listed = {}
+        for rank, row in enumerate(rows.tolist() if args.should_save else ()):
+            theirs = layout.files_of_rank(rank, args.world_size, self._host.state.global_step)
+            listed |= manifest.of_rows(theirs, row)
+        return listed
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
         """With `LATER`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
@@ -505,7 +551,7 @@ class Saver:
             host._save_rng_state(folder)
             run_state = host._run.state(host, self._extras)
             if run_state is not None and (args.should_save or args.world_size > 1):
-                name = layout.of_rank(RUN_STATE_NAME, args.process_index, args.world_size)
+                name = layout.of_rank(layout.RUN_STATE_NAME, args.process_index, args.world_size)
                 torch.save(run_state.to_plain(), os.path.join(folder, name))
         if args.should_save:
             host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
@@ -535,7 +581,7 @@ class Saver:
             files[layout.RNG_STATE_NAME] = read_legacy_rng()
             run_state = host._run.state(host, self._extras)
             if run_state is not None:
-                files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
+                files[layout.RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         memory.end()
         beside.before_change()  # a forward pass changes buffers
         host.state.stateful_callbacks = export_states([*handler.callbacks, host.control])
@@ -554,10 +600,10 @@ class Saver:
 
     def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""
-        found = {path: read_manifest(path) for path in layout.list_checkpoints(run_dir)}
-        ours = {path: layout.checkpoint_step(path) or 0 for path, one in found.items() if one.files is not None}
+        found = {path: written_by(path) for path in layout.list_checkpoints(run_dir)}
+        ours = {path: layout.checkpoint_step(path) or 0 for path, (is_ours, _) in found.items() if is_ours}
         run = self._host._run
-        return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(run, path, found[path].writer))
+        return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(run, path, found[path][1]))
 
     def keep_best_alone(self, run_dir: str, best: str) -> None:
         """At the end of a run with a limit of one checkpoint, keep only the best."""

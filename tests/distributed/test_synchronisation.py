@@ -22,7 +22,7 @@ def test_one_process_waits_for_nothing_between_logs(tmp_path):
 def test_two_processes_wait_for_nothing_of_ours_between_logs(tmp_path):
     found = result(tmp_path / "out", "plain", launcher=OURS, script=JOB)
     check(found, ("plain",))
-    assert found["plain"]["a run"]["all_gather"] > 0
+    assert found["plain"]["a run"]["all_gather_into_tensor"] > 0
 
 
 def check(found: dict, settings: tuple[str, ...]) -> None:

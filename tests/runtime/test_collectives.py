@@ -1,7 +1,12 @@
 """What two processes tell each other, against Accelerate's functions, in one start of two processes."""
 
+import datetime
+import resource
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -30,7 +35,21 @@ def talk(rank: int, store: str) -> None:
     assert padded.left.tolist() == [[1, 1, -100]] if rank == 0 else padded.left.tolist() == [[1, 1, 1]]
     assert collectives.reduce(Pair(torch.tensor(1.0), torch.tensor(rank)), "mean").right == 0.5
     assert collectives.gather_objects(rank) == [0, 1] and collectives.broadcast_object(rank) == 0
-    assert collectives.highest_each([rank], 60.0) == [1]
+    assert collectives.highest_each([rank, -rank]) == collectives.highest_on_host([rank, -rank], 60.0) == [1, 0]
+    assert collectives._cpu_group.cache_info().currsize == 0, "the group that exists knows the CPU's tensors"
+    assert collectives.broadcast_text(f"ä/{rank}") == "ä/0"
+    assert collectives.gather_numbers([0.1, rank]) == [[0.1, 0.0], [0.1, 1.0]]
+    assert collectives.gather_rows([rank, 2**56]).tolist() == [[0, 2**56], [1, 2**56]]
+    assert collectives.are_equal("same") and not collectives.are_equal(f"rank {rank}")
+    numbers = [rank, 5]
+    with collectives.failing_together(numbers=numbers):
+        pass
+    assert numbers == [1, 5]
+    with pytest.raises(KeyError, match="first"):
+        collectives.raise_first(KeyError("first") if rank == 0 else None)
+    collectives.raise_first(KeyError("of the second, which does not count") if rank == 1 else None)
+    lazy = collectives._cpu_group(distributed.group.WORLD, 60.0)  # as where the group exchanges tensors of GPUs alone
+    assert collectives._highest([rank], lazy) == [1]
     with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"), collectives.failing_together():
         if rank == 1:
             raise OSError("disk full")
@@ -49,6 +68,57 @@ def test_one_process_gets_its_own_back():
     assert collectives.reduce(data, scale=2.0).left.tolist() == [2, 2]
     with pytest.raises(KeyError), collectives.failing_together():
         raise KeyError("mine")
+
+
+class Counted:
+    """A store whose requests are counted."""
+
+    def __init__(self, store):
+        self.store, self.requests = store, []
+
+    def __getattr__(self, name):
+        def ask(*args):
+            self.requests.append(name)
+            return getattr(self.store, name)(*args)
+
+        return ask
+
+
+def test_the_first_process_answers_all_ranks_at_once_however_late_they_come():
+    world, timeout = 64, datetime.timedelta(seconds=30)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    others = distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timeout)
+    for rank in range(1, world, 2):
+        others.set(f"asks_{rank}", f"of an earlier start {rank}")
+
+    def come():
+        time.sleep(0.3)
+        for rank in range(1, world):
+            others.set(f"asks_{rank}", f"id {rank}")
+        for rank in range(1, world):
+            name = others.get(f"id {rank}").decode()
+            others.set(f"{name}/{rank}", "")
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    counted = Counted(store)
+    collectives._answer_all(counted, world, "this start", "asks_{}", timeout)
+    thread.join()
+    assert len(counted.requests) < 20, counted.requests
+
+
+def test_too_few_descriptors_are_an_error_before_any_socket_is_opened():
+    """Gloo would end the process: "accept: Too many open files"."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    args = SimpleNamespace(
+        process_index=1, world_size=4096, ddp_backend=None, ddp_timeout=1, device=torch.device("cpu")
+    )  # fmt: skip
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    try:
+        with pytest.raises(ProcessError, match=r"may have 1024 files .*To be one of 4096 processes it needs 4[12]\d\d"):
+            collectives.start_processes(args)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 SCRIPT = """

@@ -12,11 +12,11 @@ from hf_compat.runtime.signals import StopSignals
 def exchange(monkeypatch, meanwhile=lambda: None, others=0):
     """Stand for the exchange between processes; something may happen while it waits."""
 
-    def highest_each(numbers, timeout_seconds):
+    def highest_on_host(numbers, timeout_seconds):
         meanwhile()
         return [max(number, others) for number in numbers]
 
-    monkeypatch.setattr("hf_compat.runtime.signals.highest_each", highest_each)
+    monkeypatch.setattr("hf_compat.runtime.signals.highest_on_host", highest_on_host)
 
 
 def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one(monkeypatch):

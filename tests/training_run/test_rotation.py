@@ -10,6 +10,7 @@ from transformers import trainer_utils
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.reading import Writer
+from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError
 from hf_compat.training_run.saver import OutputFolder, checkpoints_to_delete, in_order_of_rotation
 
@@ -72,7 +73,7 @@ def test_other_runs_go_first_then_what_lies_beyond_the_update():
 
 def test_a_folder_that_could_not_be_searched_is_searched_at_the_next_save(tmp_path, monkeypatch):
     """Another program may keep the first look from it. A save after that lacked the folder's checkpoints."""
-    folder, search = OutputFolder(), manifest.recover
+    folder, search = OutputFolder(Owner()), manifest.recover
 
     def fail_once(run_dir, has_lock):
         monkeypatch.setattr(manifest, "recover", search)
