@@ -1,0 +1,48 @@
+"""What rank 0 pays for a phase of a run does not grow with the number of ranks: counted on a fake process group."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import hf_compat
+from helpers.forking import run_ranks
+from sweeps.benchmarks import ranks
+
+SIZES = (8, 512)
+# Collectives of ours, without Lightning's. transformers makes 0, 0, 0, 2, 2, 2, 1 and 1, counted by the same program.
+COLLECTIVES = {
+    "start": 3, "update": 0, "read": 0, "log": 2, "first evaluation": 4, "evaluation": 4, "save": 4, "end": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    """By number of ranks and phase, what a process counts that believes to be the first of so many."""
+    found = {}
+    for size in SIZES:
+        folder = tmp_path_factory.mktemp(f"ranks{size}")
+
+        def body(rank, size=size, folder=folder):
+            ranks.pretend(size)
+            (folder / "counts.json").write_text(json.dumps(ranks.count(hf_compat, size, folder)))
+
+        [ended] = run_ranks(folder / "logs", body, world=1)
+        assert ended.status == 0, ended.said
+        found[size] = json.loads((folder / "counts.json").read_text())
+    return found
+
+
+def test_threads_beside_the_training_do_the_same_with_more_ranks(counts):
+    few, many = (counts[size]["beside"]["calls"] for size in SIZES)
+    assert 0 < many <= 1.1 * few
+
+
+@pytest.mark.parametrize("phase", COLLECTIVES)
+def test_a_phase_costs_the_same_with_more_ranks(counts, phase):
+    few, many = (counts[size][phase] for size in SIZES)
+    assert many["calls"] <= 1.1 * few["calls"], (few, many)
+    assert {**few, "calls": 0} == {**many, "calls": 0}
+    assert few["collectives"] == COLLECTIVES[phase]
+    assert few["objects"] == few["groups"] == 0, "success is told by one small tensor through the group that exists"
