@@ -39,6 +39,7 @@ from hf_compat.checkpoint.reading import (
     reading_as_it_is,
     weight_files,
 )
+from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from hf_compat.runtime.collectives import failing_together, gather_objects
@@ -160,7 +161,7 @@ class Edits:
         ]
 
 
-def find_edits(root: Path, listed: Listed, share: manifest.Share = manifest.ALONE) -> Edits:
+def find_edits(root: Path, listed: Listed, share: Share = ALONE) -> Edits:
     """Compare a share of a folder with the files that its manifest lists. The first process finds what is added."""
     edits = Edits()
     for name in sorted(share.of(listed)):
@@ -185,9 +186,7 @@ def tell_of_model_alone(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def as_named(
-    folder: str, warns: bool = True, output_dir: str | None = None, share: manifest.Share = manifest.ALONE
-) -> Iterator[None]:
+def as_named(folder: str, warns: bool = True, output_dir: str | None = None, share: Share = ALONE) -> Iterator[None]:
     """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
 
     A change is not a fault if each file is whole by itself, and the folder has what every run needs. The error has a
@@ -206,7 +205,7 @@ def as_named(
         yield
 
 
-def _judged(root: Path, share: manifest.Share) -> Edits:
+def _judged(root: Path, share: Share) -> Edits:
     """Find the edits of a folder, and refuse it where it cannot be read as it is."""
     found, edits, differ, is_shared = read_manifest(root), Edits(), [0], share.world_size > 1
     with failing_together(is_wanted=is_shared, numbers=differ):

@@ -30,6 +30,7 @@ from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_mo
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints
 from hf_compat.checkpoint.reading import Contents, read_manifest
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
+from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import broadcast_text, failing_together, gather_objects, highest_each
@@ -162,10 +163,10 @@ class Resumer:
             yield broadcast_text(folder or "") if wanted is True else folder
 
     @property
-    def _share(self) -> manifest.Share:
+    def _share(self) -> Share:
         """The files that this process verifies. With node-local disks, it verifies all that it sees."""
         args = self._host.args
-        return manifest.ALONE if args.save_on_each_node else manifest.Share(args.process_index, args.world_size)
+        return ALONE if args.save_on_each_node else Share(args.process_index, args.world_size)
 
     def _problems_of_all(self, path: str) -> list[str]:
         """Tell the other ranks of a checkpoint, and list what each rank finds wrong with its share of the files."""

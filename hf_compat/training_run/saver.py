@@ -37,6 +37,7 @@ from hf_compat.checkpoint.moving import renames_folders, try_disk
 from hf_compat.checkpoint.reading import Listed, Weights, Writer, written_by
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.checkpoint.run_state import PlainState
+from hf_compat.checkpoint.shares import as_row, of_rows
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, OutputFolderError, warn_once
@@ -474,11 +475,11 @@ class Saver:
     def _listed_by_all(self, own: Listed, names: Sequence[str]) -> Listed:
         """Tell all ranks what a rank's own files are, so that the one that writes the manifest reads none of them."""
         args = self._host.args
-        rows = gather_rows([number for name in names for number in manifest.as_row(own.get(name))])
+        rows = gather_rows([number for name in names for number in as_row(own.get(name))])
         listed: Listed = {}
         for rank, row in enumerate(rows.tolist() if args.should_save else ()):
             theirs = layout.files_of_rank(rank, args.world_size, self._host.state.global_step)
-            listed |= manifest.of_rows(theirs, row)
+            listed |= of_rows(theirs, row)
         return listed
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
