@@ -17,8 +17,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -80,8 +80,13 @@ def entries(folder: Path) -> dict[str, bool]:
 
     Each has whether it is a file of the checkpoint: what a link leads to elsewhere, a pipe or a socket is not.
     """
+
+    def tell(error: OSError) -> None:
+        if not isinstance(error, PermissionError):  # a folder of the user's
+            raise error
+
     found = {}
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=tell):
         at = Path(place)
         for one in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
             is_manifest = one == MANIFEST_NAME or one.startswith(MANIFEST_WRITTEN_FIRST)
@@ -623,23 +628,11 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return newest_checkpoint(folder)[0]
 
 
-def newest_checkpoint(
-    folder: str | os.PathLike[str],
-    unloadable: Mapping[str, str] = MappingProxyType({}),
-    find_problems: Callable[[str], list[str]] = problems,
-) -> tuple[str | None, dict[str, str]]:
-    """Find the newest whole checkpoint, and warn of each newer one, which is not whole.
+def candidates(folder: str | os.PathLike[str]) -> list[str]:
+    """List the checkpoints of an output folder in the order in which a resume tries them.
 
-    It is the one of the last turn with the most updates. An earlier turn may have left one with more. Checkpoints that
-    name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
-
-    Args:
-        folder: The output folder.
-        unloadable: Checkpoints that could not be loaded, with the reasons.
-        find_problems: Lists what is wrong with a checkpoint.
-
-    Returns:
-        The checkpoint, or None, and what is wrong with each newer one.
+    The first is the one of the last turn with the most updates. An earlier turn may have left one with more.
+    Checkpoints that name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
     """
     paths, turns = layout.list_checkpoints(folder), {}
     for path in paths:
@@ -647,24 +640,66 @@ def newest_checkpoint(
         if writer is not None:
             turns[path] = writer.turn
     turns = dict.fromkeys(paths, max(turns.values(), default=0)) | turns
-    newest, beyond, skipped = None, [], {}
-    for path in sorted(paths, key=turns.__getitem__)[::-1]:
-        if newest is not None and paths.index(path) < paths.index(newest):
+    return sorted(paths, key=turns.__getitem__)[::-1]
+
+
+def newest_checkpoint(folder: str | os.PathLike[str]) -> tuple[str | None, dict[str, str]]:
+    """Find the newest whole checkpoint of an output folder, and tell of the others.
+
+    Return the checkpoint, or None, and what is wrong with each newer one.
+    """
+    choice = newest_of(candidates(folder))
+    choice.tell()
+    return choice.newest, choice.skipped
+
+
+def newest_of(
+    paths: Sequence[str],
+    unloadable: Mapping[str, str] = MappingProxyType({}),
+    find_problems: Callable[[str], list[str]] = problems,
+) -> Choice:
+    """Find the newest whole checkpoint.
+
+    Args:
+        paths: The `candidates`.
+        unloadable: Checkpoints that could not be loaded, with the reasons.
+        find_problems: Lists what is wrong with a checkpoint.
+    """
+    choice = Choice()
+    for path in paths:
+        if choice.newest is not None and _updates(path) < _updates(choice.newest):
             continue
         wrong = [unloadable[path]] if path in unloadable else find_problems(path)
-        if newest is not None:
-            beyond += [] if wrong else [os.path.basename(path)]
+        if choice.newest is not None:
+            choice.beyond += [] if wrong else [os.path.basename(path)]
         elif not wrong:
-            newest = path
+            choice.newest = path
         else:
             text = "; ".join(wrong)
-            skipped[path] = Refused(text) if any(isinstance(one, Refused) for one in wrong) else text
-            way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
-            if isinstance(skipped[path], Refused):
-                logger.warning("%s cannot be read and is skipped: %s. It may be whole.", path, skipped[path])
+            choice.skipped[path] = Refused(text) if any(isinstance(one, Refused) for one in wrong) else text
+    return choice
+
+
+def _updates(path: str) -> int:
+    return layout.checkpoint_step(path) or 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Choice:
+    """Which checkpoint of an output folder is taken, and which are not."""
+
+    newest: str | None = None
+    beyond: list[str] = field(default_factory=list)  # names of whole ones of an earlier run, with more updates
+    skipped: dict[str, str] = field(default_factory=dict)  # newer ones, and what is wrong with each
+
+    def tell(self) -> None:
+        """Warn of those that are not taken."""
+        for path, why in self.skipped.items():
+            if isinstance(why, Refused):
+                logger.warning("%s cannot be read and is skipped: %s. It may be whole.", path, why)
             else:
-                logger.warning("%s is not whole and is skipped: %s.%s", path, skipped[path], way_out)
-    if beyond:
-        message = "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it."
-        logger.warning(message, newest, ", ".join(reversed(beyond)))
-    return newest, skipped
+                way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
+                logger.warning("%s is not whole and is skipped: %s.%s", path, why, way_out)
+        if self.beyond:
+            message = "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to resume from it."
+            logger.warning(message, self.newest, ", ".join(reversed(self.beyond)))

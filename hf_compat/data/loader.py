@@ -55,7 +55,7 @@ class SeededRandomSampler(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(self.epoch + self.initial_seed)
         if self.is_permutation:
-            return chain.from_iterable(self._lists())
+            return self._listed()
         # torch's sampler divides by the length, which may be 0 by now
         return super().__iter__() if len(self.data_source) > 0 else iter(())
 
@@ -64,21 +64,22 @@ class SeededRandomSampler(RandomSampler):
         """Whether a pass has each sample once."""
         return not self.replacement and self.num_samples == len(self.data_source)
 
-    def _lists(self) -> Iterator[Indices]:
+    def _listed(self) -> Iterator[int]:
+        """Walk a permutation as torch's sampler does, which makes a list of all of it, with five times its memory."""
         order = self._draw()
         for start in range(0, len(order), _LISTED_AT_ONCE):
-            yield order[start : start + _LISTED_AT_ONCE].tolist()
-
-    def order(self) -> torch.Tensor:
-        """Draw the permutation of the next pass."""
-        self.generator.manual_seed(self.epoch + self.initial_seed)
-        return self._draw()
+            yield from order[start : start + _LISTED_AT_ONCE].tolist()
+        self._draw()  # at its end, torch's draws another one, and takes none of it
 
     def _draw(self) -> torch.Tensor:
-        """Draw as torch's sampler does, which makes a list of the tensor, with five times its memory."""
-        order = torch.randperm(self.num_samples, generator=self.generator)
-        torch.randperm(self.num_samples, generator=self.generator)  # torch's draws once more and takes none of it
-        return order
+        return torch.randperm(self.num_samples, generator=self.generator)
+
+    @contextlib.contextmanager
+    def order(self) -> Iterator[torch.Tensor]:
+        """Draw the permutation of the next pass, which ends with the context."""
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield self._draw()
+        self._draw()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass."""
@@ -128,15 +129,17 @@ class RankSlice:
     dispatch_batches: bool | None = None  # rank 0 reads for all ranks. None means so for iterable data only
 
 
-def _known_order(sampler: object) -> tuple[int, Callable[[int, int], Indices]] | None:
-    """The length of a sampler's next pass, and a function that lists a part of it. None if it has to be walked."""
+def _known_order(sampler: object) -> contextlib.AbstractContextManager[range | torch.Tensor] | None:
+    """The numbers of a sampler's next pass. None if it has to be walked."""
     if type(sampler) is SequentialSampler:
-        numbers = range(len(sampler))
-        return len(numbers), lambda start, end: list(numbers[start:end])
+        return contextlib.nullcontext(range(len(sampler)))
     if type(sampler) is SeededRandomSampler and sampler.is_permutation:
-        order = sampler.order()
-        return len(order), lambda start, end: order[start:end].tolist()
+        return sampler.order()
     return None
+
+
+def _listed(numbers: range | torch.Tensor) -> Indices:
+    return numbers.tolist() if isinstance(numbers, torch.Tensor) else list(numbers)
 
 
 class BatchSamplerSlice(Sampler[Indices]):
@@ -180,20 +183,22 @@ class BatchSamplerSlice(Sampler[Indices]):
 
     def __iter__(self) -> Iterator[Indices]:
         order = _known_order(self.sampler) if type(self.batch_sampler) is BatchSampler else None
-        return self._of_batches() if order is None or self.batch_size is None else self._of_order(*order)
+        # as in torch, the pass starts, and draws random numbers, when its first batch is requested
+        yield from self._of_batches() if order is None or self.batch_size is None else self._of_order(order)
 
-    def _of_order(self, length: int, part: Callable[[int, int], Indices]) -> Iterator[Indices]:
+    def _of_order(self, next_pass: contextlib.AbstractContextManager[range | torch.Tensor]) -> Iterator[Indices]:
         """Cut this rank's share out of an order, and build no batch of another rank."""
         rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size or 1
         own = size // world_size if self.ranks.split_batches else size
         in_round = own * world_size
-        last = length // in_round * in_round
-        for start in range(rank * own, last, in_round):
-            yield part(start, start + own)
-        if last == length or self.drop_last:
+        with next_pass as order:
+            last = len(order) // in_round * in_round
+            for start in range(rank * own, last, in_round):
+                yield _listed(order[start : start + own])
+        if last == len(order) or self.drop_last:
             return
-        filling = cycle(part(0, min(in_round, length))) if self.ranks.even_batches else ()
-        share = list(islice(chain(part(last, length), filling), rank * own, (rank + 1) * own))
+        filling = cycle(_listed(order[:in_round])) if self.ranks.even_batches else ()
+        share = list(islice(chain(_listed(order[last:]), filling), rank * own, (rank + 1) * own))
         if share:
             yield share
 

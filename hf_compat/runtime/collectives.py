@@ -83,7 +83,7 @@ def wait_for_gloo() -> None:
 
 Object = TypeVar("Object")
 # torch before 2.13 has it under the other name
-_gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+GATHER = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
 
 # How long the first process waits for a port that a job which has just ended still holds.
 PORT_WAIT_SECONDS = 20.0
@@ -224,7 +224,7 @@ def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = (tensor.reshape(1) if tensor.ndim == 0 else tensor).contiguous()
     joined = tensor.new_empty((distributed.get_world_size() * tensor.shape[0], *tensor.shape[1:]))
-    _gather_into(joined, tensor)
+    getattr(distributed, GATHER)(joined, tensor)
     return joined
 
 

@@ -33,18 +33,25 @@ from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_
 from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
-from hf_compat.runtime.collectives import broadcast_text, failing_together, gather_objects, highest_each
+from hf_compat.runtime.collectives import (
+    broadcast_object,
+    broadcast_text,
+    failing_together,
+    gather_objects,
+    highest_each,
+)
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.runtime.text import shown
-from hf_compat.training_run.run import RunHost, TrainingRun
+from hf_compat.training_run.run import RunHost, TrainingRun, refuse_differences
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
+_FILE, _MODEL = "a file", "a model without a training"  # to what a path leads
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -146,21 +153,29 @@ class Resumer:
             wanted = True
         with contextlib.ExitStack() as reading:
             folder = None
-            with failing_together(is_wanted=bool(wanted)):
-                if wanted is not True:
-                    folder = self._named(str(wanted), reading) if wanted else None
-                elif not self._host.is_world_process_zero():
-                    while path := broadcast_text(""):  # the first process chooses
-                        self._problems(path)
-                else:
-                    try:
-                        manifest.recover(output_dir)  # finishes a killed save
-                        folder, skipped = manifest.newest_checkpoint(output_dir, unloadable, self._problems_of_all)
-                        if folder is None:
-                            raise nothing_to_resume(output_dir, skipped)
-                    finally:
-                        broadcast_text("")
-            yield broadcast_text(folder or "") if wanted is True else folder
+            if wanted is True:
+                folder = self._newest(output_dir, unloadable)
+            elif wanted:
+                kind = self._kind(str(wanted))
+                with failing_together():
+                    folder = self._named(str(wanted), kind, reading)
+            yield folder
+
+    def _newest(self, output_dir: str, unloadable: Mapping[str, str]) -> str:
+        """Find the newest whole checkpoint. The first process names them all, and each verifies its share of each."""
+        paths: list[str] = []
+        is_first = self._host.is_world_process_zero()
+        with failing_together():
+            if is_first:
+                manifest.recover(output_dir)  # finishes a killed save
+                paths = manifest.candidates(output_dir)
+        paths, unloadable = broadcast_object((paths, dict(unloadable)))
+        choice = manifest.newest_of(paths, unloadable, self._problems)
+        if is_first:
+            choice.tell()
+        if choice.newest is None:
+            raise nothing_to_resume(output_dir, choice.skipped)
+        return choice.newest
 
     @property
     def _share(self) -> Share:
@@ -168,27 +183,37 @@ class Resumer:
         args = self._host.args
         return ALONE if args.save_on_each_node else Share(args.process_index, args.world_size)
 
-    def _problems_of_all(self, path: str) -> list[str]:
-        """Tell the other ranks of a checkpoint, and list what each rank finds wrong with its share of the files."""
-        broadcast_text(path)
-        return self._problems(path)
-
     def _problems(self, path: str) -> list[str]:
-        found = manifest.problems(path, self._share)
-        if highest_each([bool(found)]) == [False]:
-            return found
-        return [one for of_rank in gather_objects(found) for one in of_rank]
+        """List what any rank finds wrong with its share of a checkpoint's files."""
+        found: list[str] = []
+        have_any = [0]
+        with failing_together(numbers=have_any):
+            found = manifest.problems(path, self._share)
+            have_any[0] = int(bool(found))
+        return [one for of_rank in gather_objects(found) for one in of_rank] if have_any[0] else found
 
     def _is_requeued(self, output_dir: str) -> bool:
         return self._host.is_world_process_zero() and is_requeued(output_dir)
 
-    def _named(self, wanted: str, reading: contextlib.ExitStack) -> str | None:
+    def _kind(self, wanted: str) -> str:
+        """Say what a path leads to, on every rank. Ranks that see different things would wait in different places."""
+        if os.path.isfile(wanted):
+            kind = _FILE
+        elif holds_model_alone(Path(wanted)):
+            kind = _MODEL
+        else:
+            kind = "a folder" if os.path.isdir(wanted) else "not there"
+        hint = "let every process see the same files."
+        refuse_differences({"resume_from_checkpoint": kind}, "files", hint)
+        return kind
+
+    def _named(self, wanted: str, kind: str, reading: contextlib.ExitStack) -> str | None:
         """Return the folder of the checkpoint that the user names. None for a saved model without a training state.
 
         An edited one is read as it is, with a warning.
         """
         output_dir = str(self._host.args.output_dir)
-        if os.path.isfile(wanted):
+        if kind == _FILE:
             reading.enter_context(naming(wanted))
             place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
             folder = os.path.join(place, "checkpoint")
@@ -198,7 +223,7 @@ class Resumer:
                 raise no_checkpoint(wanted, error, output_dir) from error
             return folder
         warns = self._host.is_world_process_zero()
-        if holds_model_alone(Path(wanted)):
+        if kind == _MODEL:
             # to begin with its weights in its own folder would replace its checkpoints
             if list_checkpoints(wanted) and os.path.realpath(wanted) == os.path.realpath(output_dir):
                 raise no_checkpoint(wanted, output_dir=output_dir)

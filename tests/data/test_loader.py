@@ -96,6 +96,26 @@ def test_what_is_in_a_batch_sampler_is_shuffled_as_accelerate_does(make_args, ra
     assert sum(len(batch) for batch in orders[0][0]) == (11 if ranks == 1 else 6)
 
 
+def test_workers_get_accelerates_seeds_from_a_generator_that_shuffles_too(make_args, monkeypatch):
+    """torch draws the seed of workers when a pass begins, before it asks for the first batch."""
+    seeds, begin = [], DataLoader._get_iterator
+
+    def note(loader):
+        found = begin(loader)
+        seeds.append(found._base_seed)
+        return found
+
+    monkeypatch.setattr(DataLoader, "_get_iterator", note)
+    accelerator = AcceleratorFacade(make_args(data_seed=7))
+    accelerator.rank_slice = RankSlice(rank=1, world_size=2)
+    options = {"num_processes": 2, "process_index": 1, "use_seedable_sampler": True, "data_seed": 7}
+    for prepare in (lambda loader: prepare_data_loader(loader, **options), accelerator.prepare):
+        loader = prepare(DataLoader(Numbers(), 2, shuffle=True, generator=torch.Generator().manual_seed(5)))
+        for _ in range(3):
+            seeds += [batch.tolist() for batch in loader]
+    assert seeds[: len(seeds) // 2] == seeds[len(seeds) // 2 :] and len(seeds) == 2 * (3 + 3 * 3)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_data_set_is_asked_for_a_batch_at_a_time(make_args, ranks):
     """Accelerate 1.15 fails with this loader in one process, and shuffles each rank separately in several."""

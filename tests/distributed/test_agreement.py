@@ -11,7 +11,8 @@ import pytest
 from helpers import toy
 from helpers.forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
-from hf_compat.errors import ArgumentError
+from hf_compat.checkpoint import manifest
+from hf_compat.errors import ArgumentError, ProcessError
 from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
 from hf_compat.training_run.run import FlagSources, compare_arguments, differences, flag_sources
 
@@ -240,10 +241,15 @@ def test_which_callbacks_are_asked_about():
 def test_every_argument_is_shared_between_ranks_unless_its_row_says_otherwise(make_args, monkeypatch):
     logging.getLogger("hf_compat").setLevel(logging.ERROR)
     compared = []
-    monkeypatch.setattr("hf_compat.training_run.run.refuse_differences", lambda mine, what: compared.extend(mine))
+
+    def note(mine, what, numbers):
+        compared.extend(mine)
+
+    monkeypatch.setattr("hf_compat.training_run.run.refuse_differences", note)
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
     compare_arguments(make_args(async_save=True), None)
     shared = "seed data_seed optim_target_modules use_liger_kernel remove_unused_columns push_to_hub async_save"
-    assert {*shared.split(), "learning_rate", "max_steps", "fsdp"} <= set(compared)
+    assert {*shared.split(), "learning_rate", "max_steps", "fsdp", "resume_from_checkpoint"} <= set(compared)
     assert not {"output_dir", "local_rank", "disable_tqdm", "report_to", "log_level", "hub_token"} & set(compared)
 
 
@@ -297,6 +303,39 @@ def test_shares_that_train_under_transformers_train_here(tmp_path, method, sampl
         args = arguments(tmp_path / "out", per_device_eval_batch_size=2, accelerator_config=config, **plain)
         trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(samples), eval_dataset=toy.rows(samples))
         getattr(trainer, method)()
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+def test_a_checkpoint_that_one_rank_sees_differently_ends_all_of_them(tmp_path):
+    """Each would wait in another place: one verifies its share of a folder, the other one finds none."""
+    (tmp_path / "checkpoint-2").mkdir()
+
+    def body(rank):
+        trainer = Trainer(toy.Classifier(), arguments(tmp_path / "out"), train_dataset=toy.rows(24))
+        told = r"`resume_from_checkpoint` is a folder on rank 0; not there on rank 1"
+        with pytest.raises(ArgumentError, match=told):
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2" if rank == 0 else "checkpoint-2"))
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+@pytest.mark.parametrize(("place", "failing"), [("candidates", 0), ("problems", 0), ("problems", 1)])
+def test_a_rank_that_cannot_look_for_checkpoints_ends_all_of_them(tmp_path, place, failing):
+    def body(rank):
+        args = arguments(tmp_path / "out", save_strategy="steps", save_steps=3)
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(24)).train()
+
+        def fail(*args):
+            raise OSError("the disk is gone")
+
+        if rank == failing:
+            setattr(manifest, place, fail)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(24))
+        with pytest.raises(OSError if rank == failing else ProcessError, match="the disk is gone"):
+            trainer.train(resume_from_checkpoint=True)
 
     ended = run_ranks(tmp_path / "logs", body)
     assert [rank.status for rank in ended] == [0, 0], ended

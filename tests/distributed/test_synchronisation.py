@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from helpers.launching import OURS, result
+from hf_compat.runtime.collectives import GATHER
 
 JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "sync_job.py"
 
@@ -22,7 +23,7 @@ def test_one_process_waits_for_nothing_between_logs(tmp_path):
 def test_two_processes_wait_for_nothing_of_ours_between_logs(tmp_path):
     found = result(tmp_path / "out", "plain", launcher=OURS, script=JOB)
     check(found, ("plain",))
-    assert found["plain"]["a run"]["all_gather_into_tensor"] > 0
+    assert found["plain"]["a run"][GATHER] > 0
 
 
 def check(found: dict, settings: tuple[str, ...]) -> None:

@@ -21,14 +21,15 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.runtime.collectives import GATHER
 from hf_compat.training_run.loss_log import LossLog
 
 SETTINGS: dict[str, dict] = {
     "plain": {}, "accumulation": {"gradient_accumulation_steps": 2}, "unclipped": {"max_grad_norm": 0.0},
 }  # fmt: skip
 COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "broadcast",
-    "broadcast_object_list", "gather", "gather_object", "reduce", "scatter", "monitored_barrier", "send", "recv",
+    "all_reduce", "all_gather", GATHER, "all_gather_object", "barrier", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "reduce", "scatter", "monitored_barrier", "send", "recv",
 )  # fmt: skip
 # what makes the CPU wait for a device: `item()`, `bool()` of a tensor, shapes that depend on values
 WAITING = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.is_nonzero.default", "aten.equal.default")

@@ -31,14 +31,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import toy
+from hf_compat.runtime.collectives import GATHER
 
 RANKS = (8, 64, 512, 4096)
 SIDES = {"ours": "hf_compat", "transformers": "transformers"}
-_GATHERS = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
 # Collectives of tensors; those of pickled objects, which make two of the former; barriers; and new groups
 KINDS = {
     "collectives": (
-        *("all_reduce", "all_gather", _GATHERS, "broadcast", "reduce", "gather", "scatter", "all_to_all"),
+        *("all_reduce", "all_gather", GATHER, "broadcast", "reduce", "gather", "scatter", "all_to_all"),
         *("reduce_scatter", "reduce_scatter_tensor", "all_to_all_single"),
     ),
     "objects": ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
