@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hf_compat.callbacks.loggers import LoggerCallback as LoggerCallback
     from hf_compat.callbacks.trackers import TensorBoardCallback as TensorBoardCallback
     from hf_compat.callbacks.trackers import WandbCallback as WandbCallback
-    from hf_compat.checkpoint.manifest import get_last_checkpoint as get_last_checkpoint
+    from hf_compat.checkpoint.choice import get_last_checkpoint as get_last_checkpoint
     from hf_compat.cli.parser import HfArgumentParser as HfArgumentParser
     from hf_compat.data.collators import default_data_collator as default_data_collator
     from hf_compat.hf.arguments import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
@@ -68,7 +68,7 @@ _NAMES = {
     "hf.metrics": "EvalPrediction EvalLoopOutput PredictionOutput TrainOutput speed_metrics",
     "hf.enums": "IntervalStrategy SaveStrategy SchedulerType",
     "data.collators": "default_data_collator",
-    "checkpoint.manifest": "get_last_checkpoint",
+    "checkpoint.choice": "get_last_checkpoint",
     "runtime.seeding": "set_seed enable_full_determinism",
     "optim.lr_schedulers": "get_scheduler",
     "native.module": "HFModule",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import Namespace
 
 from hf_compat.checkpoint import layout, manifest
+from hf_compat.checkpoint.choice import get_last_checkpoint
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.judging import as_named
 from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifest
@@ -105,7 +106,7 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
     folder, found = str(trainer.args.output_dir), None
     with failing_together():
         if trainer.is_world_process_zero():  # the other processes get the result
-            newest = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+            newest = get_last_checkpoint(folder) if os.path.isdir(folder) else None
             if newest is None:
                 raise CheckpointError(
                     f"`--ckpt_path {wanted}`: {folder} has no complete checkpoint.\n\n"

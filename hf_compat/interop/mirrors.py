@@ -33,7 +33,7 @@ _HOMES: dict[str, dict[str, str]] = {
     "trainer_seq2seq": {"trainer": "Trainer"},
     "trainer_utils": {
         "checkpoint.layout": "PREFIX_CHECKPOINT_DIR",
-        "checkpoint.manifest": "get_last_checkpoint",
+        "checkpoint.choice": "get_last_checkpoint",
         "data.collators": "RemoveColumnsCollator",
         "hf.enums": "EvaluationStrategy HubStrategy IntervalStrategy SaveStrategy SchedulerType",
         "hf.metrics": "EvalLoopOutput EvalPrediction PredictionOutput TrainOutput denumpify_detensorize speed_metrics",

@@ -22,6 +22,7 @@ import lightning.pytorch as pl
 from torch.utils.data import IterableDataset
 
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.choice import candidates, newest_of
 from hf_compat.checkpoint.convert import read_lightning, to_hf
 from hf_compat.checkpoint.files import first_line, naming, problem
 from hf_compat.checkpoint.forms import read_trainer_state
@@ -168,9 +169,9 @@ class Resumer:
         with failing_together():
             if is_first:
                 manifest.recover(output_dir)  # finishes a killed save
-                paths = manifest.candidates(output_dir)
+                paths = candidates(output_dir)
         paths, unloadable = broadcast_object((paths, dict(unloadable)))
-        choice = manifest.newest_of(paths, unloadable, self._problems)
+        choice = newest_of(paths, unloadable, self._problems)
         if is_first:
             choice.tell()
         if choice.newest is None:

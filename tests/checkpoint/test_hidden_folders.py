@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_compat.checkpoint import choice, manifest
 from hf_compat.checkpoint import layout as hidden_folders
-from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.convert import writing
 from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
@@ -52,7 +52,7 @@ USERS = [
 @pytest.mark.parametrize(
     "act",
     [
-        manifest.get_last_checkpoint,
+        choice.get_last_checkpoint,
         manifest.recover,
         partial(manifest.recover, has_lock=True),
         partial(hidden_folders.remove_ended, prefix=STAGE_PREFIX),
@@ -83,7 +83,7 @@ def left_by_a_kill(folder, owner=ENDED):
 def test_reading_deletes_nothing_and_the_next_run_that_saves_removes_what_is_left(tmp_path):
     left_by_a_kill(tmp_path)
     before = tree(tmp_path)
-    assert manifest.get_last_checkpoint(tmp_path) is None
+    assert choice.get_last_checkpoint(tmp_path) is None
     assert tree(tmp_path) == before
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
@@ -108,7 +108,7 @@ def test_a_whole_save_of_a_run_elsewhere_is_named_by_the_first_reader(tmp_path, 
     sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
     if has_lock:
         (tmp_path / LOCK_NAME).write_text(json.dumps(asdict(ELSEWHERE)))
-    assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    assert choice.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
     assert (tmp_path / LOCK_NAME).exists() is has_lock
 
 
@@ -120,13 +120,13 @@ def test_a_run_whose_save_a_reader_elsewhere_has_named_goes_on(tmp_path, monkeyp
     sealed(Path(place.folder))
     place.seal(Writer("run", 1), True)
     if when == "before the last look":
-        assert manifest.get_last_checkpoint(tmp_path) == str(final)
+        assert choice.get_last_checkpoint(tmp_path) == str(final)
     else:
 
         def after_a_reader(source, target, **options):
             monkeypatch.setattr(os, "replace", replace)
             if target == str(final):
-                assert manifest.get_last_checkpoint(tmp_path) == str(final)
+                assert choice.get_last_checkpoint(tmp_path) == str(final)
             replace(source, target, **options)
 
         monkeypatch.setattr(os, "replace", after_a_reader)
@@ -139,12 +139,12 @@ def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):
         sealed(Path(make_hidden(str(tmp_path), SAVING, Owner(pid=process.pid))) / "checkpoint-4")
         before = tree(tmp_path)
         manifest.recover(str(tmp_path), has_lock=True)
-        assert manifest.get_last_checkpoint(tmp_path) is None and tree(tmp_path) == before
+        assert choice.get_last_checkpoint(tmp_path) is None and tree(tmp_path) == before
         process.kill()
-    assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    assert choice.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
 
 
-@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
+@pytest.mark.parametrize("look", [choice.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
 def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
     """The new copy is finished; only then the old one may go."""
     place = Path(make_hidden(str(tmp_path), SAVING, ENDED))
@@ -154,7 +154,7 @@ def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
     look(str(tmp_path))
     texts = [(tmp_path / name / "a.txt").read_text() for name in ("checkpoint-4", "checkpoint-6")]
     assert texts == ["new", "old, and the new one is not whole"]
-    assert place.exists() is (look is manifest.get_last_checkpoint)
+    assert place.exists() is (look is choice.get_last_checkpoint)
 
 
 def test_a_removal_of_the_hidden_folder_that_is_killed_is_gone_on_with(tmp_path, monkeypatch):
@@ -220,5 +220,5 @@ def test_a_link_that_leads_to_everything_is_judged_without_a_walk(tmp_path, monk
     for name in ("scandir", "listdir"):
         listing = getattr(os, name)
         monkeypatch.setattr(os, name, lambda path, listing=listing: (seen.append(str(path)), listing(path))[1])
-    assert manifest.get_last_checkpoint(out) is None
+    assert choice.get_last_checkpoint(out) is None
     assert seen and not any("usr" in path for path in seen)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import choice, manifest
 from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner
@@ -118,10 +118,10 @@ def test_safetensors_that_are_cut_off(tmp_path, cut):
 
 def test_the_newest_whole_checkpoint(folder, tmp_path, caplog):
     (tmp_path / "checkpoint-10").mkdir()
-    assert manifest.get_last_checkpoint(tmp_path) == str(folder)
+    assert choice.get_last_checkpoint(tmp_path) == str(folder)
     assert "checkpoint-10 is not whole and is skipped: trainer_state.json is missing" in caplog.text
     with pytest.raises(FileNotFoundError):
-        manifest.get_last_checkpoint(tmp_path / "nowhere")
+        choice.get_last_checkpoint(tmp_path / "nowhere")
 
 
 PARTS = [

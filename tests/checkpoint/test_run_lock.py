@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import pytest
 
-from hf_compat.checkpoint import manifest, run_lock
+from hf_compat.checkpoint import choice, run_lock
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock, is_free
 from hf_compat.errors import OutputFolderError
 
@@ -356,7 +356,7 @@ def test_a_clock_of_another_time_frees_no_lock(tmp_path, seconds):
         os.utime(path, (time.time() + seconds, time.time() + seconds))
 
     with Beating(tmp_path, touch):
-        assert manifest.get_last_checkpoint(tmp_path) is None and (tmp_path / LOCK_NAME).exists()
+        assert choice.get_last_checkpoint(tmp_path) is None and (tmp_path / LOCK_NAME).exists()
         assert refused(tmp_path)
 
 
@@ -513,6 +513,6 @@ def test_a_look_for_the_last_checkpoint_removes_the_lock_of_the_dead_alone(tmp_p
     """Scripts refuse a folder that holds something but no checkpoint: a run killed early would not start again."""
     for name, facts in {"alive": {"pid": other_process.pid}, "elsewhere": {"host": "elsewhere"}}.items():
         lock_of(tmp_path / name, **facts)
-        assert manifest.get_last_checkpoint(tmp_path / name) is None and (tmp_path / name / LOCK_NAME).exists()
+        assert choice.get_last_checkpoint(tmp_path / name) is None and (tmp_path / name / LOCK_NAME).exists()
     lock_of(tmp_path / "dead", pid=ended_process())
-    assert manifest.get_last_checkpoint(tmp_path / "dead") is None and list((tmp_path / "dead").iterdir()) == []
+    assert choice.get_last_checkpoint(tmp_path / "dead") is None and list((tmp_path / "dead").iterdir()) == []

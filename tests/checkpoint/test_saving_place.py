@@ -16,7 +16,7 @@ import transformers
 import hf_compat
 from helpers import toy
 from hf_compat import set_seed
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import choice, manifest
 from hf_compat.checkpoint.manifest import SavingPlace
 from hf_compat.checkpoint.reading import read_weights
 from hf_compat.checkpoint.run_lock import Owner
@@ -195,13 +195,13 @@ def test_the_folder_that_an_override_writes_is_not_taken_until_it_is_whole(tmp_p
     seen = []
 
     def look(self, folder):
-        seen.append((visible(tmp_path), manifest.get_last_checkpoint(tmp_path), manifest.problems(folder)))
+        seen.append((visible(tmp_path), choice.get_last_checkpoint(tmp_path), manifest.problems(folder)))
 
     trained(hf_compat, tmp_path, look)
     lock, unended = "hf_compat.lock", ["the save into it did not end"]
     first, last = tmp_path / "checkpoint-2", tmp_path / "checkpoint-4"
     assert seen == [({lock, first.name}, None, unended), ({lock, first.name, last.name}, str(first), unended)]
-    assert manifest.get_last_checkpoint(tmp_path) == str(last)
+    assert choice.get_last_checkpoint(tmp_path) == str(last)
 
 
 def test_an_override_costs_no_call_for_each_file_beside_it(tmp_path, monkeypatch):
@@ -335,7 +335,7 @@ ENDED = Owner(pid=2**22 + 7)  # no process has such a number
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_what_a_killed_save_has_left_is_finished_or_removed(tmp_path, is_whole):
     place = left_by(ENDED, tmp_path, is_whole)
-    newest = manifest.get_last_checkpoint(tmp_path)
+    newest = choice.get_last_checkpoint(tmp_path)
     manifest.recover(str(tmp_path), has_lock=True)
     assert not place.exists() and newest == (str(tmp_path / "checkpoint-4") if is_whole else None)
 
@@ -343,13 +343,13 @@ def test_what_a_killed_save_has_left_is_finished_or_removed(tmp_path, is_whole):
 def test_what_a_live_run_is_saving_is_left_alone(tmp_path):
     place = left_by(Owner(pid=os.getppid()), tmp_path, True)
     (tmp_path / ".saving-notes").mkdir()
-    assert manifest.get_last_checkpoint(tmp_path) is None
+    assert choice.get_last_checkpoint(tmp_path) is None
     manifest.recover(str(tmp_path), has_lock=True)
     assert place.exists() and (tmp_path / ".saving-notes").exists()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of the user's", "a link"])
-@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
+@pytest.mark.parametrize("look", [choice.get_last_checkpoint, partial(manifest.recover, has_lock=True)])
 def test_a_save_in_place_that_was_killed_gives_back_what_had_its_name(tmp_path, look, before):
     out, final = tmp_path / "out", tmp_path / "out" / "checkpoint-4"
     make_before(final, before, tmp_path / "elsewhere")
@@ -370,7 +370,7 @@ def test_a_save_in_place_of_a_live_run_is_left_alone(tmp_path):
     make_before(final, "a checkpoint", tmp_path / "elsewhere")
     SavingPlace(str(final), Owner(pid=os.getppid()), in_place=True).prepare()
     before = tree(tmp_path)
-    assert manifest.get_last_checkpoint(tmp_path) is None
+    assert choice.get_last_checkpoint(tmp_path) is None
     manifest.recover(str(tmp_path), has_lock=True)
     assert tree(tmp_path) == before
 
@@ -381,7 +381,7 @@ def test_a_save_in_place_whose_hidden_folder_is_gone_is_no_checkpoint_and_stays(
     place.prepare()
     shutil.rmtree(place.hidden)
     manifest.recover(str(tmp_path), has_lock=True)
-    assert final.exists() and manifest.get_last_checkpoint(tmp_path) is None
+    assert final.exists() and choice.get_last_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="the save into it did not end"):
         read_weights(str(final))
     trained(hf_compat, tmp_path, number)

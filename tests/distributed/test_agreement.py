@@ -14,6 +14,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.errors import ArgumentError, ProcessError
 from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
+from hf_compat.training_run import resumer
 from hf_compat.training_run.run import FlagSources, compare_arguments, differences, flag_sources
 
 TIMEOUT = 40  # ddp_timeout in seconds: a rank that waits for another one in vain makes the test fail
@@ -332,7 +333,7 @@ def test_a_rank_that_cannot_look_for_checkpoints_ends_all_of_them(tmp_path, plac
             raise OSError("the disk is gone")
 
         if rank == failing:
-            setattr(manifest, place, fail)
+            setattr(resumer if place == "candidates" else manifest, place, fail)
         trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(24))
         with pytest.raises(OSError if rank == failing else ProcessError, match="the disk is gone"):
             trainer.train(resume_from_checkpoint=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from hf_compat.checkpoint import layout, manifest
+from hf_compat.checkpoint.choice import newest_checkpoint
 from hf_compat.checkpoint.hints import nothing_to_resume
 from hf_compat.errors import HfCompatError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
@@ -254,7 +255,7 @@ def check_resumption(session: Session) -> None:
         try:
             folder = session.output_dir
             manifest.recover(folder)  # as the run will
-            newest, skipped = (wanted, {}) if isinstance(wanted, str) else manifest.newest_checkpoint(folder)
+            newest, skipped = (wanted, {}) if isinstance(wanted, str) else newest_checkpoint(folder)
             if newest is None:
                 raise nothing_to_resume(folder, skipped)
             Trainer.train(session.trainer, newest)
