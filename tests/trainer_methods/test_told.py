@@ -16,7 +16,7 @@ from torch import nn
 
 from helpers import toy
 from helpers.line import Line, points
-from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
+from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.engine.loss_count import Count
 from hf_compat.errors import ArgumentError
 from hf_compat.trainer_methods.near_names import tell_of_callback_names
@@ -417,6 +417,13 @@ def test_states_of_callbacks_that_begin_anew_are_told_at_the_resume(make_args, t
     assert "`restore_callback_states_from_checkpoint=True`" in told()
 
 
+def as_of_two_ranks(monkeypatch, gather):
+    """Let this process be the first of two, whose texts are gathered by a function."""
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    monkeypatch.setattr("hf_compat.training_run.run.are_equal", lambda text, numbers: False)
+    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", gather)
+
+
 @pytest.mark.parametrize(
     "values",
     [{"seed": 1}, {"data_seed": 1}, {"remove_unused_columns": False}, {"async_save": True}, {"full_determinism": True}],
@@ -425,7 +432,7 @@ def test_arguments_that_differ_between_ranks_are_refused(make_args, monkeypatch,
     def with_another_rank(mine):
         return [mine, {**mine, **{name: repr(value) for name, value in values.items()}}]
 
-    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", with_another_rank)
+    as_of_two_ranks(monkeypatch, with_another_rank)
     (name,) = values
     with pytest.raises(ArgumentError, match=f"different arguments.*\n  `{name}` is .* on rank 0"):
         compare_arguments(make_args(), None)
@@ -433,6 +440,6 @@ def test_arguments_that_differ_between_ranks_are_refused(make_args, monkeypatch,
 
 def test_what_each_rank_may_choose_is_not_compared(make_args, monkeypatch):
     compared = []
-    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", lambda mine: compared.append(mine) or [mine])
+    as_of_two_ranks(monkeypatch, lambda mine: compared.append(mine) or [mine])
     compare_arguments(make_args(), None)
     assert not {"output_dir", "report_to", "run_name", "local_rank", "disable_tqdm", "log_level"} & compared[0].keys()
