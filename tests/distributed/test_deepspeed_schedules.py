@@ -81,11 +81,20 @@ def found_by(folder, rows):
     return found
 
 
+def exactly(logs):
+    """The rows of a run as they are compared, with seven digits of the last norm.
+
+    On some processors the last one differs in the ninth digit. It is equal in a run that goes on: a matrix product
+    depends on where its tensors lie in memory there, which the end of a run changes.
+    """
+    return [*logs[:-1], [f"{value:.7g}" if place == 1 else value for place, value in enumerate(logs[-1])]]
+
+
 def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_path):
     found = found_by(tmp_path, [*ROWS, DECAYS])
     *ours, decayed, resumed = found["hf_compat"]
     *theirs, decayed_there = found["transformers"]
-    assert ours == theirs and len(ours) == len(ROWS)
+    assert [*map(exactly, ours)] == [*map(exactly, theirs)] and len(ours) == len(ROWS)
     assert all(len(logs) >= options.get("max_steps", 6) for (_, _, options), logs in zip(ROWS, ours, strict=True))
     assert resumed == ours[0]
     # upstream sums up the norm of gradients in another order
@@ -96,7 +105,8 @@ def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_
 def test_borders_give_transformers_numbers_under_each_stage(tmp_path):
     found = found_by(tmp_path, BORDERS)
     *ours, _ = found["hf_compat"]
-    differing = [row for row, *logs in zip(BORDERS, found["transformers"], ours, strict=True) if logs[0] != logs[1]]
+    rows = zip(BORDERS, map(exactly, found["transformers"]), map(exactly, ours), strict=True)
+    differing = [row for row, theirs, mine in rows if theirs != mine]
     assert differing == [] and all(logs for logs in ours)
 
 
