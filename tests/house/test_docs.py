@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+from house.events_page import with_events
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -79,3 +81,9 @@ def test_the_checks_of_a_complete_checkpoint_are_named_as_in_the_code():
     sources = {path.stem: path.read_text() for path in (ROOT / "hf_compat").rglob("*.py") if path.stem != "__init__"}
     assert len(named) >= 10
     assert [f"{file}.{name}" for file, name in named if f"def {name}(" not in sources.get(file, "")] == []
+
+
+def test_the_list_of_events_is_made_from_the_code():
+    page = ROOT / "docs" / "events_and_hooks.md"
+    assert page.read_text() == with_events(page.read_text()), f"run: python tests/house/events_page.py {page.name}"
+    assert "### `on_step_end`\n\nAfter an update.\n\n- **Lightning's hook**: `on_train_batch_end`\n" in page.read_text()
