@@ -351,13 +351,23 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
             stepping.to_training()
             return own(batch, batch_idx)
 
-        module.__dict__["on_train_batch_start"] = on_train_batch_start
+        replace_hook(module, "on_train_batch_start", on_train_batch_start)
+
+
+def replace_hook(module: pl.LightningModule, name: str, hook: Method) -> None:
+    """Put a fit's form of a hook into a module itself, until `leave_own_step`. The author may have done so, too."""
+    before: dict[str, Method | None] = vars(module).setdefault("_hooks_before", {})
+    before[name] = vars(module).get(name)
+    vars(module)[name] = hook
 
 
 def leave_own_step(attributes: dict[str, object]) -> None:
     """Restore the attributes of a module, or a copy of them, in which a fit has put its form of the step."""
-    for hook in ("on_train_batch_start", "on_train_epoch_end"):
-        attributes.pop(hook, None)
+    before = cast(dict[str, Method | None], attributes.pop("_hooks_before", {}))
+    for name, hook in before.items():
+        attributes.pop(name, None)
+        if hook is not None:
+            attributes[name] = hook
     own = attributes.pop("_own_step", None)
     if isinstance(own, (AuthorStep, GuardedStep)):
         attributes.pop("training_step", None)

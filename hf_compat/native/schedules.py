@@ -24,6 +24,7 @@ from hf_compat.engine.internals import (
     replace_schedule_steps,
 )
 from hf_compat.engine.module import is_stepped_by_hf
+from hf_compat.native.overrides import replace_hook
 from hf_compat.optim.lr_schedulers import follows_metric
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class LightningSchedules:
         configs = [config for config in module.trainer.lr_scheduler_configs if self.owns(config)]
         with self._posing(configs):
             check_schedules(configs, module)
-        module.__dict__["on_train_epoch_end"] = functools.partial(self._end_epoch, module.on_train_epoch_end)
+        replace_hook(module, "on_train_epoch_end", functools.partial(self._end_epoch, module.on_train_epoch_end))
 
     def step(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Step the schedules that are due, in the place of Lightning's loop."""

@@ -203,6 +203,20 @@ def test_torchscript_takes_a_forward_of_the_subclass(make):
     assert torch.equal(scripted(torch.ones(2, 1)), scripted.model.linear(torch.ones(2, 1)))
 
 
+# What a script finds in its trainer and module -----------------------------------------------------------------------
+@pytest.mark.parametrize("said", [None, True])
+def test_hooks_that_are_put_into_a_module_are_called_in_each_fit(make, lightning, said):
+    module, called = Sentences(Net(), make(max_grad_norm=0.0)), []
+    if said is not None:
+        module.automatic_optimization = said
+    hooks = ("on_fit_start", "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+    for name in hooks:
+        setattr(module, name, lambda *args, name=name: called.append(name))
+    for fits in (1, 2):
+        lightning().fit(module, DataLoader(["a", "bc"], 1))
+        assert called == [hooks[0], *hooks[1:3], *hooks[1:3], hooks[3]] * fits
+
+
 # A step that makes its own updates -----------------------------------------------------------------------------------
 class Manual(Own):
     def __init__(self, *parts):
