@@ -24,6 +24,7 @@ from torchmetrics import Metric
 
 from hf_compat.callbacks.hf_in_lightning import as_lightning
 from hf_compat.data.types import Batch
+from hf_compat.engine.internals import attached_trainer
 from hf_compat.engine.losses import LossFacts, Maker, hint_of, is_trainable, refuse
 from hf_compat.engine.module import is_stepped_by_hf
 from hf_compat.engine.strategies import autocast_of
@@ -298,6 +299,8 @@ KEPT = (
     "on_test_epoch_end", "on_save_checkpoint", "on_load_checkpoint", "on_validation_model_eval",
     "on_test_model_eval", "on_predict_model_eval",
 )  # fmt: skip
+# In Fabric (`fabric.call(name)`) and in a loop by hand the other ones have nothing to do.
+WITHOUT_A_TRAINER = frozenset({"configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"})
 
 
 def keep_hooks(kind: type[pl.LightningModule], base: type[pl.LightningModule] | None = None) -> None:
@@ -317,7 +320,8 @@ def _kept(name: str, hook: Method, of_base: Method | None) -> Method:
         hooks_run: set[str] = self.__dict__.setdefault("_hooks_run", set())
         if of_base is None:
             hooks_run.add(name)
-            return hook(self, *args, **kwargs)
+            is_needed = name in WITHOUT_A_TRAINER or attached_trainer(self) is not None
+            return hook(self, *args, **kwargs) if is_needed else None
         hooks_run.discard(name)
         result = hook(self, *args, **kwargs)
         if name == "configure_callbacks":

@@ -63,6 +63,24 @@ def test_steps_train_as_those_of_any_module(tmp_path, in_fabric):
     assert torch.equal(step.predict_step(batch, 0), module.model(**batch)["logits"])
 
 
+def test_fabric_calls_hooks_that_need_no_trainer(tmp_path):
+    called = []
+
+    class Own(HFModule):
+        def on_train_start(self):
+            called.append("start")
+
+        def on_train_epoch_start(self):
+            super().on_train_epoch_start()
+            called.append("epoch")
+
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    fabric.setup(module_and_arguments(tmp_path, Own))
+    for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end"):
+        fabric.call(hook)
+    assert called == ["start", "epoch"]
+
+
 def test_a_window_gives_the_loss_of_its_update(tmp_path):
     module = module_and_arguments(tmp_path, gradient_accumulation_steps=4)
     window = Window(list(HFDataModule(module.steps.args, rows(16)).train_dataloader()), None, True, 1.0)
