@@ -22,6 +22,7 @@ from hf_compat.checkpoint.run_state import readable_checkpoint
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     HooksOfPlainBatches,
+    attached_trainer,
     batch_under_way,
     call_before_zero_grad,
     is_training_batch,
@@ -124,7 +125,8 @@ class WindowModule(HooksOfPlainBatches):
         """Add the position in the data, which Lightning saves within epochs only, and make values readable."""
         self.stepping.tell_of_saving()
         checkpoint.update(readable_checkpoint(checkpoint))
-        windows = self.trainer.train_dataloader
+        trainer = attached_trainer(self)  # None after processes that were spawned for a fit
+        windows = None if trainer is None else trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
         # in a plain `lightning.Trainer` an epoch may end before its data

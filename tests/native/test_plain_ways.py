@@ -217,6 +217,14 @@ def test_hooks_that_are_put_into_a_module_are_called_in_each_fit(make, lightning
         assert called == [hooks[0], *hooks[1:3], *hooks[1:3], hooks[3]] * fits
 
 
+def test_a_checkpoint_is_saved_of_a_module_that_was_trained_in_other_processes(make, lightning, tmp_path):
+    trainer, module = lightning(), HFModule(Classifier(), make())
+    trainer.strategy.connect(module)  # all that Lightning does here, where it spawns processes
+    trainer.save_checkpoint(tmp_path / "it.ckpt")
+    loaded = HFModule.load_from_checkpoint(tmp_path / "it.ckpt", model=Classifier())
+    assert torch.equal(loaded.model.inner.weight, module.model.inner.weight)
+
+
 # A step that makes its own updates -----------------------------------------------------------------------------------
 class Manual(Own):
     def __init__(self, *parts):
