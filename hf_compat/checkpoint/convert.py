@@ -436,6 +436,12 @@ class HFCheckpointIO(CheckpointIO):
     def __init__(self, behind: CheckpointIO | None = None) -> None:
         self.behind = behind if behind is not None else TorchCheckpointIO()
 
+    def __getattr__(self, name: str) -> object:
+        """Look up what a hook asks of the trainer's plugin, as `checkpoint_io` of one that wraps another."""
+        if name == "behind":  # before `__init__`, as in a copy
+            raise AttributeError(name)
+        return getattr(self.behind, name)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.behind.save_checkpoint(checkpoint, path, storage_options=storage_options)
 

@@ -95,9 +95,12 @@ class ForwardPrecision(Precision):
 
     engine: DeepSpeedEngine | None = None
 
-    def __init__(self, precision: PrecisionName = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(
+        self, precision: PrecisionName = "32-true", scaler: torch.amp.GradScaler | None = None, device: str = "cpu"
+    ) -> None:
         self.precision = precision
         self.scaler = scaler
+        self.device = device  # its type. Scripts read it, as of Lightning's plugin
         self.step_was_skipped = False
         self._is_unscaled = False
         # the context for each user-defined step, by Lightning's name of the step
@@ -173,7 +176,7 @@ def move_autocast_to_forward(
     plugin = strategy.precision_plugin
     if type(plugin) is MixedPrecision:
         precision: PrecisionName = "bf16-mixed" if plugin.precision == "bf16-mixed" else "16-mixed"
-        strategy.precision_plugin = plugin = ForwardPrecision(precision, plugin.scaler)
+        strategy.precision_plugin = plugin = ForwardPrecision(precision, plugin.scaler, plugin.device)
     if isinstance(plugin, ForwardPrecision):  # possibly from an earlier call on the same trainer
         wrap_forward(model, plugin.precision, device_type)
         plugin.of_own_steps = {name: autocast_of(plugin, device_type) for name in own_steps}

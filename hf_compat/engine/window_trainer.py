@@ -519,7 +519,7 @@ class WindowTrainer(pl.Trainer):
     ) -> None:
         device = torch.device(plan.device)
         scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
-        precision = ForwardPrecision(plan.precision, scaler)
+        precision = ForwardPrecision(plan.precision, scaler, device.type)
         if plan.strategy == "one_device" or launch is None:
             strategy: Strategy = HFSingleDeviceStrategy(device=device, precision_plugin=precision)
         else:

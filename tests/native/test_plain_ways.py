@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -223,6 +224,18 @@ def test_a_checkpoint_is_saved_of_a_module_that_was_trained_in_other_processes(m
     trainer.save_checkpoint(tmp_path / "it.ckpt")
     loaded = HFModule.load_from_checkpoint(tmp_path / "it.ckpt", model=Classifier())
     assert torch.equal(loaded.model.inner.weight, module.model.inner.weight)
+
+
+def test_a_hook_finds_the_trainers_plugins(make, lightning, tmp_path):
+    found = []
+
+    class Asks(HFModule):
+        def on_train_start(self):
+            found.append((self.trainer.strategy.checkpoint_io.checkpoint_io, self.trainer.precision_plugin.device))
+
+    writing = AsyncCheckpointIO(TorchCheckpointIO())
+    lightning(plugins=[writing], precision="bf16-mixed").fit(Asks(Classifier(), make()), HFDataModule(None, rows(8)))
+    assert found == [(writing.checkpoint_io, "cpu")]
 
 
 # A step that makes its own updates -----------------------------------------------------------------------------------
