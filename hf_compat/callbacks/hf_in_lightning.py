@@ -433,7 +433,8 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         loss = loss if isinstance(loss, torch.Tensor) else None
         self._samples += _samples_of(batch)
         if loss is not None:  # Lightning has divided it by `accumulate_grad_batches`
-            self.losses.add(loss.detach(), self.updates_done)
+            # Lightning trains with one number of any shape, and an author's own updates with anything
+            self.losses.add(loss.detach().mean() if loss.dim() else loss.detach(), self.updates_done)
         self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
         if trainer.global_step > self.updates_done:
             state, batches = self.state, trainer.num_training_batches

@@ -280,6 +280,23 @@ def test_the_interval_of_validation_may_be_a_time(tmp_path, interval):
 
 
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_a_loss_may_have_any_shape_that_lightning_trains_with(tmp_path):
+    class Shaped(HandWritten):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).reshape(1, 1)
+
+    found = []
+    for kind in (HandWritten, Shaped):
+        logs = []
+        args = hf_compat.TrainingArguments(str(tmp_path), logging_steps=1, use_cpu=True)
+        adapter = HFCallbackAdapter(hf_compat.DefaultFlowCallback, tracer(hf_compat, [], logs), args=args)
+        torch.manual_seed(0)
+        bare_trainer([adapter], tmp_path, max_epochs=1).fit(kind(Classifier(dropout=0.0), updates=6), *loaders())
+        found.append([one["loss"] for one in logs if "loss" in one])
+    assert found[0] == found[1] != []
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
 @pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
 @pytest.mark.parametrize("flow", [(), (hf_compat.DefaultFlowCallback,)], ids=["intervals", "flags"])
