@@ -175,6 +175,7 @@ def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
         "",
         f"{meaning[0].upper()}{meaning[1:]}.",
         "Later values replace earlier ones. Names of earlier releases are arguments, too.",
+        "Exit status: 0 done, 1 an error of the model, the data or torch, 2 refused with a message.",
         *_part("configuration", _CONFIGURATION),
         *_part("model: {class_path: package.Class, init_args: {…}}", (*_MODEL, *functions[-2:])),
         *_part("data: class paths as for the model", data),

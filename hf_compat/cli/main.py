@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from hf_compat import __version__
 from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.runtime.text import brief, did_you_mean
 
-# Commands of modules in `hf_compat.tools.commands`, which read their own words.
-_TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
 _CONFIGURED = ("fit", "validate", "test", "predict")
 # The commands in `--help`, grouped by purpose.
 _GROUPS = {
@@ -39,7 +38,12 @@ _GROUPS = {
         "seal": "check a checkpoint that was edited, and write its manifest again",
     },
     "curves": {"plot": "draw the curves of runs as a picture and as a web page"},
+    "shell and editor": {
+        "completion": "print a script that completes commands and options in bash or zsh",
+        "schema": "print the JSON schema of a YAML configuration",
+    },
 }
+COMMANDS = [name for names in _GROUPS.values() for name in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,35 +64,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     first = words[0]
-    known = [name for names in _GROUPS.values() for name in names]
-    if first not in known and not first.startswith("-"):
-        hint = did_you_mean(first, known, "`hf-compat help` lists the commands.")
+    if first not in COMMANDS and not first.startswith("-"):
+        hint = did_you_mean(first, COMMANDS, "`hf-compat help` lists the commands.")
         raise ArgumentError(f"{brief(first)} is not a command of hf-compat.\n\nHint: {hint}")
-    if first in _TOOLS:  # in isolation they start once more, and only then import torch
-        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
-        return run_command(words[1:])
-    if first in _CONFIGURED:
-        from hf_compat.cli.fit import main as run_configuration
+    if first.startswith("-"):
+        parser = make_parser()
+        parser.parse_args(words)  # ends the process after help, the version or an unknown option
+        parser.error("name a command")
+    run_command: Callable[..., int] = module_of(first).main
+    return run_command(*_named(first), words[1:])
 
-        return run_configuration(first, words[1:])
-    chosen = make_parser().parse_args(words)
-    if chosen.command == "convert":
-        from hf_compat.checkpoint.convert import convert
 
-        answers: Iterable[str] = [convert(chosen.source, chosen.target, keep_names=chosen.keep_names)]
-    else:
-        from hf_compat.checkpoint.judging import seal_edited
+def _named(command: str) -> list[str]:
+    """The arguments that a module needs which has several commands."""
+    return [command] if command in _CONFIGURED else []
 
-        answers = map(seal_edited, chosen.folders)
-    for answer in answers:
-        print(answer)  # noqa: T201 - the command's answer
-    return 0
+
+def module_of(command: str) -> ModuleType:
+    """Import the module of a command. It has `make_parser` and `main`."""
+    if command in _CONFIGURED:
+        return importlib.import_module("hf_compat.cli.fit")
+    room = "cli" if command in ("run", "completion", "schema") else "tools.commands"
+    return importlib.import_module(f"hf_compat.{room}.{command}")
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Make the parser of a command."""
+    parser: argparse.ArgumentParser = module_of(command).make_parser(*_named(command))
+    return parser
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of `convert` and `seal`, whose help names all commands."""
+    """Make the parser of the options before a command. Its help names all commands."""
     listed = "\n\n".join(
-        "\n".join([f"{group}:", *(f"  {name:<10}{meaning}" for name, meaning in names.items())])
+        "\n".join([f"{group}:", *(f"  {name:<12}{meaning}" for name, meaning in names.items())])
         for group, names in _GROUPS.items()
     )
     parser = argparse.ArgumentParser(
@@ -99,16 +108,6 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hf-compat {__version__}")
-    commands = parser.add_subparsers(
-        prog="hf-compat", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
-    )
-    meanings = _GROUPS["checkpoints"]
-    convert = commands.add_parser("convert", description=meanings["convert"])
-    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
-    convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
-    convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
-    seal = commands.add_parser("seal", description=meanings["seal"])
-    seal.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
     return parser
 
 

@@ -34,7 +34,9 @@ from hf_compat.runtime.text import brief, parse_switch, shown
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command."""
     parser = argparse.ArgumentParser(
-        prog="hf-compat run", description="Run an HF script, unchanged, on Lightning's engine."
+        prog="hf-compat run",
+        description="Run an HF script, unchanged, on Lightning's engine. Exit status: that of the script, 2 if it "
+        "could not be started, 128 and the number of the signal that has ended it.",
     )
     parser.add_argument(
         "--devices",

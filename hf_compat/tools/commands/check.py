@@ -30,8 +30,8 @@ _RESULT = "result.json"
 Outcome = tuple[int, str, str]
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat check",
         description="Find what would go wrong in a script's training, without training: one update, one evaluation and "
@@ -44,7 +44,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)  # the ranks' folder
     add_options(parser)
     add_script(parser)
-    chosen = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     status = call_again("check", words, chosen, chosen.script)
     if status is not None:
         return status

@@ -14,8 +14,8 @@ from hf_compat.tools.commands.isolated import add_options, add_script
 from hf_compat.tools.terminal import say, show
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat compare",
         description="Run a script, unchanged, under transformers and on Lightning's engine, one after the other, and "
@@ -32,7 +32,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it, and no table")
     parser.add_argument("--quiet", action="store_true", help="no lines while the sides run")
     add_script(parser)
-    chosen = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     from hf_compat.runtime.launch import read_launch
     from hf_compat.tools.comparison.compared import compare
     from hf_compat.tools.comparison.report import as_json, as_parts

@@ -6,6 +6,7 @@ Exit status: 0 if nothing differs silently or fails, 1 if something does, 2 if a
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,16 +20,20 @@ if TYPE_CHECKING:
     from hf_compat.tools.migration.report import FileChange, Migration
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
-    parser = source_parser(
+def make_parser() -> ArgumentParser:
+    """Make the parser of the command."""
+    return source_parser(
         "doctor",
         "Read scripts and folders, run nothing, and say what would be silently different, what would fail and what is "
         "fine: gravest first.",
         "Exit status: 0 nothing differs silently or fails, 1 something does, 2 a path could not be read.",
         "hf_compat: as `hf-compat run` runs them; transformers-5: as transformers 5 does",
     )
-    chosen = parser.parse_args(list(words))
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     need("libcst", "'hf-compat[migrate]'", "`hf-compat doctor`")
     from hf_compat.tools.migration.migrate import migrate
     from hf_compat.tools.migration.names import looked_up_in

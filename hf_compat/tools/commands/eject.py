@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WHOLE, LEFT_TO_DO, NOT_WRITTEN = 0, 1, 2
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat eject",
         usage="hf-compat eject [-h] [-m] script [ARGS …] DIR",
@@ -41,7 +41,12 @@ def main(words: Sequence[str]) -> int:
     )  # a file, for the script's side of the comparison
     add_options(parser)
     add_script(parser, "its arguments, then a new or empty folder", "ARGS… DIR")
-    chosen = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     missing: list[Path] = []
     try:
         if chosen.watch is not None:

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a line
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status, which is 1 if an argument is refused."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the options, without the words after them."""
     parser = argparse.ArgumentParser(
         prog="hf-compat explain",
         description="Say what training arguments become. Of a script: it runs up to its first `train()`, which is not "
-        "carried out; the arguments are those of its Trainer.",
+        "carried out; the arguments are those of its Trainer. Exit status: 0 explained, 1 an argument is refused, 2 "
+        "the script did not reach its `train()`.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -40,6 +41,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--trained", type=float, help="of these, where not all are trained, as with LoRA")
     add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="the first word is a module, as in `python -m`")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    parser = make_parser()
     # The words after a script are the script's, while options may stand among arguments
     of_script = argparse.ArgumentParser(
         parents=[parser], prog=parser.prog, description=parser.description, allow_abbrev=False, add_help=False

@@ -24,8 +24,8 @@ def source_parser(command: str, description: str, epilog: str, targets: str) -> 
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
     parser = source_parser(
         "migrate",
         "Rewrite scripts of any release of transformers: imports, arguments, keywords, overrides.",
@@ -33,7 +33,12 @@ def main(words: Sequence[str]) -> int:
         "transformers-5: today's names only, the imports stay with transformers",
     )
     parser.add_argument("--write", action="store_true", help="change the files; without it a diff is printed")
-    chosen = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     need("libcst", "'hf-compat[migrate]'", "`hf-compat migrate`")
     from hf_compat.tools.migration.migrate import migrate
     from hf_compat.tools.migration.report import Target

@@ -44,17 +44,24 @@ _MOST_POINTED_AT = 2_000  # points of a curve that the pointer finds
 _LONGEST_WAIT_SECONDS = 86_400
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and give its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(
-        prog="hf-compat plot", description="Draw the curves of runs as a picture and as a web page."
+        prog="hf-compat plot",
+        description="Draw the curves of runs as a picture and as a web page. Exit status: 0 drawn, 2 a run could not "
+        "be read, or a file not be written.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
     parser.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
     parser.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
     parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
-    chosen = parser.parse_args(list(words))
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and give its exit status."""
+    chosen = make_parser().parse_args(list(words))
     for file in plot(chosen.runs, chosen.output, chosen.kind, chosen.by, chosen.watch):
         print(f"written: {file}")  # noqa: T201 - the command's answer
     return 0
