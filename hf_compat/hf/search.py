@@ -55,8 +55,13 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
     Differs:
         `eval_model_preparation_time` does not count. An evaluation before the search adds it to all later ones.
     """
-    ranked = {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(TIMED)}
+    ranked = ranked_metrics(metrics)
     return sum(ranked.values()) if ranked else metrics.get("eval_loss")
+
+
+def ranked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that the default objective is the sum of."""
+    return {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(TIMED)}
 
 
 def default_hp_space_optuna(trial: Trial) -> Space:

@@ -10,7 +10,7 @@ import copy
 import importlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -582,6 +582,31 @@ def check_optimized(optimizer: object, model: nn.Module, warns: bool = True) -> 
             f"The optimizer ({type(optimizer).__name__}) holds {stale} parameters that the model "
             f"({type(model).__name__}) does not have, and does not train {brief(missing)}.\n\nHint: make it from "
             "`trainer.model.parameters()`, after the model was changed or wrapped."
+        )
+
+
+# Options of an optimizer's groups, which a checkpoint has, and the arguments that set them.
+_KEPT = {
+    "initial_lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "betas": "adam_beta1, adam_beta2",
+    "eps": "adam_epsilon",
+    "momentum": "optim_args",
+}
+
+
+def tell_of_kept_options(made: Sequence[Mapping[str, object]], loaded: Sequence[Mapping[str, object]]) -> None:
+    """Warn of options with which an optimizer was made, and that have given way to those of a checkpoint."""
+    found = {}
+    for before, after in zip(made, loaded, strict=False):
+        cycled = {"betas", "momentum"} if "max_momentum" in after else set()  # by a schedule of torch's
+        for name, argument in _KEPT.items():
+            if name not in cycled and name in before and name in after and before[name] != after[name]:
+                found[argument] = f"{name} is {brief(after[name])} (now set to {brief(before[name])})"
+    if found:
+        warn_user(
+            f"The resumed run goes on with the checkpoint's optimizer: {', '.join(found.values())}.\n\n"
+            f"Hint: for another value of {', '.join(found)}, begin a new run with the checkpoint's weights."
         )
 
 

@@ -9,9 +9,10 @@ from numbers import Real
 
 import torch
 
-from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError
+from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError, warn_once
 from hf_compat.hf import search
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.metric_names import is_error, is_score
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import SharedLogger
@@ -21,6 +22,8 @@ from hf_compat.training_run.run import RunHost
 
 def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation."""
+    if host.compute_objective is search.default_compute_objective:
+        _tell_of_direction(host._search_direction, metrics)
     objective = host.compute_objective(metrics.copy())
     values = objective if isinstance(objective, Sequence) and not isinstance(objective, str) else [objective]
     if values and all(
@@ -35,6 +38,20 @@ def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
         f"`{shown('compute_objective', objective)}` is not a number. The evaluation gave {known}.\n\n"
         "Hint: return a number, or a list of numbers if the search has several directions."
     )
+
+
+def _tell_of_direction(direction: str | list[str] | None, metrics: Metrics) -> None:
+    """Warn of a default objective that a search moves away from what the names of its metrics say."""
+    names = list(search.ranked_metrics(metrics)) or ["eval_loss"]
+    wrong, kind = (is_score, "scores") if direction == "minimize" else (is_error, "errors")
+    found = [name for name in names if wrong(name)]
+    if found and isinstance(direction, str):
+        other = "maximize" if direction == "minimize" else "minimize"
+        warn_once(
+            f"The search has {shown('direction', direction)}, and its objective is by default the sum of "
+            f"{', '.join(names)}, of which {', '.join(found)} look like {kind}.\n\nHint: pass `direction='{other}'`, "
+            "or a `compute_objective`."
+        )
 
 
 logger = SharedLogger(__name__, "transformers.trainer")

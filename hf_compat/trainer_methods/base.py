@@ -87,6 +87,7 @@ class StepsBase:
     _created_lr_scheduler: bool
     _asks_for_count: bool = False  # whether the next micro-batch finds out if its loss depends on the items counted
     _ignored_count: tuple[str, str] | None = None  # what was found, and the way out
+    _optimizer_made_of: nn.Module | None = None  # the model of which an optimizer was made, until it is trained with
     _own_optimizer: object = None  # the optimizer that this object has made, or has trained with
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
 

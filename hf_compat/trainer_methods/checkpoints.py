@@ -40,6 +40,7 @@ from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl, export_states
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.optim.optimizers import tell_of_kept_options
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.console import SharedLogger, log_line
@@ -275,6 +276,7 @@ class CheckpointMethods(TrainerBase):
         is_loaded = False
         if schedule is not None:
             stepping_of(self.optimizer).tell_of_resuming()
+            made = [dict(group) for group in self.optimizer.param_groups]
             with fitting(f"The optimizer's state in {checkpoint}"):
                 is_loaded = self._model_state.load_optimizer(checkpoint, unprepared(self.optimizer))
         if schedule is None or not is_loaded:
@@ -282,6 +284,8 @@ class CheckpointMethods(TrainerBase):
             level = logging.WARNING if listed_as_it_is(checkpoint) is None else logging.INFO
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
+        if self.is_world_process_zero():
+            tell_of_kept_options(made, self.optimizer.param_groups)
         with fitting(schedule):
             content = read_torch_file(schedule)
             # another program may have written it: plain functions have no state, and a file may lack the list of them

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 class SearchMethods(UpstreamHooks):
     """A search over hyperparameters. Every trial is a `train()` of this Trainer with a new model."""
 
+    _search_direction: str | list[str] | None = None  # of a search that is under way
     _fresh_states: SavedCallbackStates | None = None  # of Lightning callbacks, restored before every trial
 
     @with_brief_traceback
@@ -86,10 +87,10 @@ class SearchMethods(UpstreamHooks):
         self._fresh_states = SavedCallbackStates(self._callbacks.lightning)
         try:
             # a list means several directions
-            directions = list(direction) if isinstance(direction, (list, tuple)) else direction
-            return run(self, n_trials, directions, kwargs)
+            self._search_direction = list(direction) if isinstance(direction, (list, tuple)) else direction
+            return run(self, n_trials, self._search_direction, kwargs)
         finally:
-            self.hp_search_backend = None
+            self.hp_search_backend = self._search_direction = None
 
     def _hp_search_setup(self, trial: Trial) -> None:
         """Set the arguments of a trial.

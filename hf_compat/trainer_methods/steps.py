@@ -517,8 +517,10 @@ class OptimizationMethods(StepsBase):
             for name, parameter in target.named_parameters():
                 if parameter.requires_grad:
                     groups[not all_decay and name not in decaying]["params"].append(parameter)
+            self._optimizer_made_of = target
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
-                groups = keywords.pop(name, groups)
+                if name in keywords:
+                    groups, self._optimizer_made_of = keywords.pop(name), None
             self.optimizer = optimizer_class(groups, **keywords)
             if "bitsandbytes" in str(optimizer_class) and keywords.get("optim_bits") == 8:
                 keep_embeddings_in_32_bit(target)

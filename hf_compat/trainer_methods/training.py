@@ -354,9 +354,11 @@ class TrainerModule(WindowModule):
         host._resumer.is_loading = False
         if not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled:
             is_first = self.trainer.global_rank == 0
-            check_optimized(unprepared(host.optimizer), host.model, warns=is_first)
+            if host._optimizer_made_of is not host.model or host.optimizer is not host._own_optimizer:
+                check_optimized(unprepared(host.optimizer), host.model, warns=is_first)
             if not host._created_lr_scheduler and is_first:
                 tell_of_other_optimizer(host.lr_scheduler, host.optimizer)
+        host._optimizer_made_of = None
         host.optimizer = host._own_optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler

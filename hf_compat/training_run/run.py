@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import infers_direction
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
+from hf_compat.hf.metric_names import is_error
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -297,32 +297,12 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
     return is_best
 
 
-# Parts of names of metrics that fall as a model gets better. Those of `_FALLING_AT_END` are also words.
-_FALLING = frozenset(
-    (
-        *("wer", "cer", "eer", "fpr", "fnr", "error", "errors", "nll", "bpc", "bpb", "bits", "perplexity", "ppl"),
-        *("mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "nmse", "nrmse", "wape", "mase", "crps", "deviance"),
-        *("loss", "losses", "logloss", "crossentropy", "entropy", "divergence", "hinge", "regret", "ece", "brier"),
-        *("false", "distance", "levenshtein", "hausdorff", "chamfer", "lpips", "hamming", "latency", "runtime"),
-    )
-)
-_FALLING_AT_END = frozenset(("ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"))
-_NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
-_RISING_AT_END = frozenset(
-    ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain")
-)
-
-
 def tell_of_direction(args: TrainingArguments) -> None:
     """Warn of a metric that counts as better the larger it is, and whose name says the opposite."""
     name = args.metric_for_best_model
     if name is None or not infers_direction(args) or not args.greater_is_better:
         return
-    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)]
-    last = re.split(r"[^a-z0-9]+", name.lower())[-1]
-    is_falling = not _FALLING.isdisjoint(parts) or any("error" in part for part in parts) or last in _FALLING_AT_END
-    is_falling &= last not in _RISING_AT_END and _NEGATED.isdisjoint(parts)
-    if args.eval_strategy != "no" and is_falling:
+    if args.eval_strategy != "no" and is_error(name):
         warn_user(
             f"`{shown('metric_for_best_model', name)}` looks like an error, and `greater_is_better` is not set: as in "
             "transformers, the largest value counts as the best.\n\nHint: set `greater_is_better=False`, or True if "
@@ -470,6 +450,7 @@ class RunHost(TrainingSteps, Protocol):
     hub_model_id: str | None
     hp_space: Callable[..., Space]
     compute_objective: Callable[[Metrics], Objective]
+    _search_direction: str | list[str] | None  # of a search that is under way
     objective: Objective
     _run: TrainingRun
     _saver: Saver

@@ -417,6 +417,42 @@ def test_states_of_callbacks_that_begin_anew_are_told_at_the_resume(make_args, t
     assert "`restore_callback_states_from_checkpoint=True`" in told()
 
 
+def test_options_that_a_resume_takes_from_the_checkpoint_are_told(make_args, told):
+    def run(resume=None, **values):
+        args = make_args(save_strategy="steps", save_steps=2, max_steps=4, num_train_epochs=3, **values)
+        Trainer(Line(), args, train_dataset=points(16)).train(resume_from_checkpoint=resume)
+        return f"{args.output_dir}/checkpoint-2"
+
+    checkpoint = run()
+    run(checkpoint)
+    assert not told()
+    run(checkpoint, learning_rate=0.5, weight_decay=0.3, adam_beta1=0.2)
+    assert "initial_lr is 0.01 (now set to 0.5), weight_decay is 0.0 (now set to 0.3), betas is" in told()
+    assert "for another value of learning_rate, weight_decay, adam_beta1, adam_beta2" in told()
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "right"),
+    [("accuracy", "minimize", "maximize"), ("wer", "maximize", "minimize"), (None, "maximize", "minimize")],
+)
+def test_a_search_away_from_what_its_metric_says_is_told(make_args, told, metric, direction, right):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    metrics = {} if metric is None else {"compute_metrics": lambda p: {metric: 0.5}}
+    args = make_args(max_steps=1, num_train_epochs=3, eval_strategy="steps", eval_steps=1)
+
+    def search(**values):
+        trainer = Trainer(None, args, train_dataset=points(8), eval_dataset=points(2), model_init=Line, **metrics)
+        space = {"hp_space": lambda trial: {"seed": trial.suggest_int("seed", 1, 2)}}
+        trainer.hyperparameter_search(n_trials=1, backend="optuna", **space, **values)
+
+    search(direction=right)
+    search(direction=direction, compute_objective=lambda found: found["eval_loss"])
+    assert not told()
+    search(direction=direction)
+    assert f"eval_{metric or 'loss'} look like" in told() and f"pass `direction='{right}'`" in told()
+
+
 def as_of_two_ranks(monkeypatch, gather):
     """Let this process be the first of two, whose texts are gathered by a function."""
     monkeypatch.setattr(TrainingArguments, "world_size", 2)

@@ -1,0 +1,38 @@
+"""What the name of a metric says of it: an error falls as a model gets better, and a score rises."""
+
+from __future__ import annotations
+
+import re
+
+# Parts of names of metrics that fall as a model gets better. Those of `_FALLING_AT_END` are also words.
+_FALLING = frozenset(
+    (
+        *("wer", "cer", "eer", "fpr", "fnr", "error", "errors", "nll", "bpc", "bpb", "bits", "perplexity", "ppl"),
+        *("mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "nmse", "nrmse", "wape", "mase", "crps", "deviance"),
+        *("loss", "losses", "logloss", "crossentropy", "entropy", "divergence", "hinge", "regret", "ece", "brier"),
+        *("false", "distance", "levenshtein", "hausdorff", "chamfer", "lpips", "hamming", "latency", "runtime"),
+    )
+)
+_FALLING_AT_END = frozenset(("ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"))
+_NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
+_RISING_AT_END = frozenset(("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2"))
+_RISING = _RISING_AT_END | {"bleu", "sacrebleu", "rouge", "meteor", "iou", "dice", "ndcg", "mrr", "spearman", "pearson"}
+
+
+def is_error(name: str) -> bool:
+    """Whether a name is that of an error: `wer`, `eval_mse`, `MeanSquaredError`."""
+    parts, last = _parts(name)
+    is_falling = not _FALLING.isdisjoint(parts) or any("error" in part for part in parts) or last in _FALLING_AT_END
+    return is_falling and last not in _RISING_AT_END and _NEGATED.isdisjoint(parts)
+
+
+def is_score(name: str) -> bool:
+    """Whether a name is that of a score: `accuracy`, `eval_f1_macro`."""
+    parts, last = _parts(name)
+    return _NEGATED.isdisjoint(parts) and not is_error(name) and not _RISING.isdisjoint([*parts, last])
+
+
+def _parts(name: str) -> tuple[list[str], str]:
+    """The words of a name, and its last part, which may have digits."""
+    words = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)]
+    return words, re.split(r"[^a-z0-9]+", name.lower())[-1]
