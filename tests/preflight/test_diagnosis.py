@@ -79,12 +79,36 @@ def test_an_error_of_an_evaluation_carries_the_findings(make_args, method):
     assert "labels=7, and the model has 3 classes" in notes_of(caught.value)
 
 
+# The failing programs again, each as its hint says, and words of the hint.
+MENDED = {
+    "labels beyond the classes": (toy.tiny_bert, blocks(label=2), {}, "0 to 2"),
+    "ids beyond the vocabulary": (toy.tiny_bert, blocks(tokens=(1, 2)), {}, "vocabulary"),
+    "labels beyond the logits": (Classes, rows([0, 2, 1, 2]), {}, "classes"),
+    "labels that are fractions": (Classes, rows([0, 1, 2, 1]), {}, r"\.long\(\)"),
+    "labels that are texts": (Classes, rows([0, 1, 2, 1]), {}, "convert"),
+    "fractions in a classifier": (toy.tiny_bert, blocks(label=1), {}, r"\.long\(\)"),
+    "a batch of lists": (Classes, rows([0, 1, 2, 1]), {}, "`data_collator` make tensors"),
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_hint_that_is_followed_gives_a_run(make_args, name):
+    (model, data, parts, _), (mended, right, others, words) = CRASHES[name], MENDED[name]
+    with pytest.raises(Exception) as caught:
+        Trainer(model(), make_args(max_steps=1), train_dataset=data, **parts).train()
+    assert re.search(words, notes_of(caught.value)), notes_of(caught.value)
+    trainer = Trainer(mended(), make_args(max_steps=1), train_dataset=right, **others)
+    assert trainer.train().training_loss > 0 and trainer.state.global_step == 1
+
+
 def test_metrics_of_two_arguments_are_explained(make_args):
     trainer = Trainer(Classes(), make_args(), eval_dataset=rows([0, 1]), compute_metrics=two_arguments)
     with pytest.raises(TypeError) as caught:
         trainer.evaluate()
     assert "one `EvalPrediction`, and takes (predictions, labels)" in notes_of(caught.value)
     assert len(caught.value.__notes__) == 1
+    trainer.compute_metrics = lambda p: {"rows": len(p.predictions)}
+    assert trainer.evaluate()["eval_rows"] == 2
 
 
 def test_a_table_in_place_of_samples_is_explained(make_args):
@@ -94,6 +118,9 @@ def test_a_table_in_place_of_samples_is_explained(make_args):
     with pytest.raises(Exception) as caught:
         Trainer(Classes(), make_args(max_steps=1), train_dataset=table).train()
     assert "`train_dataset` is a table" in notes_of(caught.value)
+    assert "table.to_dict('records')" in notes_of(caught.value)
+    columns = {"labels": table["labels"], "x": [[1.0] * 4] * 2}
+    Trainer(Classes(), make_args(max_steps=1), train_dataset=pandas.DataFrame(columns).to_dict("records")).train()
 
 
 def test_a_forgotten_constructor_of_a_model_is_refused(make_args):

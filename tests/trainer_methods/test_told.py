@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from helpers import toy
@@ -241,6 +242,23 @@ def test_a_best_evaluation_that_was_not_saved_is_told(make_args, told, scores, w
 def test_evaluations_that_begin_too_late_are_told(make_args, told):
     scored(make_args, [], eval_delay=9, greater_is_better=True)
     assert "The best evaluation is not known, as none was made: the weights of the last update stay" in told()
+
+
+@pytest.mark.parametrize(
+    ("name", "scores", "best", "values"),
+    [
+        ("wer", [0.5, 0.1, 0.3], 2, {"greater_is_better": False}),
+        ("score", [0.9, 0.5, 0.6, 0.3], 2, {"eval_steps": 2, "save_steps": 2, "max_steps": 8}),
+        ("score", [0.9, 0.5, 0.6], 1, {"save_strategy": "best"}),
+        ("score", [0.5, 0.6, 0.4], 2, {"eval_delay": 0}),
+    ],
+)
+def test_the_ways_out_load_the_best(make_args, told, name, scores, best, values):
+    trainer = scored(make_args, scores, name, **values)
+    folder = f"{trainer.args.output_dir}/checkpoint-{best}"
+    assert trainer.state.best_model_checkpoint == folder
+    assert trainer.model.w.item() == load_file(f"{folder}/model.safetensors")["w"].item()
+    assert "est evaluation" not in told() and "looks like" not in told()
 
 
 def test_a_best_evaluation_that_was_saved_is_quiet(make_args, told):
