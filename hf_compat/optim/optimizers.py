@@ -595,14 +595,23 @@ _KEPT = {
 }
 
 
-def tell_of_kept_options(made: Sequence[Mapping[str, object]], loaded: Sequence[Mapping[str, object]]) -> None:
-    """Warn of options with which an optimizer was made, and that have given way to those of a checkpoint."""
+def tell_of_kept_options(
+    made: Sequence[Mapping[str, object]], loaded: Sequence[Mapping[str, object]], rates: Sequence[float]
+) -> None:
+    """Warn of options with which an optimizer was made, and that have given way to those of a checkpoint.
+
+    Args:
+        made: The groups of the optimizer before the checkpoint was loaded.
+        loaded: The groups after that.
+        rates: The rates with which the schedule of the checkpoint was made. Callbacks may change those of groups.
+    """
     found = {}
-    for before, after in zip(made, loaded, strict=False):
+    for place, (before, after) in enumerate(zip(made, loaded, strict=False)):
+        kept = {**after, "initial_lr": rates[place] if place < len(rates) else before.get("initial_lr")}
         cycled = {"betas", "momentum"} if "max_momentum" in after else set()  # by a schedule of torch's
         for name, argument in _KEPT.items():
-            if name not in cycled and name in before and name in after and before[name] != after[name]:
-                found[argument] = f"{name} is {brief(after[name])} (now set to {brief(before[name])})"
+            if name not in cycled and name in before and name in kept and before[name] != kept[name]:
+                found[argument] = f"{name} is {brief(kept[name])} (now set to {brief(before[name])})"
     if found:
         warn_user(
             f"The resumed run goes on with the checkpoint's optimizer: {', '.join(found.values())}.\n\n"

@@ -284,10 +284,10 @@ class CheckpointMethods(TrainerBase):
             level = logging.WARNING if listed_as_it_is(checkpoint) is None else logging.INFO
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
-        if self.is_world_process_zero():
-            tell_of_kept_options(made, self.optimizer.param_groups)
         with fitting(schedule):
             content = read_torch_file(schedule)
+            if self.is_world_process_zero():
+                tell_of_kept_options(made, self.optimizer.param_groups, content.get("base_lrs") or ())
             # another program may have written it: plain functions have no state, and a file may lack the list of them
             own = getattr(self.lr_scheduler, "lr_lambdas", None)
             functions = {} if own is None else {"lr_lambdas": [None] * len(own)}

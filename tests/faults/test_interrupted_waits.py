@@ -128,5 +128,5 @@ def test_ctrl_c_at_the_end_of_the_process_ends_it_after_the_write(make_args, tmp
         (tmp_path / "go").touch()
         process.wait(60)
     assert get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
-    trainer = Trainer(toy.Classifier(), make_args(max_steps=6), train_dataset=toy.rows())
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=6, learning_rate=5e-5), train_dataset=toy.rows())
     assert trainer.train(resume_from_checkpoint=True).global_step == 6 and trainer._run.updates_before == 2

@@ -233,7 +233,8 @@ def test_a_killed_run_goes_on_at_once(make_args, tmp_path, live_run, caplog):
     live_run.wait()
     assert (out / LOCK_NAME).exists()
     with caplog.at_level("WARNING", logger="hf_compat"):
-        assert make(make_args, out).train(resume_from_checkpoint=True).global_step == 6
+        trainer = make(make_args, out, learning_rate=5e-5)  # as the process that was killed
+        assert trainer.train(resume_from_checkpoint=True).global_step == 6
     assert f"the lock of process {live_run.pid}" in caplog.text and "taken over" in caplog.text
     assert checkpoints(out) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 

@@ -89,7 +89,8 @@ def test_a_folder_of_hf_is_a_call_of_its_own(make, lightning, tmp_path):
     resumed = HFModule(Classifier(dropout=0.0), make())
     lightning(max_epochs=2).fit(resumed, data, ckpt_path=tmp_path / "within")
     assert torch.equal(weights(resumed), weights(module))
-    args = TrainingArguments(str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True)
+    values = {"learning_rate": module.args.learning_rate, "per_device_train_batch_size": 4}
+    args = TrainingArguments(str(tmp_path), num_train_epochs=2, use_cpu=True, **values)
     hf = Trainer(Classifier(dropout=0.0), args, train_dataset=rows(8))
     hf.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert torch.equal(hf.model.inner.weight, module.model.inner.weight)

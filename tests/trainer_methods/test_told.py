@@ -10,6 +10,7 @@ import re
 
 import lightning.pytorch as pl
 import numpy as np
+import optuna
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -454,7 +455,6 @@ def test_options_that_a_resume_takes_from_the_checkpoint_are_told(make_args, tol
     [("accuracy", "minimize", "maximize"), ("wer", "maximize", "minimize"), (None, "maximize", "minimize")],
 )
 def test_a_search_away_from_what_its_metric_says_is_told(make_args, told, metric, direction, right):
-    optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     metrics = {} if metric is None else {"compute_metrics": lambda p: {metric: 0.5}}
     args = make_args(max_steps=1, num_train_epochs=3, eval_strategy="steps", eval_steps=1)
