@@ -15,7 +15,9 @@ _FALLING = frozenset(
 )
 _FALLING_AT_END = frozenset(("ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"))
 _NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
-_RISING_AT_END = frozenset(("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain"))
+_RISING_AT_END = frozenset(
+    ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain")
+)
 _RISING = _RISING_AT_END | {"bleu", "sacrebleu", "rouge", "meteor", "iou", "dice", "ndcg", "mrr", "spearman", "pearson"}
 
 
