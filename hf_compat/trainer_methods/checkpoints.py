@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
@@ -23,7 +24,7 @@ from hf_compat.checkpoint.convert import write_weights
 from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.hints import PathFacts, explained
 from hf_compat.checkpoint.judging import has_weights
-from hf_compat.checkpoint.model_state import ModelState, make_model_state
+from hf_compat.checkpoint.model_state import MODEL_INDEX, ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
@@ -44,7 +45,7 @@ from hf_compat.optim.optimizers import tell_of_kept_options
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import reads_parameter
+from hf_compat.runtime.inspection import is_replaced, reads_parameter
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.runtime.text import brief
@@ -207,6 +208,17 @@ class CheckpointMethods(TrainerBase):
             ordered.remove(best)
             ordered.insert(-1, best)
         return ordered
+
+    def _can_load_shards_later(self, folder: str) -> bool:
+        """Whether this process may read its own parts of a checkpoint's weights alone, once the model is sharded.
+
+        Not if user code loads the weights, or may look at them before.
+        """
+        model = self._model_state.model
+        if not self.is_fsdp_enabled or self.args.world_size == 1 or isinstance(model, FSDPModule):
+            return False
+        loads = is_replaced(self, "_load_from_checkpoint", CheckpointMethods) or is_peft_model(model)
+        return not (loads or self._callbacks.lightning) and Contents(folder).find(MODEL_INDEX) is not None
 
     def _loading_whole_weights(self) -> AbstractContextManager[None]:
         """Let an override load whole weights into a model whose parameters are sharded."""

@@ -234,11 +234,20 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         self._hp_search_setup(trial)  # after making the model, as upstream, so a trial's seed is for the next model
         weights = self._resumer.weights_alone if checkpoint is None else checkpoint
         if weights is not None:
-            log_line(f"Loading model from {weights}.")
-            with failing_together(CheckpointError), self._loading_whole_weights():
-                self._resumer.restore(ResumeAt.MODEL_READY, weights)
+            self._load_weights(weights)
         if checkpoint is not None and self.args.auto_find_batch_size:
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+
+    def _load_weights(self, checkpoint: str) -> None:
+        """Load a checkpoint's weights, or leave it to the fit, which shards the model."""
+        log_line(f"Loading model from {checkpoint}.")
+        loads_now = [1]  # all processes do if one has to
+        with failing_together(CheckpointError, numbers=loads_now):
+            loads_now[0] = int(not self._can_load_shards_later(checkpoint))
+        self._resumer.awaits_shards = loads_now == [0]
+        if loads_now == [1]:
+            with failing_together(CheckpointError), self._loading_whole_weights():
+                self._resumer.restore(ResumeAt.MODEL_READY, checkpoint)
 
     def _remove_neftune_noise(self) -> None:
         """Remove the noise, if there is any."""

@@ -377,6 +377,11 @@ class FSDP2Module(TrainerModule):
     """The same for FSDP 2, which shards the model before its optimizer is made."""
 
     def configure_model(self) -> None:
-        """Shard the model according to the strategy's plan."""
+        """Shard the model according to the strategy's plan, and load the parts of a checkpoint's weights."""
         assert isinstance(self.trainer.strategy, HFFSDP2Strategy)  # the plan has chosen it
         self.trainer.strategy.shard(self.model)
+        resumer = self.steps._resumer
+        if resumer.awaits_shards:
+            with failing_together(CheckpointError):
+                resumer.restore(ResumeAt.MODEL_READY, self.steps._run.checkpoint)
+            resumer.awaits_shards = False

@@ -59,7 +59,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 class ResumeAt(StrEnum):
     """When a stage is due, in the order of a run."""
 
-    MODEL_READY = "before the fit: the model is made and on its device"
+    MODEL_READY = "before the fit: the model is made and on its device; shards of FSDP 2, once the fit has sharded it"
     STATE_NEW = "before the fit: `_init_training_state` has made a new state"
     RUN_NEW = "before the fit: the run's record is made, its data is not cut into updates yet"
     CALLBACKS_SET_UP = "Lightning has called `setup` of all callbacks"
@@ -104,6 +104,7 @@ class Resumer:
     def __init__(self, host: RunHost) -> None:
         self._host = host
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
+        self.awaits_shards = False  # the weights are loaded once the fit has sharded the model
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
 
     @contextlib.contextmanager
@@ -117,7 +118,7 @@ class Resumer:
             CheckpointMismatch: The checkpoint is of another model.
         """
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
-        self.weights_alone = None
+        self.weights_alone, self.awaits_shards = None, False
         with self.chosen(wanted, unloadable) as checkpoint:
             self.is_loading = checkpoint is not None
             try:
