@@ -53,11 +53,56 @@ def state_bytes(optim: str, optim_args: str | None) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FileTraffic:
+    """What processes do with a checkpoint's files, bytes.
+
+    Args:
+        read_back: By the first process, to hash the files of a save.
+        resumed: By the process that reads most in a resume: its part of the hashes, then what it loads.
+        held: At once in the memory of a machine's processes while they load.
+    """
+
+    read_back: float
+    resumed: float
+    held: float
+
+    def lines(self) -> list[str]:
+        """Describe them."""
+        held = f"a machine holds up to {self.held / GIB:.1f} GiB of it" if self.held else "loads it part by part"
+        return [
+            f"the first process reads {self.read_back / GIB:.1f} GiB of a checkpoint back to hash it",
+            f"a resume reads up to {self.resumed / GIB:.1f} GiB of a checkpoint in each process, and {held}",
+        ]
+
+
+def file_traffic(plan: LightningPlan, weights: float, optimizer: float, shares_optimizer: bool) -> FileTraffic:
+    """Return what processes read and hold of a checkpoint. `shares_optimizer` says that each one has a part of it."""
+    world, per_node = plan.world_size, min(plan.devices_per_node, plan.world_size)
+    is_fsdp, on_one_machine = plan.strategy == "fsdp2", per_node == world
+    shards = is_fsdp and plan.strategy_options["plan"].state_dict_type == "SHARDED_STATE_DICT"
+    own_weights = weights / world if shards else weights
+    # DeepSpeed writes the states of ZeRO in parts, too
+    in_parts = shards or (shares_optimizer and not is_fsdp)
+    own_optimizer = optimizer / world if in_parts else optimizer
+    # Whole files are divided between the ranks, and the largest of them is one rank's
+    hashed = own_optimizer + (weights / world if in_parts else 0)
+    held_optimizer = own_optimizer if is_fsdp and not shards else own_optimizer * per_node
+    return FileTraffic(
+        read_back=weights + optimizer if on_one_machine else own_weights + own_optimizer,
+        resumed=hashed + own_weights + own_optimizer,
+        # one after the other; shards are read part by part
+        held=0 if shards else max(own_weights * per_node, held_optimizer),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
     """Sizes of a run, bytes. Parameters, gradients and optimizer are those on each device, files of a checkpoint.
 
     Args:
         sent: By each device in an update (ring algorithms).
+        files: What processes read and hold of a checkpoint.
+        sockets: Of the first process to the other ones, and of another one.
         gathered: Additional memory of global rank 0 while it writes a checkpoint.
         unknown: The optimizer whose states are not counted. Empty if they are.
     """
@@ -68,6 +113,8 @@ class RunSize:
     sent: float
     weights_file: float
     optimizer_file: float
+    files: FileTraffic
+    sockets: tuple[int, int] = (0, 0)
     gathered: float = 0
     per_node: int = 1
     unknown: str = ""
@@ -88,6 +135,8 @@ class RunSize:
                 f"the first process gathers {self.gathered / GIB:.0f} GiB in its memory to write a checkpoint: "
                 "`state_dict_type='SHARDED_STATE_DICT'` (FSDP 2) gathers nothing"
             )
+        if any(self.sockets):
+            more.append("sockets to other processes: {} of the first process, {} of another one".format(*self.sockets))
         if self.per_node > 1:
             more.append(f"a machine's {self.per_node} processes hold {self.per_node * self.on_device / GIB:.0f} GiB")
         return [
@@ -97,6 +146,7 @@ class RunSize:
             f"each device sends {self.sent / GIB:.1f} GiB an update",
             f"a checkpoint has {files / GIB:.0f} GiB (weights {self.weights_file / GIB:.0f}): "
             f"{files / write_speed:.0f} s at {write_speed / 1e9:g} GB/s",
+            *self.files.lines(),
             *more,
         ]
 
@@ -143,6 +193,8 @@ def size_of_run(
         sent = parameters * 2 * micro_batches * (2 if in_halves else 4) + trained * reduces * kept
     else:
         sent = trained * 2 * kept * exchanges  # an all-reduce is a reduce-scatter and an all-gather
+    others = plan.world_size - 1
+    by_gloo = 0 if plan.device.startswith("cuda") else others  # it connects every two processes, NCCL a few
     return RunSize(
         parameters=parameters * kept * share["parameters"],
         gradients=trained * kept * share["gradients"],
@@ -150,6 +202,8 @@ def size_of_run(
         sent=sent * (plan.world_size - 1) / plan.world_size,
         weights_file=trained * kept,
         optimizer_file=optimizer,
+        files=file_traffic(plan, trained * kept, optimizer, "optimizer" in sharded),
+        sockets=(by_gloo + others, by_gloo + min(others, 1)),
         gathered=gathered,
         per_node=min(plan.devices_per_node, plan.world_size),
         unknown=optim if states is None else "",
