@@ -46,8 +46,12 @@ ALONE = Share()
 _ROW, _PART = 7, 7
 
 
-def as_row(facts: object) -> list[int]:
-    """Write a flushed file's entry as numbers. Zeros for no entry."""
+def as_rows(names: Sequence[str], listed: Mapping[str, object]) -> list[int]:
+    """Write the entries of flushed files as numbers. Zeros where there is no entry."""
+    return [number for name in names for number in _as_row(listed.get(name))]
+
+
+def _as_row(facts: object) -> list[int]:
     if not isinstance(facts, dict):
         return [0] * _ROW
     digest = bytes.fromhex(facts["sha256"]).ljust((_ROW - 2) * _PART, b"\0")

@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
@@ -431,9 +432,20 @@ def pad_across(tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool
     return map_nested(on_tensor, tensor)
 
 
+@dataclass(slots=True)
+class Rows:
+    """Whole numbers that every process tells all others. All have equally many."""
+
+    own: list[int]
+    of_all: torch.Tensor | None = None  # [ranks, numbers], once they are exchanged
+
+
 @contextlib.contextmanager
 def failing_together(
-    kind: type[Exception] = Exception, is_wanted: bool = True, numbers: list[int] | None = None
+    kind: type[Exception] = Exception,
+    is_wanted: bool = True,
+    numbers: list[int] | None = None,
+    rows: Rows | None = None,
 ) -> Iterator[None]:
     """Let an error of one process be one of all. At the end of the context each waits for the others.
 
@@ -441,6 +453,7 @@ def failing_together(
         kind: The errors that are shared. One of another kind is raised by its own process only.
         is_wanted: Whether to share errors at all; the same on all processes.
         numbers: Exchanged in the same tensor. Afterwards it has the highest of all processes, place by place.
+        rows: Exchanged with them, in place of a maximum.
 
     Raises:
         Exception: This process's own error. If only others have failed, one of `kind` that names their ranks.
@@ -457,7 +470,13 @@ def failing_together(
     if not is_shared:
         return
     try:
-        have_failed, *highest = highest_each([failed is not None, *(numbers or ())])
+        mine = [failed is not None, *(numbers or ())]
+        if rows is None:
+            have_failed, *highest = highest_each(mine)
+        else:
+            told = gather_rows([*mine, *rows.own])
+            have_failed, *highest = told[:, : len(mine)].amax(0).tolist()
+            rows.of_all = told[:, len(mine) :]
         if numbers is not None:
             numbers[:] = highest
         if have_failed:

@@ -37,7 +37,7 @@ from hf_compat.checkpoint.moving import renames_folders, try_disk
 from hf_compat.checkpoint.reading import Listed, Weights, Writer, written_by
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.checkpoint.run_state import PlainState
-from hf_compat.checkpoint.shares import as_row, of_rows
+from hf_compat.checkpoint.shares import as_rows, of_rows
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, OutputFolderError, warn_once
@@ -48,7 +48,7 @@ from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import broadcast_text, failing_together, gather_rows, highest_each
+from hf_compat.runtime.collectives import Rows, broadcast_text, failing_together, highest_each
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
@@ -424,9 +424,11 @@ class Saver:
         return in_place, Timing.NOW if is_seen or is_needed_whole else Timing.LATER
 
     @contextlib.contextmanager
-    def _together(self, place: SavingPlace, numbers: list[int] | None = None) -> Iterator[None]:
-        """Run a part of a save on all ranks, and continue if all have succeeded. `numbers` are exchanged."""
-        with failing_together(numbers=numbers):
+    def _together(
+        self, place: SavingPlace, numbers: list[int] | None = None, rows: Rows | None = None
+    ) -> Iterator[None]:
+        """Run a part of a save on all ranks, and continue if all have succeeded. `numbers` and `rows` are exchanged."""
+        with failing_together(numbers=numbers, rows=rows):
             try:
                 yield
             except BaseException as failed:
@@ -451,20 +453,18 @@ class Saver:
         Where a save `ends_at_once`, each rank flushes and hashes what it alone has written.
         """
         host, args, final = self._host, self._host.args, place.final
-        own: Listed = {}
         names = layout.files_of_rank(args.process_index, args.world_size, host.state.global_step)
-        is_shared = ends_at_once and args.world_size > 1
-        with self._together(place):
+        listed = Rows(as_rows(names, {})) if ends_at_once and args.world_size > 1 else None
+        with self._together(place, rows=listed):
             os.makedirs(place.hidden, exist_ok=True)  # this rank may have a disk of its own
             write(place.folder)
-            if is_shared:
-                own = manifest.flushed(place.folder, names)
-        known = self._listed_by_all(own, names) if is_shared else {}
+            if listed is not None:
+                listed.own = as_rows(names, manifest.flushed(place.folder, names))
         with self._together(place):
             if args.should_save:
                 folder.hold(place.run_dir)
                 writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
-                place.seal(writer, timing is not Timing.LATER, known)
+                place.seal(writer, timing is not Timing.LATER, self._known_to_all(listed))
                 folder.hold(place.run_dir)  # sealing may have taken long
                 place.put()
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
@@ -472,15 +472,14 @@ class Saver:
         elif host.args.push_to_hub:
             host._pushes.push_checkpoint(final)
 
-    def _listed_by_all(self, own: Listed, names: Sequence[str]) -> Listed:
-        """Tell all ranks what a rank's own files are, so that the one that writes the manifest reads none of them."""
-        args = self._host.args
-        rows = gather_rows([number for name in names for number in as_row(own.get(name))])
-        listed: Listed = {}
-        for rank, row in enumerate(rows.tolist() if args.should_save else ()):
-            theirs = layout.files_of_rank(rank, args.world_size, self._host.state.global_step)
-            listed |= of_rows(theirs, row)
-        return listed
+    def _known_to_all(self, listed: Rows | None) -> Listed:
+        """What the ranks have told of their own files, which the one that writes the manifest does not read."""
+        known: Listed = {}
+        if listed is not None and listed.of_all is not None:
+            world, updates = self._host.args.world_size, self._host.state.global_step
+            for rank, row in enumerate(listed.of_all.tolist()):
+                known |= of_rows(layout.files_of_rank(rank, world, updates), row)
+        return known
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
         """With `LATER`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.

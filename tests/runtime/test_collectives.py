@@ -45,6 +45,13 @@ def talk(rank: int, store: str) -> None:
     with collectives.failing_together(numbers=numbers):
         pass
     assert numbers == [1, 5]
+    numbers, rows = [rank, 5], collectives.Rows([rank, 7])
+    with collectives.failing_together(numbers=numbers, rows=rows):
+        rows.own[1] += rank
+    assert numbers == [1, 5] and rows.of_all.tolist() == [[0, 7], [1, 8]]
+    with pytest.raises(OSError if rank == 1 else ProcessError, match="full"), collectives.failing_together(rows=rows):
+        if rank == 1:
+            raise OSError("full")
     with pytest.raises(KeyError, match="first"):
         collectives.raise_first(KeyError("first") if rank == 0 else None)
     collectives.raise_first(KeyError("of the second, which does not count") if rank == 1 else None)
