@@ -215,7 +215,7 @@ class CheckpointMethods(TrainerBase):
         Not if user code loads the weights, or may look at them before.
         """
         model = self._model_state.model
-        if not self.is_fsdp_enabled or self.args.world_size == 1 or isinstance(model, FSDPModule):
+        if self._plan.of(self.args, self.model).strategy != "fsdp2" or isinstance(model, FSDPModule):
             return False
         loads = is_replaced(self, "_load_from_checkpoint", CheckpointMethods) or is_peft_model(model)
         return not (loads or self._callbacks.lightning) and Contents(folder).find(MODEL_INDEX) is not None
