@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy, available_trackers
-from hf_compat.hf.inert import NO_SAVE, Inert
+from hf_compat.hf.inert import NO_SAVE, PRINTS_NO_LOGS, Inert
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
@@ -427,6 +427,12 @@ OWN_ARGUMENTS = {
         "Weigh the batches of `eval_loss` by their target tokens, so that it does not depend on the batch size.",
         truth_value,
         Row("the mean of an evaluation's losses", "nothing", subject="evaluation and best model"),
+    ),
+    "log_format": OwnArgument(
+        None,
+        "How logs are printed: as lines of a table, or as dicts. None: as a table on a terminal, as dicts elsewhere.",
+        or_none(choice(("table", "dict"))),
+        Row("printed logs", "nothing", subject="logs", inert=(PRINTS_NO_LOGS,)),
     ),
     "compat": OwnArgument(
         None,

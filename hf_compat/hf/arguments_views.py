@@ -63,6 +63,7 @@ class ArgumentViews:
     eval_strategy: IntervalStrategy | str
     async_save: ClassVar[bool] = False
     eval_loss_by_token: ClassVar[bool] = False
+    log_format: ClassVar[str | None] = None
     # Not annotated, so not a field. A subclass may have a field of that name.
     compat = NEWEST
     # Derived by arguments_rules.py.
@@ -199,7 +200,7 @@ class ArgumentViews:
                 torch.distributed.barrier()
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Convert the fields to plain values, with masked secrets, and our own switches that are on.
+        """Convert the fields to plain values, with masked secrets, and our own arguments that are set.
 
         Mirrors:
             `transformers.TrainingArguments.to_dict`, 5.23.
@@ -208,9 +209,9 @@ class ArgumentViews:
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
-        for name in ("async_save", "eval_loss_by_token"):  # transformers' class lacks them
+        for name in ("async_save", "eval_loss_by_token", "log_format"):  # transformers' class lacks them
             if name not in dumped and getattr(self, name):
-                dumped[name] = True
+                dumped[name] = getattr(self, name)
         return dumped
 
     def to_json_string(self) -> str:

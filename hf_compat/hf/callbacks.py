@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
@@ -17,6 +18,7 @@ from tqdm import tqdm
 from hf_compat.errors import CallbackError, UnmetRequirement
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.log_table import LogTable, prints_table
 from hf_compat.hf.state import CONTROL_FLAGS, ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.console import SharedLogger, progress_bar
 from hf_compat.runtime.inspection import accepted_parameters, delegated, has_length
@@ -390,6 +392,8 @@ class DefaultFlowCallback(TrainerCallback):
 class ProgressCallback(TrainerCallback):
     """Show training and evaluation as progress bars, in a terminal or a notebook, and write the logs above them.
 
+    On a terminal, logs are lines of a table, and elsewhere dicts. `log_format` chooses.
+
     Args:
         max_str_len: Longer strings in logs are not shown.
 
@@ -402,10 +406,12 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar: tqdm[None] | None = None
         self.max_str_len = max_str_len
         self.current_step = 0
+        self.table = LogTable()
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             self.training_bar = self.make_bar(state.max_steps, state.global_step)
+            self.table = LogTable()
         self.current_step = state.global_step
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
@@ -429,6 +435,10 @@ class ProgressCallback(TrainerCallback):
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self.training_bar is None:
+            return
+        if prints_table(args):
+            for line in self.table.lines(state.global_step, kwargs["logs"]):
+                self.training_bar.write(line)
             return
         shown = {key: self._short(value) for key, value in kwargs["logs"].items() if key != "total_flos"}
         self.training_bar.write(str(shown))
@@ -495,12 +505,25 @@ class JITCheckpointCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Print the logs. Mirrors `transformers.PrinterCallback`, 5.23."""
+    """Print the logs, as lines of a table on a terminal. Mirrors `transformers.PrinterCallback`, 5.23.
+
+    Differs:
+        Transformers' class prints dicts on a terminal, too, as ours does with `log_format="dict"`.
+    """
+
+    @functools.cached_property  # a subclass may have an `__init__` of its own
+    def table(self) -> LogTable:
+        """The lines so far."""
+        return LogTable()
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         logs = kwargs["logs"]
         logs.pop("total_flos", None)
-        if state.is_local_process_zero:
+        if not state.is_local_process_zero:
+            return
+        if prints_table(args):
+            print(*self.table.lines(state.global_step, logs), sep="\n")  # noqa: T201 - its job
+        else:
             print({key: f"{v:.4g}" if isinstance(v, float) else v for key, v in logs.items()})  # noqa: T201 - its job
 
 

@@ -31,6 +31,7 @@ class RunParts:
     has_other_sets: bool = True  # whether there may be a data set that is no `IterableDataset`
     has_config: bool = True  # whether the model has a configuration
     has_trackers: bool = False  # whether a callback reports to a tracker
+    prints_logs: bool = True  # whether ProgressCallback or PrinterCallback of ours prints logs
     reads: Callable[[str], bool] = lambda _: False  # whether the user's own callbacks and methods mention a name
 
 
@@ -150,6 +151,9 @@ NO_TRACKER = Inert("`report_to` names no tracker", lambda args, parts: not (args
 NO_TRACKIO = Inert(
     "`report_to` does not name trackio",
     lambda args, parts: "trackio" not in (args.report_to or ()) and not parts.has_trackers,
+)
+PRINTS_NO_LOGS = Inert(
+    "another callback shows the logs", lambda args, parts: args.log_format is not None and not parts.prints_logs
 )
 NO_METRIC_FUNCTION = Inert(
     "`compute_metrics` is not a function of predictions",

@@ -10,6 +10,7 @@ from typing import Literal
 from torch.utils.data import IterableDataset
 
 from hf_compat.engine.evaluation import is_metric_source
+from hf_compat.hf.callbacks import PrinterCallback, ProgressCallback
 from hf_compat.hf.inert import RunParts
 from hf_compat.optim.optimizers import unread_arguments
 from hf_compat.runtime.inspection import has_length, is_replaced
@@ -46,6 +47,7 @@ def run_parts(steps: StepsBase) -> RunParts:
         has_other_sets=not all(one is None or isinstance(one, IterableDataset) for one in others),
         has_config=steps.model is None or getattr(steps.model, "config", None) is not None,
         has_trackers=any(f"{type(one).__module__}.".startswith(_TRACKING) for one in callbacks),
+        prints_logs=not callbacks or any(isinstance(one, (ProgressCallback, PrinterCallback)) for one in callbacks),
         reads=functools.partial(_is_mentioned, steps, callbacks),
     )
 

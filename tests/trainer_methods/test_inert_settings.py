@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import io
 import logging
 import types
 import warnings
@@ -61,6 +63,7 @@ AWAY = {
     "debug": "underflow_overflow", "skip_memory_metrics": False, "local_rank": 3,
     "sortish_sampler": True, "predict_with_generate": True, "generation_max_length": 5, "generation_num_beams": 2,
     "generation_config": {"max_length": 5}, "async_save": True, "compat": "4", "eval_loss_by_token": True,
+    "log_format": "table",
 }  # fmt: skip
 # What changes nothing by itself, and need not be told.
 NOT_TOLD = {
@@ -174,7 +177,8 @@ def run(folder, values):
                 compute_metrics=metrics,
                 callbacks=[Watcher()],
             )
-            out = trainer.train()
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                out = trainer.train()
             evaluated, predicted = trainer.evaluate(), trainer.predict(rows[:3])
         except HfCompatError as error:
             return None, str(error)
@@ -187,6 +191,7 @@ def run(folder, values):
         *(sorted(out.metrics), trainer.state.global_step, trainer.state.best_metric, trainer.model.config.use_cache),
         *(_timeless([evaluated]), type(predicted.predictions), logger.level, loader.num_workers),
         [type(one).__name__ for one in trainer.callback_handler.callbacks],
+        printed.getvalue().count("{"),
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name),
         [parameter.detach().flatten().tolist() for parameter in trainer.model.parameters()],
     ]
