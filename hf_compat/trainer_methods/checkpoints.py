@@ -45,7 +45,7 @@ from hf_compat.optim.optimizers import tell_of_kept_options
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import is_replaced, reads_parameter
+from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.runtime.text import brief
@@ -217,8 +217,9 @@ class CheckpointMethods(TrainerBase):
         model = self._model_state.model
         if self._plan.of(self.args, self.model).strategy != "fsdp2" or isinstance(model, FSDPModule):
             return False
-        loads = is_replaced(self, "_load_from_checkpoint", CheckpointMethods) or is_peft_model(model)
-        return not (loads or self._callbacks.lightning) and Contents(folder).find(MODEL_INDEX) is not None
+        is_ours = getattr(self._load_from_checkpoint, "__module__", None) == __name__
+        is_plain = is_ours and not is_peft_model(model)
+        return is_plain and not self._callbacks.lightning and Contents(folder).find(MODEL_INDEX) is not None
 
     def _loading_whole_weights(self) -> AbstractContextManager[None]:
         """Let an override load whole weights into a model whose parameters are sharded."""
