@@ -126,6 +126,7 @@ class _Kept:
         return joined
 
 
+_WORD = re.compile(r"\w{4,}")
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
 
 
@@ -212,7 +213,26 @@ class Reached:
         module = self._union(row[2] for one in self.files.get(change.file, {}).values() for row in one["lines"])
         general = ("tests/docs/", "tests/house/", f"tests/{change.room}/", "tests/test_")
         rest = {place for place, test in enumerate(self.tests) if test.startswith(general)}
-        return [named & in_text, in_text, named, module, rest]
+        return [self._of_row(change), named & in_text, in_text, named, module, rest]
+
+    def _of_row(self, change: Change) -> set[int]:
+        """Find the tests that have the rarest word of the changed line, as the key of a table's row."""
+        line = (ROOT / change.file).read_text().splitlines()[change.line - 1]
+        of_word = {word: self._with_word[word] for word in _WORD.findall(line) if word in self._with_word}
+        rarest = min(of_word.values(), key=len, default=frozenset())
+        return {place for place, test in enumerate(self.tests) if test.partition("[")[0] in rarest}
+
+    @cached_property
+    def _with_word(self) -> dict[str, set[str]]:
+        """The test functions that have a word, by the word."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for file, text in self._texts.items():
+            lines = text.splitlines()
+            for name, node in _functions(ast.parse(text), file):
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                for word in _WORD.findall("\n".join(lines[first - 1 : node.end_lineno])):
+                    found[word].add(name)
+        return found
 
     def _of_functions(self, names: set[str]) -> set[int]:
         """Find the tests that reach a function which mentions a name."""
