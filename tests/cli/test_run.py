@@ -150,7 +150,7 @@ class Here:
 def fail():
     {}["the script's own mistake"]
 
-def same(value):
+def same(value: object):
     return value
 
 if __name__ == "__main__":
@@ -158,7 +158,7 @@ if __name__ == "__main__":
     main = sys.modules["__main__"]
     assert main.Here is Here and main.__dict__ is globals()
     print(sys.argv, __file__, __name__, __package__, __doc__, __spec__ and __spec__.name, sys.path[0], helper.__file__)
-    print(sorted(name for name in globals() if name.startswith("__")))
+    print(sorted(name for name in globals() if name.startswith("__")), same.__annotations__)
     print(open("data.txt").read(), flush=True)
     how = sys.argv[-1]
     if how == "spawn":

@@ -186,6 +186,22 @@ def test_dumps_are_upstreams():
     assert "secret" not in ours.to_json_string() + str(ours) + repr(ours)
 
 
+def test_a_secret_of_a_subclass_stays_one():
+    @dataclasses.dataclass
+    class Keys(TrainingArguments):
+        api_key: str | None = None
+
+    assert Keys("out").to_dict()["api_key"] is None
+    dump = Keys("out", api_key="sk-1").to_dict()
+    assert dump["api_key"] == "<API_KEY>" and "sk-1" not in Keys("out", api_key="sk-1").to_json_string()
+
+
+def test_log_levels_are_upstreams():
+    for name, level in transformers.logging.log_levels.items():
+        theirs = transformers.TrainingArguments("out", use_cpu=True, log_level=name).get_process_log_level()
+        assert TrainingArguments("out", use_cpu=True, log_level=name).get_process_log_level() == theirs == level
+
+
 def test_arguments_rebuild_from_their_dump_and_pickle():
     args = TrainingArguments("out", use_cpu=True, optim="sgd", warmup_ratio=1.0, eval_strategy="epoch", fsdp_config={})
     again = TrainingArguments(**args.to_dict())

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import types
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from transformers.training_args import OptimizerNames as UpstreamNames
 
 from helpers import optimizer_stand_ins
-from hf_compat import HFModule, Trainer, explain
+from hf_compat import HFModule, Trainer, TrainingArguments, explain
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request, unread_arguments
@@ -284,3 +285,21 @@ def test_the_native_door_and_explain_know_the_same_optimizers(make_args, monkeyp
     assert explain(args).refused == ""
     optimizer_stand_ins.remove(monkeypatch)
     assert "pip install apollo-torch" in explain(args).refused
+
+
+@pytest.mark.parametrize(
+    ("optim", "path", "device"),
+    [
+        ("adamw_torch_xla", "torch_xla.amp.syncfree", "a TPU"),
+        ("adamw_torch_npu_fused", "torch_npu.optim", "an Ascend NPU"),
+    ],
+)
+def test_an_optimizer_of_another_chip_is_refused_on_a_cpu(monkeypatch, optim, path, device):
+    parts = path.split(".")
+    for end in range(1, len(parts) + 1):
+        module = types.ModuleType(".".join(parts[:end]))
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.AdamW = module.NpuFusedAdamW = torch.optim.AdamW
+    with pytest.raises(UnsupportedArgument, match=f"{optim}.*needs {device}, and this run is on the CPU"):
+        check_request(TrainingArguments("out", use_cpu=True, optim=optim))
