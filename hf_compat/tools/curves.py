@@ -35,6 +35,7 @@ class RunCurves:
     max_steps: int
     curves: dict[str, list[Point]]
     best: dict[str, Point]
+    ends_at_save: bool  # whether the run has ended, and the state is that of a save before its last evaluation
 
 
 def read_run(path: str, name: str | None = None) -> RunCurves:
@@ -75,11 +76,16 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
     losses = {key: points for key, points in evaluated.items() if key.endswith("_loss")}
     lowest = {key: min(points, key=lambda point: point[2]) for key, points in losses.items()}
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    update = int(_number(file, "global_step", state.get("global_step"), is_whole=True))
+    max_updates = int(_number(file, "max_steps", state.get("max_steps"), is_whole=True))
     return RunCurves(
         name=name or os.path.basename(os.path.abspath(folder)),
         folder=str(file.parent),
-        step=int(_number(file, "global_step", state.get("global_step"), is_whole=True)),
-        max_steps=int(_number(file, "max_steps", state.get("max_steps"), is_whole=True)),
+        step=update,
+        max_steps=max_updates,
+        ends_at_save=0 < max_updates <= update
+        and not is_over
+        and any(points[-1][0] < update for points in evaluated.values()),
         curves=curves,
         best=chosen or {key: point for key, point in lowest.items() if math.isfinite(point[2])},
     )

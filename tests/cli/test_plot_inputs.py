@@ -183,6 +183,15 @@ def test_a_value_of_another_update_than_the_runs_says_so(tmp_path):
     assert "<td>0.25 <small>at 1</small></td>" in page and "<td>0.5</td>" in page
 
 
+@pytest.mark.parametrize("last", [{"step": 4, "eval_loss": 0.5}, {"step": 3, "train_runtime": 1.0}, {"step": 3}])
+def test_a_finished_run_without_its_last_evaluation_says_so(last, tmp_path):
+    logs = [{"step": 2, "eval_loss": 0.25}, {"step": 3, "loss": 0.5}, last]
+    page = drawn(tmp_path, write_state(tmp_path / "run", logs, global_step=4, max_steps=4))
+    told = "Without what was logged after the last save: run (run). <code>trainer.save_state()</code>"
+    assert (told in page) is (last == {"step": 3})
+    assert told not in drawn(tmp_path, write_state(tmp_path / "going on", logs, global_step=3, max_steps=4))
+
+
 def test_values_with_equal_curves_share_a_panel(tmp_path):
     logs = [{"step": s, "lr-a": 1 / s, "lr-b": 1 / s, "lr-c": 2 / s} for s in (1, 2, 3)]
     run = write_state(tmp_path / "run", logs)

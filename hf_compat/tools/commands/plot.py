@@ -215,10 +215,11 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         for title, names in panels_of(runs)
     ]
     names = list(dict.fromkeys(name for run in runs for name in run.curves if _has_points(runs, [name])))
+    cut = ", ".join(f"{_shown(run.name)} ({_shown(os.path.basename(run.folder))})" for run in runs if run.ends_at_save)
     page = jinja2.Template(_PAGE.read_text(encoding="utf-8"), keep_trailing_newline=True).render(
         mark=MARK, refresh=refresh, runs=runs, panels=panels, names=names,
-        title=html.escape(", ".join(_shown(run.name) for run in runs)), missing=_not_drawn(runs), escape=html.escape,
-        shown=lambda name: html.escape(_shown(name)),
+        title=html.escape(", ".join(_shown(run.name) for run in runs)), missing=_not_drawn(runs), cut=cut,
+        escape=html.escape, shown=lambda name: html.escape(_shown(name)),
     )  # fmt: skip
     _write(path, page.encode("utf-8"))
 
