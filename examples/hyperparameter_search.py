@@ -3,7 +3,7 @@
     python hyperparameter_search.py --output_dir FOLDER
 
 Shows: a space of arguments and of the model's width, trials that are pruned after a bad evaluation, and a last training
-with what the best trial found. `pip install 'hf-compat[search]'` brings optuna.
+with what the best trial found. `pip install -e '.[search]'` brings optuna.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python ray_train.py --output_dir FOLDER
 
 Shows: two workers train as under torchrun. Ray gets each checkpoint and its metrics. A run whose worker dies goes on
-from the checkpoint that was reported last. Needs Ray: `pip install 'hf-compat[ray]'`.
+from the checkpoint that was reported last. Needs Ray: `pip install -e '.[ray]'`.
 """
 
 import argparse

@@ -72,7 +72,7 @@ class Trainer(
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
     Args:
-        model: Any `torch.nn.Module` whose forward returns a loss first (tuple, mapping or object with `.loss`).
+        model: Any module whose forward returns the loss: as `.loss`, as the key `"loss"`, or first in a tuple.
         args: The training arguments.
         data_collator: Makes a batch from a list of samples. By default it stacks tensors, or the processor pads them.
         train_dataset: Samples to train on.

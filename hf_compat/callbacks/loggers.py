@@ -14,7 +14,7 @@ from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.enums import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import known_to_transformers, reporting_callback
-from hf_compat.runtime.text import brief, is_installed, missing_package
+from hf_compat.runtime.text import brief, is_installed, missing_package, pip_install
 
 _OTHER = "pytorch_lightning"
 
@@ -66,7 +66,7 @@ def reporting_callbacks(args: Args) -> list[Callback]:
         if kind is None:
             raise MissingPackage(
                 f"`report_to={brief(wanted)}` needs the integration of transformers, which is not installed.\n\n"
-                "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
+                f"Hint: {pip_install('[transformers]')}, or pass a Lightning logger."
             )
         if wanted in _MLFLOW:
             kind = type(kind.__name__, (MLflowRuns, kind), {"__module__": MLflowRuns.__module__})

@@ -120,7 +120,7 @@ class TensorBoardCallback(TrainerCallback):
 
     def __init__(self, tb_writer: SummaryWriter | None = None) -> None:
         if tb_writer is None:
-            need("tensorboard", "'hf-compat[tensorboard]'", "`report_to='tensorboard'`")
+            need("tensorboard", "[tensorboard]", "`report_to='tensorboard'`")
         self.tb_writer = tb_writer
         self.logging_dir: str | None = None
         self._is_training = False
@@ -196,7 +196,7 @@ class WandbCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
+        self._wandb: Any = need("wandb", "[wandb]", "`report_to='wandb'`")
         self._is_set_up = False
         wanted = environment.get("WANDB_LOG_MODEL", "false")
         self._log_model = wanted.lower() if wanted.lower() in ("end", "checkpoint") else "false"

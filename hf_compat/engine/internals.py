@@ -90,6 +90,11 @@ def run_validation(trainer: Trainer, batches: Iterable[object] | None = None) ->
     return True
 
 
+def given_to_fit(trainer: Trainer) -> object:
+    """The loaders that the user passed to `fit`, or the data module. Remove when Lightning names it in public."""
+    return trainer.fit_loop._data_source.instance
+
+
 def validates_after_this_batch(trainer: Trainer) -> bool:
     """Whether Lightning validates at the end of the current training batch.
 

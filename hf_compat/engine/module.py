@@ -65,7 +65,7 @@ class WindowModule(HooksOfPlainBatches):
     Optimization is manual: micro-batches, clipping, step, schedule, zeroing, in HF's order.
 
     Args:
-        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
+        model: Any module whose forward returns the loss: as `.loss`, as the key `"loss"`, or first in a tuple.
         steps: The owner of the overridable steps: a Trainer, or `NativeSteps`.
         compute_metrics: Metrics of validation and test if no Trainer runs the evaluation. A torchmetrics object, a
             function that makes one, or a function of an `EvalPrediction`.

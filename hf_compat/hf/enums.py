@@ -163,9 +163,9 @@ PACKAGES = {
     "mlflow": ("mlflow", "mlflow"),
     "neptune": ("neptune", "neptune"),
     "swanlab": ("swanlab", "swanlab"),
-    "tensorboard": ("tensorboard", "'hf-compat[tensorboard]'"),
+    "tensorboard": ("tensorboard", "[tensorboard]"),
     "trackio": ("trackio", "trackio"),
-    "wandb": ("wandb", "'hf-compat[wandb]'"),
+    "wandb": ("wandb", "[wandb]"),
 }
 # Variable, value and tracker of each switch that excludes a tracker from `all`.
 _SWITCHES = (

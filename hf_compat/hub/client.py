@@ -54,7 +54,7 @@ class HubClient:
     """The Hub, and the commits on their way there."""
 
     def __init__(self, for_what: str) -> None:
-        self._hub = need("huggingface_hub", "'hf-compat[hub]'", for_what)
+        self._hub = need("huggingface_hub", "[hub]", for_what)
         self._api = self._hub.HfApi(library_name="hf_compat")
         self._jobs: list[tuple[Commit, Future[object]]] = []
         self.missing: dict[str, str] = {}  # messages of commits that failed, by folder in the repository

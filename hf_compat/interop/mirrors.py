@@ -65,7 +65,7 @@ def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]
         with as_import_error(name, module):
             if name in ours:
                 return getattr(importlib.import_module(f"hf_compat.{ours[name]}"), name)
-            need("transformers", "'hf-compat[transformers]'", f"`{module}.{name}`")
+            need("transformers", "[transformers]", f"`{module}.{name}`")
             theirs = importlib.import_module(upstream)
             if name in dir(theirs):
                 return getattr(theirs, name)

@@ -197,7 +197,7 @@ def patch() -> None:
     Warns:
         HfCompatWarning: A module has imported or subclassed transformers' own Trainer before. The message names it.
     """
-    need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
+    need("transformers", "[transformers]", "`hf_compat.patch()`")
     if not REPLACED:
         _begin()
         log_as_transformers(True)

@@ -134,6 +134,6 @@ def of_transformers(module: str, name: str, for_what: str) -> Any:
     Raises:
         MissingPackage: transformers is not installed, or the installed release has no such name.
     """
-    theirs = need(f"transformers.{module}", "'hf-compat[transformers]'", for_what)
+    theirs = need(f"transformers.{module}", "[transformers]", for_what)
     need_names(dir(theirs), (name,), for_what)
     return of_installed(module, name)

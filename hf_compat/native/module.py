@@ -34,6 +34,7 @@ from hf_compat.engine.internals import (
     attached_trainer,
     compile_model_only,
     given_hyperparameters,
+    given_to_fit,
     replace_schedule_steps,
     skip_step_metrics,
 )
@@ -77,6 +78,7 @@ from hf_compat.native.steps import (
     count_updates,
     optimizers_of,
     read_when_due,
+    refuse_samples,
     seed_from,
     share_arguments,
     updates_of_fit,
@@ -138,7 +140,7 @@ class HFModule(OverridePoints, LoadableModule):
     loaders that give plain batches: `gradient_accumulation_steps` of them make an update.
 
     Args:
-        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`). Or the
+        model: Any module whose forward returns the loss: as `.loss`, as the key `"loss"`, or first in a tuple. Or the
             `class_path` and `init_args` of a function or of `from_pretrained`, which LightningCLI passes on unchanged.
         args: The training arguments. None takes the defaults.
         steps: HF's steps for this model. None makes them from `model` and `args`.
@@ -361,6 +363,7 @@ class HFModule(OverridePoints, LoadableModule):
     def _set_up_fit(self) -> None:
         """Compare the user's trainer with the arguments, and prepare the model for training."""
         steps = self.steps
+        refuse_samples(given_to_fit(self.trainer))
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
         trainer: Any = self.trainer

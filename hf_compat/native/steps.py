@@ -13,6 +13,7 @@ from typing import TypeAlias
 from weakref import WeakSet
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import nn
@@ -324,6 +325,21 @@ def check_strategy(strategy: Strategy) -> None:
 # The updates of a run without a known end. Every schedule then stays constant after its warm-up, to many digits.
 NO_END = 10**12
 _ENDLESS_SCHEDULES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"})
+
+
+def refuse_samples(given: object) -> None:
+    """Refuse a list of samples in place of a loader, for which Lightning's error names no way out.
+
+    Raises:
+        ArgumentError: The first item is a sample: it has a tensor, a number or a text.
+    """
+    first = given[0] if isinstance(given, (list, tuple)) and given else None
+    values = first.values() if isinstance(first, Mapping) else first if isinstance(first, (list, tuple)) else ()
+    if any(isinstance(value, (torch.Tensor, np.ndarray, int, float, str)) for value in values):
+        raise ArgumentError(
+            "`fit` got a list of samples, and Lightning takes loaders.\n\n"
+            "Hint: trainer.fit(module, HFDataModule(args, train_dataset=…)), or a DataLoader over them."
+        )
 
 
 def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:

@@ -29,7 +29,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
-from hf_compat.runtime.text import brief, did_you_mean, need, shown
+from hf_compat.runtime.text import brief, did_you_mean, need, pip_install, shown
 
 # Names and types differ by optimizer.
 Keywords: TypeAlias = dict[str, Any]
@@ -93,7 +93,7 @@ class OptimizerEntry:
     """One optimizer name."""
 
     path: str  # of its class
-    install: str  # the requirement for `pip install`
+    install: str  # an argument of `pip_install`
     _: KW_ONLY
     options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
     keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added
@@ -112,7 +112,7 @@ class OptimizerEntry:
             package = module.partition(".")[0]
             raise MissingOptimizer(
                 f"{for_what} needs {name} of the package {package}, which cannot be imported: "
-                f"{error}.\n\nHint: pip install {self.install}",
+                f"{error}.\n\nHint: {pip_install(self.install)}",
                 name=package,
             ) from error
 
@@ -273,7 +273,7 @@ _ENTRIES = {
     ),
     "adafactor": OptimizerEntry(
         "transformers.optimization.Adafactor",
-        "'hf-compat[transformers]'",
+        "[transformers]",
         keywords=lambda _: {"scale_parameter": False, "relative_step": False},
     ),
     "sgd": _torchs("SGD", momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.metadata
 import importlib.util
 import itertools
 import re
@@ -142,15 +143,36 @@ def is_installed(module: str) -> bool:
         return False
 
 
+# The name of the distribution. No index has it yet, so that no message asks pip for it.
+DISTRIBUTION = "hf-compat"
+
+
+def pip_install(what: str) -> str:
+    """Write the command that installs packages.
+
+    Args:
+        what: Arguments of pip, or an extra of this package as `[plot]`, whose packages are named.
+    """
+    if not what.startswith("["):
+        return f"pip install {what}"
+    try:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # a folder on the path
+        return f"pip install -e '.{what}'"
+    by_extra = [(text.partition(";")[0].strip(), re.search(r"""extra == ["'](\w+)["']""", text)) for text in required]
+    packages = [package for package, extra in by_extra if extra is not None and f"[{extra[1]}]" == what]
+    return f"pip install {' '.join(repr(package) for package in packages)}"
+
+
 def missing_package(module: str, install: str, for_what: str) -> MissingPackage:
     """Make the error about a missing package.
 
     Args:
         module: The module that could not be imported.
-        install: The argument of `pip install`, such as `'hf-compat[plot]'`.
+        install: An argument of `pip_install`.
         for_what: The feature that needs it. The message begins with it.
     """
-    return MissingPackage(f"{for_what} needs the package {module}.\n\nHint: pip install {install}", name=module)
+    return MissingPackage(f"{for_what} needs the package {module}.\n\nHint: {pip_install(install)}", name=module)
 
 
 def need(module: str, install: str, for_what: str) -> ModuleType:

@@ -16,7 +16,7 @@ from hf_compat.hf.metric_names import is_error, is_score
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, shown
+from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, pip_install, shown
 from hf_compat.training_run.run import RunHost
 
 
@@ -61,11 +61,11 @@ Options = dict[str, object]
 Search = Callable[[RunHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
-# Backend → the module that it needs, and the argument of `pip install`.
+# Backend → the module that it needs, and an argument of `pip_install`.
 PACKAGES = {
-    HPSearchBackend.OPTUNA: ("optuna", "'hf-compat[search]'"),
+    HPSearchBackend.OPTUNA: ("optuna", "[search]"),
     HPSearchBackend.RAY: ("ray.tune", "'ray[tune]'"),
-    HPSearchBackend.WANDB: ("wandb", "'hf-compat[wandb]'"),
+    HPSearchBackend.WANDB: ("wandb", "[wandb]"),
 }
 
 
@@ -82,8 +82,8 @@ def search_of(backend: HPSearchBackend) -> tuple[Search, Callable[..., Space]]:
 
 
 def missing_package_of(backend: HPSearchBackend) -> tuple[str, str] | None:
-    """Name a missing package, and the argument of `pip install`. None if nothing is missing."""
-    guest = [] if backend == HPSearchBackend.OPTUNA else [("transformers", "'hf-compat[transformers]'")]
+    """Name a missing package, and the argument of `pip_install`. None if nothing is missing."""
+    guest = [] if backend == HPSearchBackend.OPTUNA else [("transformers", "[transformers]")]
     return next((one for one in [PACKAGES[backend], *guest] if not is_installed(one[0])), None)
 
 
@@ -92,7 +92,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
     if wanted is None:
         found = [backend for backend in PACKAGES if missing_package_of(backend) is None]
         if not found:
-            ways = "\n".join(f"  pip install {install}" for _, install in PACKAGES.values())
+            ways = "\n".join(f"  {pip_install(install)}" for _, install in PACKAGES.values())
             raise MissingSearchBackend(
                 f"No package that can search is installed.\n\nHint: install one of these:\n{ways}"
             )
@@ -104,7 +104,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
     if missing is not None:
         raise MissingSearchBackend(
             f"`backend={brief(backend.value)}` needs the package {missing[0]}, which is not installed.\n\n"
-            f"Hint: pip install {missing[1]}"
+            f"Hint: {pip_install(missing[1])}"
         )
     return backend
 

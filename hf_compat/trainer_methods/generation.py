@@ -70,7 +70,7 @@ class GenerationSteps(StepMethods):
         generates = callable(getattr(self.model, "generate", None))
         own_step = type(self).prediction_step is not GenerationSteps.prediction_step
         if self._option("predict_with_generate") and not own_step:
-            need("transformers", "'hf-compat[transformers]'", "`predict_with_generate=True`")  # the step is its own
+            need("transformers", "[transformers]", "`predict_with_generate=True`")  # the step is its own
             if not generates:
                 raise ArgumentError(
                     f"`predict_with_generate=True`, but {type(self.model).__name__} has no method `generate`.\n\n"

@@ -652,16 +652,24 @@ class BackgroundWriter:
         return None if write.cancelled() else write.exception()
 
 
+# The way out of a write that failed, by the error's number.
+_WAYS_OUT = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give write permission there"),
+    **dict.fromkeys(
+        (errno.ENOTEMPTY, errno.EEXIST), "another program writes there: end it, or name another `output_dir`"
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
+    errno.ENAMETOOLONG: "choose a shorter `output_dir`",
+}
+
+
 def _not_written(final: str, cause: BaseException) -> CheckpointWriteError:
-    folder, number = os.path.dirname(final), getattr(cause, "errno", None)  # an OSError's
+    folder, number = os.path.dirname(final), cause.errno if isinstance(cause, OSError) else None
     # torch's writer only says which position it could not reach
     is_full = os.path.isdir(folder) and shutil.disk_usage(folder).free == 0
-    way_out = "make room or give write permission there"
-    if is_full or number in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "make room there"
-    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        way_out = "give write permission there"
-    elif number is not None:
+    way_out = "make room there" if is_full else _WAYS_OUT.get(number or 0, "make room or give write permission there")
+    if number is not None and number not in _WAYS_OUT and not is_full:
         way_out = "look for the disk's errors in the system's log, or name another `output_dir` and checkpoint"
     return CheckpointWriteError(
         f"The checkpoint {final} could not be written: {cause}{'; no space left on the disk' if is_full else ''}.\n\n"

@@ -144,6 +144,12 @@ def test_a_disk_that_no_longer_offers_an_operation_takes_the_rest_of_the_run(mak
         ("rename of a folder", errno.EIO, r"Input/output error: '.*saving.*' -> '.*checkpoint-4'.*Hint: look for the"),
         ("rename of a folder", errno.EROFS, "Read-only file system: .*Hint: give write permission there, then resume"),
         ("fsync of a folder", errno.EDQUOT, "quota exceeded.*Hint: make room there, then resume"),
+        (
+            "rename of a folder",
+            errno.ENOTEMPTY,
+            "Directory not empty: .*Hint: another program writes there: end it, or",
+        ),
+        ("fsync of a file", errno.ENFILE, "Too many open files in system.*Hint: raise the limit of open files"),
     ],
 )
 def test_a_disk_that_fails_later_is_told_as_it_is(make_args, tmp_path, disk, what, number, told):

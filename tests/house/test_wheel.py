@@ -123,7 +123,7 @@ def test_it_holds_the_package_with_its_types_and_nothing_else(wheel):
 
 def test_every_extra_that_an_error_names_is_one(wheel):
     sources = "".join(path.read_text() for path in (ROOT / "hf_compat").rglob("*.py"))
-    named = set(re.findall(r"hf-compat\[(\w+)\]", sources))
+    named = set(re.findall(r"[\"']\[([a-z]+)\][\"']", sources))
     (path,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
     offered = set(re.findall(r"^Provides-Extra: (\w+)$", zipfile.ZipFile(wheel).read(path).decode(), re.MULTILINE))
     assert {"transformers", "plot"} <= named <= offered

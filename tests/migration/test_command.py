@@ -146,4 +146,4 @@ def test_without_libcst_one_clear_error(project):
     code += "sys.exit(main(['migrate', 'old.py']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert "pip install 'hf-compat[migrate]'" in ended.stderr
+    assert "pip install 'libcst>=" in ended.stderr

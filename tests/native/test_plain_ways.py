@@ -298,3 +298,18 @@ def test_lightning_says_which_step_a_module_lacks(make, lightning, name):
     setattr(module, name, None)
     with pytest.raises(MisconfigurationException, match=name):
         getattr(lightning(), STEPS[name])(module, DataLoader(rows(8), 4))
+
+
+@pytest.mark.parametrize(
+    "given", [rows(8), [(torch.ones(3), 1), (torch.ones(3), 0)], ({"text": "a"},)], ids=["dicts", "pairs", "texts"]
+)
+def test_samples_in_place_of_a_loader_are_refused_with_the_way_out(lightning, make, given):
+    with pytest.raises(ArgumentError, match=r"(?s)a list of samples.*HFDataModule\(args, train_dataset=…\)"):
+        lightning().fit(HFModule(Classifier(), make()), given)
+
+
+def test_a_list_of_loaders_is_lightnings_to_judge(lightning, make):
+    loaders = [DataLoader(rows(8), batch_size=4), DataLoader(rows(8), batch_size=4)]
+    with pytest.raises(Exception) as caught:
+        lightning().fit(HFModule(Classifier(), make()), loaders)
+    assert "a list of samples" not in str(caught.value)

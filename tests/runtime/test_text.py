@@ -1,11 +1,16 @@
 """Truth values, near names and missing packages, in one vocabulary."""
 
+import shlex
+import tomllib
+from pathlib import Path
+
 import pytest
 from accelerate.utils import str_to_bool
 from transformers.utils.generic import strtobool
 
 from hf_compat.errors import ArgumentError, MissingPackage
-from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_switch
+from hf_compat.runtime import text
+from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_switch, pip_install
 
 WORDS = ("y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0")
 
@@ -45,8 +50,24 @@ def test_a_hint_is_the_nearest_name_or_the_other_sentence():
 def test_a_missing_package_is_named_with_the_way_to_get_it():
     assert not is_installed("no_such_package") and not is_installed("no_such_package.part") and is_installed("torch")
     with pytest.raises(MissingPackage) as caught:
-        need("no_such_package.part", "'hf-compat[plot]'", "`hf-compat plot`")
-    expected = "`hf-compat plot` needs the package no_such_package.\n\nHint: pip install 'hf-compat[plot]'"
+        need("no_such_package.part", "no-such-package", "`hf-compat plot`")
+    expected = "`hf-compat plot` needs the package no_such_package.\n\nHint: pip install no-such-package"
     assert str(caught.value) == expected and caught.value.name == "no_such_package"
     assert isinstance(caught.value, ImportError)
     assert need("math", "math", "a sum").pi > 3
+
+
+def test_an_extra_is_named_by_its_packages(monkeypatch):
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for name in ("plot", "transformers", "migrate", "search", "hub", "wandb", "tensorboard", "ray", "deepspeed"):
+        assert sorted(shlex.split(pip_install(f"[{name}]"))[2:]) == sorted(extras[name]), name
+    assert pip_install("'ray[tune]'") == "pip install 'ray[tune]'"
+    monkeypatch.setattr(text, "DISTRIBUTION", "no-such-distribution")  # as in a folder on the path
+    assert pip_install("[plot]") == "pip install -e '.[plot]'"
+
+
+def test_no_message_asks_for_a_name_that_nobody_has_registered():
+    package = Path(text.__file__).parents[1]
+    assert [str(path) for path in package.rglob("*.py") if f"{text.DISTRIBUTION}[" in path.read_text()] == []

@@ -34,7 +34,7 @@ def make_parser() -> ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Run the command and give its exit status."""
     chosen = make_parser().parse_args(list(words))
-    need("libcst", "'hf-compat[migrate]'", "`hf-compat doctor`")
+    need("libcst", "[migrate]", "`hf-compat doctor`")
     from hf_compat.tools.migration.migrate import migrate
     from hf_compat.tools.migration.names import looked_up_in
     from hf_compat.tools.migration.report import Effect, Target

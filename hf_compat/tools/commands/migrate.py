@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Run the command and give its exit status."""
     chosen = make_parser().parse_args(list(words))
-    need("libcst", "'hf-compat[migrate]'", "`hf-compat migrate`")
+    need("libcst", "[migrate]", "`hf-compat migrate`")
     from hf_compat.tools.migration.migrate import migrate
     from hf_compat.tools.migration.report import Target
 

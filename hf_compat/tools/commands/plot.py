@@ -100,14 +100,14 @@ def _not_drawn(runs: Sequence[RunCurves]) -> str:
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
     """Draw with this module's settings instead of the user's matplotlibrc."""
-    matplotlib = need("matplotlib", "'hf-compat[plot]'", "`hf-compat plot`")
+    matplotlib = need("matplotlib", "[plot]", "`hf-compat plot`")
     # Text stays text, so that it can be found, scaled and read aloud. TeX never reads a run's name
     with matplotlib.rc_context({"text.usetex": False, "svg.fonttype": "none", "agg.path.chunksize": 10_000}):
         yield
 
 
 def _figure(panels: int) -> Figure:
-    matplotlib = need("matplotlib.figure", "'hf-compat[plot]'", "`hf-compat plot`")
+    matplotlib = need("matplotlib.figure", "[plot]", "`hf-compat plot`")
     columns = min(panels, 3)
     rows = math.ceil(panels / columns)
     figure: Figure = matplotlib.Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")

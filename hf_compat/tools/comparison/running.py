@@ -20,6 +20,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import VARIABLE
 from hf_compat.interop import user_script
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.text import pip_install
 from hf_compat.tools.isolation.isolated import Isolation, command, shortage
 from hf_compat.tools.until_train import UserScript
 
@@ -64,7 +65,7 @@ def sides_of(against: str | None) -> tuple[Side, Side]:
     except importlib.metadata.PackageNotFoundError:
         raise ArgumentError(
             "transformers is not installed in this interpreter, and a comparison needs it.\n\n"
-            "Hint: pip install 'hf-compat[transformers]'"
+            f"Hint: {pip_install('[transformers]')}"
         ) from None
     python, found = sys.executable, installed
     if against is not None:

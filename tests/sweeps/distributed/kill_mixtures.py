@@ -4,7 +4,7 @@
 
 Every update saves, and every life goes on from the newest checkpoint. A run's lives are alike, or each is drawn anew:
 one, two or four ranks; DDP, FSDP 2 with whole or sharded checkpoints, ZeRO 2 or ZeRO 3. The clocks of its ranks are an
-hour ahead, an hour behind or jump to and fro. Where Ray is installed (`hf-compat[ray]`), some lives are jobs of Ray
+hour ahead, an hour behind or jump to and fro. Where Ray is installed (the extra `ray`), some lives are jobs of Ray
 Train, which restarts its workers by itself.
 
 A run whose lives were alike has to equal the uninterrupted run bit for bit. Another one's losses, rates, norms and

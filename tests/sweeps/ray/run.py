@@ -3,7 +3,7 @@
     python tests/sweeps/ray/run.py
 
 A command of its own: Ray is in no other test's environment, and each job takes half a minute. It needs
-`hf-compat[ray]`.
+the extra `ray`.
 The status is 1 where a number differs.
 """
 
