@@ -100,6 +100,7 @@ class UpstreamHooks(EvaluationMethods):
         """
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.is_trained_by_engine = self._is_own_model
+        self.is_deepspeed_enabled = self.accelerator.state.deepspeed_plugin is not None  # constructors read it
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _make_accelerator(self) -> None:

@@ -121,6 +121,17 @@ def test_a_library_prepares_its_reference_model_by_deepspeeds_configuration(tmp_
     assert AcceleratorState().deepspeed_plugin is None
 
 
+@pytest.mark.parametrize("config", [None, {"zero_optimization": {"stage": 2}}])
+def test_a_constructor_of_a_subclass_knows_whether_deepspeed_trains(tmp_path, config):
+    class WithReference(hf_compat.Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.reference_is_deepspeeds = self.is_deepspeed_enabled
+
+    args = make(hf_compat, tmp_path, deepspeed=config)
+    assert WithReference(toy.Classifier(), args).reference_is_deepspeeds == (config is not None)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """As if torchrun had started this process alone."""
