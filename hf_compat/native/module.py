@@ -595,12 +595,15 @@ class HFModule(OverridePoints, LoadableModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip at the arguments' `max_grad_norm` if Lightning makes the updates and has no limit of its own."""
-        precision = self.trainer.precision_plugin
+        precision, limit = self.trainer.precision_plugin, self.steps.args.max_grad_norm
         if gradient_clip_val is None and not self.stepping.steps_in_backward:
             if isinstance(precision, ForwardPrecision):
                 precision.unscale(optimizer)
-            gradient_clip_val, gradient_clip_algorithm = self.steps.args.max_grad_norm, "norm"
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            if limit:
+                gradient_clip_val, gradient_clip_algorithm = limit, "norm"
+        self.clip_gradients(
+            optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm=gradient_clip_algorithm
+        )
 
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients of a window that the next epoch completes. An update zeroes its own."""

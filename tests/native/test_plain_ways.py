@@ -238,6 +238,23 @@ def test_a_hook_finds_the_trainers_plugins(make, lightning, tmp_path):
     assert found == [(writing.checkpoint_io, "cpu")]
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_lightning_is_asked_to_clip_by_names(make, lightning, limit):
+    asked = []
+
+    class Clips(Sentences):
+        automatic_optimization = True
+
+        def clip_gradients(self, optimizer, **settings):
+            asked.append(settings)
+            super().clip_gradients(optimizer, **settings)
+
+    algorithm = "norm" if limit else "value"  # it has no limit of its own
+    trainer = lightning(gradient_clip_algorithm=algorithm)
+    trainer.fit(Clips(Net(), make(max_grad_norm=limit)), DataLoader(["a", "bc"], 2))
+    assert asked == [{"gradient_clip_val": limit or None, "gradient_clip_algorithm": algorithm}]
+
+
 # A step that makes its own updates -----------------------------------------------------------------------------------
 class Manual(Own):
     def __init__(self, *parts):
