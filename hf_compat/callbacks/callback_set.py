@@ -49,7 +49,8 @@ from hf_compat.training_run.run import RunHost
 logger = logging.getLogger(__name__)
 
 # The places where a Lightning callback may be refused, as the error names them.
-IN_TRAINER, WITH_MODULE, IN_TRANSFORMERS = "in this Trainer", "with an HFModule", "in transformers.Trainer"
+IN_TRAINER, IN_TRANSFORMERS = "in this Trainer", "in transformers.Trainer"
+WITH_MODULE, WITH_DATA = "with an HFModule", "with an HFDataModule"
 
 
 _IN_HF_COMPAT = "pass it to hf_compat.Trainer"
@@ -58,14 +59,15 @@ _REFUSED: dict[tuple[str, ...], dict[tuple[type[pl.Callback], ...], str]] = {
     (IN_TRAINER, WITH_MODULE): {
         (lightning_callbacks.GradientAccumulationScheduler,): "an update always takes one window of "
         "`gradient_accumulation_steps` micro-batches.\n\nHint: set `gradient_accumulation_steps` in the arguments",
+    },
+    (IN_TRAINER, WITH_DATA): {
         (lightning_callbacks.BatchSizeFinder,): "the arguments set the batch size.\n\nHint: set "
         "`per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of `hf_compat.Trainer` "
         "find one that fits",
-        (lightning_callbacks.LearningRateFinder,): "the arguments set the learning rate and its schedule.\n\nHint: set "
-        "`learning_rate` and compare several in short runs with `max_steps=100`, or use `hyperparameter_search` of "
-        "`hf_compat.Trainer`",
     },
     (IN_TRAINER,): {
+        (lightning_callbacks.LearningRateFinder,): "the arguments set the learning rate and its schedule.\n\nHint: set "
+        "`learning_rate` and compare several in short runs with `max_steps=100`, or use `hyperparameter_search`",
         (lightning_callbacks.BasePredictionWriter,): "`predict` returns its predictions.\n\n"
         "Hint: write the result of `trainer.predict(…)`",
     },
@@ -97,22 +99,26 @@ def refuse(callback: pl.Callback, place: str) -> None:
                 raise CallbackError(f"Lightning's {type(callback).__name__} cannot work {place}: {reason}.")
 
 
-def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule) -> None:
-    """Refuse a `lightning.Trainer`'s callbacks that cannot work with an HFModule.
+def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule, with_data: bool) -> None:
+    """Refuse a `lightning.Trainer`'s callbacks that cannot work with an HFModule, or with the data of an HFDataModule.
 
     A callback added by a `Tuner` is removed first, as the trainer may fit again after the refusal.
 
     Raises:
         CallbackError: A callback is refused. The message names an alternative.
     """
+    makes_updates = not module.automatic_optimization
+    places = [place for place, is_there in ((WITH_MODULE, makes_updates), (WITH_DATA, with_data)) if is_there]
     for callback in list(callbacks):
         try:
-            refuse(callback, WITH_MODULE)
+            for place in places:
+                refuse(callback, place)
         except CallbackError:
             if getattr(callback, "_early_exit", False):
                 callbacks.remove(callback)
             raise
-        check_model_of(callback, module.model, module)  # type: ignore[arg-type]  # an HFModule's
+        if makes_updates:
+            check_model_of(callback, module.model, module)  # type: ignore[arg-type]  # an HFModule's
 
 
 def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) -> None:

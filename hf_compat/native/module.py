@@ -62,6 +62,7 @@ from hf_compat.native.overrides import (
     refuse_late,
     refuse_unheard_methods,
     refuse_unused_hooks,
+    replace_hook,
     serve_own_step,
     tell_of_untrained,
     trained_names,
@@ -82,6 +83,7 @@ from hf_compat.native.steps import (
     seed_from,
     share_arguments,
     updates_of_fit,
+    warn_of_late_rate,
     warn_of_unused,
 )
 from hf_compat.optim.lr_schedulers import follows_metric
@@ -167,8 +169,11 @@ class HFModule(OverridePoints, LoadableModule):
     steps: NativeSteps
     _waiting: list[Batch]  # plain batches whose update takes more of them
     _is_set_up = False  # for the current run
+    _is_connected = False  # to the optimizers of the current fit
+    _is_tried = False  # whether a callback has trained before the current fit
     configured_schedules: list[LRSchedulerConfig] | None = None  # of HF's optimizer or the user's, until a fit starts
     _optimized: frozenset[int] | None = None  # ids of the parameters that HF's optimizer was made for
+    _rate_made: float | None = None  # the learning rate that HF's optimizer was made for
     _said_automatic: bool | None = None  # the user's setting of `automatic_optimization`
     _own_step: AuthorStep | GuardedStep | None = None  # in a fit with a user-defined step
 
@@ -234,7 +239,10 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def learning_rate(self) -> float:
-        """The initial learning rate. Setting it, as Lightning's `Tuner` does, does not change the arguments."""
+        """The initial learning rate.
+
+        Setting it, as Lightning's `Tuner` does, changes that of the next fit, and not the arguments.
+        """
         return self.steps.args.learning_rate
 
     @learning_rate.setter
@@ -246,6 +254,8 @@ class HFModule(OverridePoints, LoadableModule):
             )
         self.steps.set_rate = rate
         self.steps.use_arguments(self.steps.args)
+        if self._is_connected and self._rate_made not in (None, rate):
+            warn_of_late_rate(rate)
 
     def __getstate__(self) -> dict[str, object]:
         """Also leave out a fit's wrapper of a user-defined step."""
@@ -310,20 +320,22 @@ class HFModule(OverridePoints, LoadableModule):
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
-        self._is_set_up = False
+        self._is_set_up = self._is_connected = self._is_tried = False
+        self._optimized = self._rate_made = None
         self._leave_own_step()  # of a fit that has failed
         wrap_hf_callbacks(self.trainer)
         hide_expected([OF_LIGHTNING] if self.automatic_optimization or self._says_manual else _OF_HFS_UPDATES)
         if not is_replaced(self, "validation_step", HFModule):
             hide_expected([_OF_STEP])
         count_updates(self.trainer, 1)
+        data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
+        with_data = isinstance(data, NativeSteps)
+        refuse_native(self.trainer.callbacks, self, with_data)  # type: ignore[attr-defined]  # set by a connector
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
-                data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
-                refuse_unused_hooks(self, HFModule, may_read=self._says_manual and not isinstance(data, NativeSteps))
+                refuse_unused_hooks(self, HFModule, may_read=self._says_manual and not with_data)
             if not self._says_manual:  # else Lightning checks them as for any LightningModule
                 check_mechanics(self.steps.args, self.trainer)
-            refuse_native(self.trainer.callbacks, self)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
         prepare_lightning_callbacks(self.trainer, self, self.model, makes_updates=not self._says_manual)
         return super().configure_callbacks()
@@ -377,8 +389,7 @@ class HFModule(OverridePoints, LoadableModule):
         check_native(steps.args, told, run_parts(steps))
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
-            if not self._says_manual:  # the author steps them, as in any LightningModule
-                read_schedules(self)
+            self._read_schedules()
             data = getattr(getattr(trainer, "datamodule", None), "steps", None)
             count_updates(trainer, 1 if isinstance(data, NativeSteps) else batches)
         elif batches > 1 and told_batches > 1:  # with windows it would be their product
@@ -392,9 +403,13 @@ class HFModule(OverridePoints, LoadableModule):
         begin_hooks(self.trainer, self.model, steps.args)
         self.model.train()
 
+    def _read_schedules(self) -> None:
+        if not self.automatic_optimization and not self._says_manual:  # else as in any LightningModule
+            read_schedules(self)
+
     def teardown(self, stage: str) -> None:
         """Restore the model and the data module."""
-        self._is_set_up = False
+        self._is_set_up = self._is_connected = False
         show_expected()
         unwrap_forward(self._called_model)
         end_hooks(self.trainer)
@@ -420,6 +435,7 @@ class HFModule(OverridePoints, LoadableModule):
         if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
+        self._rate_made = self.learning_rate
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
         if attached_trainer(self) is not None:
             updates = updates_of_fit(self.trainer, steps)
@@ -436,14 +452,27 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_fit_start(self) -> None:
         """Connect the optimizer, and refuse parameters that it would not train."""
-        self.names_beside = names_beside(self, self.model, frozen=True)  # a callback may unfreeze them later
-        if self._optimized is not None:
-            refuse_late(self, self._optimized)
-        self._optimized = None
         if "configure_optimizers" in self.__dict__:
             warn_of_unused(
                 self.steps.args, OF_OPTIMIZER, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's"
             )
+        is_other_fit = self._is_tried or self._rate_made != self.learning_rate
+        if self._optimized is not None and is_other_fit:  # HF's schedule was made for another rate, or more updates
+            self._read_schedules()
+            self.trainer.strategy.setup_optimizers(self.trainer)
+        self._connect()
+        self._optimized = self.configured_schedules = None
+        self._is_connected = True
+
+    def _connect(self) -> None:
+        """Connect the module to the optimizers and schedules that the trainer has now.
+
+        A callback that finds a learning rate or a batch size trains before the fit starts, with a schedule of its own.
+        """
+        self._leave_own_step()  # of the updates of such a callback
+        self.names_beside = names_beside(self, self.model, frozen=True)  # a callback may unfreeze them later
+        if self._optimized is not None:
+            refuse_late(self, self._optimized)
         take_schedules_read(self)
         if not self.automatic_optimization:
             count = len(optimizers_of(self.trainer))
@@ -477,6 +506,11 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_train_start(self) -> None:
         """Start to read, and continue at the position of a checkpoint."""
+        if not self._is_connected:  # a callback that finds a rate or a batch size trains before the fit starts
+            self._is_tried = True
+            self._connect()
+            if not self.trainer.enable_validation:  # such a callback asks every module with a step for its data
+                replace_hook(self, "validation_step", pl.LightningModule.validation_step.__get__(self))
         if self.automatic_optimization:
             accumulate_batches(self.trainer, self.steps.args.gradient_accumulation_steps)
         read_when_due(self.trainer)

@@ -59,7 +59,6 @@ def take_schedules_read(module: HFModule) -> None:
     """Give Lightning the configurations that `read_schedules` has read."""
     read, strategy = {id(one.scheduler): one for one in module.configured_schedules or ()}, module.trainer.strategy
     strategy.lr_scheduler_configs = [read.get(id(one.scheduler), one) for one in strategy.lr_scheduler_configs]
-    module.configured_schedules = None
 
 
 class LightningSchedules:

@@ -197,6 +197,15 @@ def warn_of_unused(args: TrainingArguments, names: Iterable[str], why: str) -> N
         warn_user(f"These arguments have no effect, because {why}: `{'`, `'.join(told)}`.", InertArgumentWarning)
 
 
+def warn_of_late_rate(rate: float) -> None:
+    """Warn of a learning rate that is set while a fit follows HF's schedule."""
+    warn_user(
+        f"`learning_rate={brief(rate)}` of an HFModule was set in a fit, whose schedule continues from the rate that "
+        "it began with. The next fit begins with this one.\n\n"
+        "Hint: set it before the fit. Or return an optimizer of your own from `configure_optimizers`."
+    )
+
+
 def seed_from(args: TrainingArguments) -> None:
     """Seed every generator with `args.seed`, or if that is the default, with the seed of `seed_everything`.
 

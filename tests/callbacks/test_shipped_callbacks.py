@@ -47,7 +47,6 @@ REFUSED = {
         lambda: plc.GradientAccumulationScheduler({0: 2}),
         "gradient_accumulation_steps",
     ),
-    ("LearningRateFinder", "native"): (plc.LearningRateFinder, "learning_rate"),
     ("LearningRateFinder", "trainer"): (plc.LearningRateFinder, "learning_rate"),
 }
 NAMES = sorted(plc.__all__)
@@ -125,6 +124,14 @@ def BaseFinetuning(door):
     door.fit(Thaws(), Look(), epochs=3)
     torch.manual_seed(0)
     assert torch.equal(seen[0], Headed().backbone[0].weight) and not torch.equal(seen[1], seen[0])
+
+
+@effect
+def LearningRateFinder(door):
+    rates, find = Rates(), plc.LearningRateFinder(num_training_steps=15, early_stop_threshold=None)
+    updates = door.fit(find, rates, epochs=4).updates
+    found = find.optimal_lr.suggestion()
+    assert updates == len(rates.kept) == 16 and rates.kept[0][0] == pytest.approx(found * 15 / 16, abs=1e-6)
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
