@@ -272,12 +272,14 @@ class Reached:
         return self._read[number]
 
     def _ordered(self, tests: set[int], change: Change) -> list[str]:
-        """Order tests: the first rows of a function before further ones, quick before slow, the room's own first."""
+        """Order tests: those that name the function, of its module, of its room; quick ones first, few rows of each."""
+        named = set().union(*(self._with_word.get(word, set()) for word in change.function.split(".")))
+        beginnings = (f"tests/{change.room}/test_{Path(change.file).stem}", f"tests/{change.room}/", "")
         rows: dict[str, int] = defaultdict(int)
         keyed = []
         for name in sorted((self.tests[place] for place in tests), key=lambda one: self.seconds[one]):
             function, seconds = name.partition("[")[0], self.seconds[name] + self.shared[name]
-            others = not name.startswith(f"tests/{change.room}/")
-            keyed.append((min(rows[function], 3), seconds > 1, others, seconds, name))
+            far = 0 if function in named else 1 + next(i for i, one in enumerate(beginnings) if name.startswith(one))
+            keyed.append((min(rows[function], 3), seconds > (1 if far > 1 else 3), far, seconds, name))
             rows[function] += 1
         return [one[-1] for one in sorted(keyed)]
