@@ -16,7 +16,7 @@ FILES = sorted(TESTS.rglob("*.py"))
 # tests.
 MAY_SKIP = {
     "test_bad_input.py", "faults/test_faults.py", "cli/test_plot.py", "isolation/test_isolation.py",
-    "interop/test_beside_release.py", "callbacks/test_mlflow.py",
+    "interop/test_beside_release.py", "callbacks/test_mlflow.py", "docs/test_site.py",
 }  # fmt: skip
 
 
