@@ -37,6 +37,7 @@ from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_
 from hf_compat.optim.prepared import PreparedOptimizer, unprepared
 from hf_compat.optim.stepping import Stepping, stepping_of
 from hf_compat.runtime.inspection import is_replaced, placing
+from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, find_batch_size
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ class WindowModule(HooksOfPlainBatches):
         mechanics = self.__dict__.get("mechanics")
         if mechanics is not None:
             mechanics.end(self)
+        self.steps._tree = ModuleTree()  # the last one would keep a replaced model alive
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Make one update: forward and backward of each micro-batch, then clip, step, schedule and zero.
@@ -232,7 +234,7 @@ class WindowModule(HooksOfPlainBatches):
             self._step_schedules(own)
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, unprepared(steps.optimizer))
-        model.zero_grad()
+        steps._tree.zero_grad(model)
         self.observer.update_made(window, rate, grad_norm)
 
     def _take_over_replaced(self) -> None:

@@ -25,6 +25,7 @@ from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.inspection import placing
+from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
 
@@ -452,6 +453,7 @@ class TrainingSteps(Protocol):
     label_names: list[str]
     _asks_for_count: bool  # whether the next micro-batch finds out if its loss depends on the items counted
 
+    _tree: ModuleTree  # of the model that is trained
     args: TrainingArguments
     optimizer: Any  # torch's or any other optimizer
     lr_scheduler: Any

@@ -23,6 +23,7 @@ from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.inspection import delegated
+from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.training_run.run import RunHost, TrainingRun
@@ -90,6 +91,7 @@ class StepsBase:
     _optimizer_made_of: nn.Module | None = None  # the model of which an optimizer was made, until it is trained with
     _own_optimizer: object = None  # the optimizer that this object has made, or has trained with
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
+    _tree: ModuleTree  # of the model that is trained
 
     def _set_up_data(
         self,
@@ -111,6 +113,7 @@ class StepsBase:
             is_world_process_zero=self.args.process_index == 0,
         )
         self.control = TrainerControl()
+        self._tree = ModuleTree()
         self.is_in_train = False
         self.current_flos = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps

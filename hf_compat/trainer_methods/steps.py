@@ -75,7 +75,7 @@ class StepMethods(StepsBase):
         """
         context, inputs = self._prepare_context_parallel_inputs(model, inputs)
         with context():
-            model.train()
+            self._tree.train(model)
             optimizer_train = getattr(self.optimizer, "train", None)
             if callable(optimizer_train):
                 optimizer_train()
@@ -583,12 +583,12 @@ class OptimizationMethods(StepsBase):
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip gradients to `max_grad_norm`, and return their norm before clipping."""
-        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(self._tree.parameters(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
         """Measure the gradients' norm, unless clipping has done so."""
         if grad_norm is None:
-            return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+            return self.accelerator.clip_grad_norm_(self._tree.parameters(model), float("inf"))
         return grad_norm
 
     def get_num_trainable_parameters(self) -> int:

@@ -44,6 +44,7 @@ SOURCES = (
 EXCEPTIONS = {
     ("checkpoint/convert.py", "fit_loop"): "a key of Lightning's checkpoint files",
     ("checkpoint/forms.py", "_load_from_state_dict"): "torch's method of a module, for parts that load by themselves",
+    ("runtime/module_tree.py", "_modules"): "torch's table of a module's children",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("training_run/saver.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
     ("training_run/saver.py", "_run"): "the Trainer's record of its run",

@@ -1,0 +1,28 @@
+"""The calls of common runs stay below their bounds. A count does not depend on the machine, so no time is measured."""
+
+import pytest
+
+from sweeps.benchmarks import counts
+
+OURS, PLAIN = "hf_compat", "plain loop"
+# The most calls of ours: so many, or so many above 1.05 × the plain loop's.
+BOUNDS = {
+    "an update (4 tensors)": 850,
+    "eight micro-batches and an update": 2_300,
+}
+ABOVE_PLAIN = {"an update of 100 tensors": 300, "an update of 1,000 tensors": 300}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return counts.rows()
+
+
+@pytest.mark.parametrize("title", BOUNDS)
+def test_a_run_makes_no_more_calls_than_its_bound(rows, title):
+    assert rows[title][OURS]() <= BOUNDS[title]
+
+
+@pytest.mark.parametrize("title", ABOVE_PLAIN)
+def test_nothing_is_called_for_each_tensor_that_a_plain_loop_does_not_call(rows, title):
+    assert rows[title][OURS]() <= 1.05 * rows[title][PLAIN]() + ABOVE_PLAIN[title]
