@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import logging
+import os
 import signal
+import sys
 import threading
 import warnings
 from collections import defaultdict
@@ -28,6 +31,7 @@ from typing import Any, Literal, ParamSpec
 import lightning
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.core.hooks import DataHooks
@@ -500,6 +504,38 @@ def quietly() -> Iterator[None]:
             logging.getLogger(name).removeFilter(warnings_only)
 
 
+@contextlib.contextmanager
+def reading_entry_points_once() -> Iterator[None]:
+    """Let Lightning search the installed packages for callbacks once, and again when one was installed.
+
+    Each of its trainers reads the metadata of every installed package. Remove it when Lightning keeps what it found.
+    """
+    names = vars(registry)
+    if names["entry_points"] is not importlib.metadata.entry_points:  # another package's, or another thread's
+        yield
+        return
+    names["entry_points"] = _entry_points
+    try:
+        yield
+    finally:
+        names["entry_points"] = importlib.metadata.entry_points
+
+
+def _entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+    changed = []
+    for folder in sys.path:
+        try:
+            changed.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except OSError:  # Python skips it, too
+            changed.append((folder, 0))
+    return _entry_points_in(tuple(changed), group)
+
+
+@functools.lru_cache(maxsize=4)
+def _entry_points_in(path: tuple[tuple[str, int], ...], group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=group))
+
+
 class _NoProfiler(PassThroughProfiler):
     """Skip profiling without any cost. Lightning enters about fifteen of these contexts a step."""
 
@@ -539,7 +575,7 @@ class WindowTrainer(pl.Trainer):
             settings[switch] = False
             for callback in callbacks:
                 settings[switch] |= isinstance(callback, kind)
-        with quietly():
+        with quietly(), reading_entry_points_once():
             # the user may choose the CPU on purpose
             warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
             super().__init__(**{**settings, **options})

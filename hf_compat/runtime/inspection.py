@@ -60,6 +60,26 @@ def home_of(function: object) -> str:
     return str(getattr(function, "__module__", type(function).__module__))
 
 
+def kept_per_class(find: Callable[[type], Answer]) -> Callable[[type], Answer]:
+    """Keep what a function finds out about the members of a class, until one is added, replaced or removed.
+
+    The classes are never forgotten, so it is for those of packages.
+    """
+    known: dict[type, tuple[list[str], list[object], Answer]] = {}
+
+    @functools.wraps(find)
+    def found(kind: type) -> Answer:
+        names, members = list(vars(kind)), list(vars(kind).values())
+        before = known.get(kind)
+        if before is not None and before[0] == names and all(map(operator.is_, before[1], members)):
+            return before[2]
+        answer = find(kind)
+        known[kind] = names, members, answer
+        return answer
+
+    return found
+
+
 def number_of_arguments(func: Callable[..., object]) -> int:
     """Count the arguments that a function or a partial still takes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -60,6 +61,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float 
     return otherwise if near is None else f"did you mean `{near}`?"
 
 
+@functools.lru_cache(maxsize=1024)
 def is_secret(name: str) -> bool:
     """Whether values of that name are secret, as those of `hub_token`, `--args.hub-token` and `api_key`."""
     plain = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")

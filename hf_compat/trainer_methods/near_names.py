@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 
 from hf_compat.errors import warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
+from hf_compat.runtime.inspection import kept_per_class
 
 _PACKAGES = frozenset(("builtins", "hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning"))
 _NEAR = 0.88
@@ -30,8 +31,8 @@ def tell_of_trainer_names(trainer: object, own_attributes: Collection[str]) -> N
     """Warn of methods of a user's Trainer, and of attributes set on it, that nearly are those of the Trainer."""
     kind = type(trainer)
     ours = [one for one in kind.__mro__ if _is_packages(one)]
-    methods = {name for one in ours for name in vars(one) if not name.startswith("__")}
-    known = methods | {name for one in ours for name in vars(one).get("__annotations__", {})}
+    methods = set().union(*map(_members, ours))
+    known = methods.union(*(vars(one).get("__annotations__", {}) for one in ours))
     for name in _methods_of(kind, known):
         near = near_name(name, methods)
         if near is not None and not _overrides(kind, near):
@@ -68,6 +69,11 @@ def tell_of_flags(control: object, flags: Collection[str]) -> None:
         near = near_name(name, flags)
         if near is not None:
             _tell(f"`control.{name}` was set, which no Trainer reads", near)
+
+
+@kept_per_class
+def _members(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("__")}
 
 
 def _tell(fact: str, near: str) -> None:

@@ -5,7 +5,7 @@ Methods without a function here do nothing, but their overrides are called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.interop.releases import of_installed
-from hf_compat.runtime.inspection import home_of
+from hf_compat.runtime.inspection import home_of, kept_per_class
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import Absent, brief, is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -84,13 +84,12 @@ class UpstreamHooks(EvaluationMethods):
             )
         handler.requestable_kwargs["trainer"] = self  # a script's own handler may lack it
         put_there: set[str] = set()
-        for one in (*reversed(type(self).__mro__), self):
-            if one is self or one.__module__.partition(".")[0] == "hf_compat":
-                for name, value in vars(one).items():
-                    home = str(getattr(value, "__module__", None))
-                    is_ours = home.startswith("hf_compat.") or isinstance(value, Absent)
-                    put_there.discard(name) if is_ours else put_there.add(name)
-        _look_for_overrides(self, type(self).__name__, put_there)
+        for one in reversed(type(self).__mro__):
+            if one.__module__.partition(".")[0] == "hf_compat":
+                ours, others = _members_by_origin(one)
+                put_there = (put_there - ours) | others
+        ours, others = _by_origin(vars(self))
+        _look_for_overrides(self, type(self).__name__, (put_there - ours) | others)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make `self.accelerator`. The constructor calls this once model and arguments are set.
@@ -164,6 +163,20 @@ class UpstreamHooks(EvaluationMethods):
 for _name, _way_out in {**ABSENT, **FORMER_METHODS, **REFUSED_OVERRIDES}.items():
     if not hasattr(UpstreamHooks, _name):
         setattr(UpstreamHooks, _name, Absent(_name, _way_out))
+
+
+def _by_origin(members: Mapping[str, object]) -> tuple[set[str], set[str]]:
+    """The names of members that this package has written, and of the others."""
+    ours = set()
+    for name, value in members.items():
+        if isinstance(value, Absent) or str(getattr(value, "__module__", None)).startswith("hf_compat."):
+            ours.add(name)
+    return ours, members.keys() - ours
+
+
+@kept_per_class
+def _members_by_origin(kind: type) -> tuple[set[str], set[str]]:
+    return _by_origin(vars(kind))
 
 
 def _look_for_overrides(holder: object, called: str, own: Iterable[str]) -> None:

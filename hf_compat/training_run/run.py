@@ -50,7 +50,7 @@ from hf_compat.runtime.collectives import (
     highest_on_host,
     is_distributed,
 )
-from hf_compat.runtime.inspection import home_of
+from hf_compat.runtime.inspection import home_of, kept_per_class
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import brief, shown
 from hf_compat.training_run.loss_log import LossLog
@@ -89,17 +89,26 @@ def flag_sources(
     # whether the user has defined a method: in a subclass, on the object, or in place of one of our class
     kind = host if isinstance(host, type) else type(host)
     ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
-    has_methods = not _is_known(kind) or any(
-        callable(value) and callable(getattr(kind, name, None)) and not f"{home_of(value)}.".startswith(_KNOWN)
-        for owner in (host, *ours)
-        for name, value in vars(owner).items()
-        if not name.startswith("__")
-    )
+    names = [name for one in ours for name in _foreign_methods(one)]
+    if not isinstance(host, type):
+        names += _foreign_among(vars(host))
+    has_methods = not _is_known(kind) or any(callable(getattr(kind, name, None)) for name in names)
     return FlagSources(
         in_updates=bool(events) or has_lightning_callbacks or has_methods,
         in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
         in_epochs="on_epoch_end" in events or has_lightning_callbacks,
     )
+
+
+def _foreign_among(members: Mapping[str, object]) -> list[str]:
+    """The names of callables that neither we nor transformers' trackers have put there."""
+    methods = {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
+    return [name for name, value in methods.items() if not f"{home_of(value)}.".startswith(_KNOWN)]
+
+
+@kept_per_class
+def _foreign_methods(kind: type) -> list[str]:
+    return _foreign_among(vars(kind))
 
 
 def _is_known(kind: type) -> bool:

@@ -9,6 +9,10 @@ OURS, PLAIN = "hf_compat", "plain loop"
 BOUNDS = {
     "an update (4 tensors)": 850,
     "eight micro-batches and an update": 2_300,
+    "`train()` of one update": 12_000,
+    "a second `train()`": 12_000,
+    "evaluation of 8 samples": 4_500,
+    "a save": 14_000,
 }
 ABOVE_PLAIN = {"an update of 100 tensors": 300, "an update of 1,000 tensors": 300}
 

@@ -14,6 +14,7 @@ from hf_compat.runtime.inspection import (
     can_return_loss,
     find_labels,
     has_length,
+    kept_per_class,
     number_of_arguments,
     placing,
 )
@@ -111,3 +112,23 @@ def test_arguments_of_model_init(function):
 
 def test_lengths():
     assert has_length([]) and not has_length(iter([])) and not has_length(None)
+
+
+def test_what_was_found_about_a_class_is_kept_until_a_member_changes(monkeypatch):
+    class Kind:
+        one = 1
+
+    asked = []
+
+    @kept_per_class
+    def names(kind):
+        asked.append(kind)
+        return [name for name in vars(kind) if not name.startswith("__")]
+
+    assert names(Kind) == names(Kind) == ["one"] and asked == [Kind]
+    Kind.two = 2  # added
+    assert names(Kind) == ["one", "two"]
+    monkeypatch.setattr(Kind, "one", 3)  # replaced
+    assert names(Kind) == ["one", "two"] and len(asked) == 3
+    del Kind.two
+    assert names(Kind) == ["one"] and len(asked) == 4
