@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,22 @@ def test_two_pods_of_the_manifest_train_together(folder):
     told = [pod.communicate(timeout=240)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], told
     assert "[rank 0]: updates: 60, last loss" in told[0]
+
+
+def test_the_image_has_what_its_command_and_the_manifest_start():
+    lines = [line for line in (EXAMPLES / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    steps = [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+    assert [word for word, _ in steps] == ["FROM", "WORKDIR", "COPY", "COPY", "RUN", "WORKDIR", "COPY", "CMD"]
+    copied = [name for word, rest in steps if word == "COPY" for name in rest.split()[:-1]]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    (start,) = (json.loads(rest) for word, rest in steps if word == "CMD")
+    chosen = make_parser().parse_args(start[2:])
+    assert start[:2] == container()["command"][:2] and f"examples/{chosen.script}" in copied
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (install,) = (rest for word, rest in steps if word == "RUN")
+    (extra,) = re.findall(r"'\.\[(\w+)\]'", install)
+    assert extra in project["optional-dependencies"] and project["readme"] in copied
+    assert f"FROM python:{project['requires-python'].removeprefix('>=')}-slim" in lines
 
 
 SRUN = """#!/bin/bash

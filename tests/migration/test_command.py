@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from hf_compat.cli.main import main
 
@@ -147,3 +150,20 @@ def test_without_libcst_one_clear_error(project):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert "pip install 'libcst>=" in ended.stderr
+
+
+@pytest.mark.parametrize("name", [".pre-commit-hooks.yaml", "docs/command_migrate.md"])
+def test_the_hooks_for_pre_commit_judge_a_script(name, tmp_path, capsys):
+    text = (Path(__file__).parents[2] / name).read_text()
+    if name.endswith(".md"):
+        (text,) = re.findall(r'title=".pre-commit-config.yaml"\n(.*?)^```', text, flags=re.DOTALL | re.MULTILINE)
+    read = yaml.safe_load(text)
+    hooks = read if isinstance(read, list) else read["repos"][0]["hooks"]
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text("from transformers import TrainingArguments\n\nTrainingArguments('out', eval_strategy='step')\n")
+    new.write_text("from hf_compat import TrainingArguments\n\nTrainingArguments('out', eval_strategy='steps')\n")
+    for hook in hooks:
+        assert hook["language"] == "system" and hook["id"] == hook["entry"].replace(" ", "-")
+        command = hook["entry"].split()
+        assert [command[0], main([*command[1:], str(old)]), main([*command[1:], str(new)])] == ["hf-compat", 1, 0]
+    assert capsys.readouterr().out
