@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -41,12 +39,13 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.module import samples_of
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
-from hf_compat.engine.window_trainer import EXPECTED, OF_LIGHTNING
+from hf_compat.engine.window_trainer import OF_LIGHTNING
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.object_parser import without_secret_values
 from hf_compat.interop.transformers_models import apply_liger, check_liger
+from hf_compat.native.expected import OF_HFS_UPDATES, OF_STEP, hide_expected, show_expected
 from hf_compat.native.loading import LoadableModule, ModelSpec, made
 from hf_compat.native.overrides import (
     OF_AUTOMATIC_OPTIMIZATION,
@@ -102,28 +101,6 @@ from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.training_run.run import tracked_value
-
-_OF_STEP = ".*You defined a `validation_step` but have no `val_dataloader`.*"  # every HFModule has HFModule's
-_OF_HFS_UPDATES = [message for message in EXPECTED if "sync_dist" not in message]  # a subclass's own logs may need it
-_hidden: list[tuple[object, ...]] = []  # the filters that hide them
-
-
-def hide_expected(messages: Iterable[str]) -> None:
-    """Hide expected warnings until `show_expected`."""
-    for message in messages:
-        entry = ("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0)
-        if entry not in warnings.filters:
-            warnings.filterwarnings("ignore", message)
-            _hidden.append(entry)
-
-
-def show_expected() -> None:
-    """Show the expected warnings again, unless the user hides them. Other modules of this process may need them."""
-    warnings.filters[:] = [  # type: ignore[index]  # a list, which typeshed declares to be read only
-        entry for entry in warnings.filters if entry not in _hidden
-    ]
-    _hidden.clear()
-
 
 # Attributes of HF's Trainer, besides the model, that methods written for it read.
 _OF_STEPS = frozenset(
@@ -324,9 +301,9 @@ class HFModule(OverridePoints, LoadableModule):
         self._optimized = self._rate_made = None
         self._leave_own_step()  # of a fit that has failed
         wrap_hf_callbacks(self.trainer)
-        hide_expected([OF_LIGHTNING] if self.automatic_optimization or self._says_manual else _OF_HFS_UPDATES)
+        hide_expected([OF_LIGHTNING] if self.automatic_optimization or self._says_manual else OF_HFS_UPDATES)
         if not is_replaced(self, "validation_step", HFModule):
-            hide_expected([_OF_STEP])
+            hide_expected([OF_STEP])
         count_updates(self.trainer, 1)
         data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
         with_data = isinstance(data, NativeSteps)
