@@ -280,6 +280,8 @@ class Reached:
         for name in sorted((self.tests[place] for place in tests), key=lambda one: self.seconds[one]):
             function, seconds = name.partition("[")[0], self.seconds[name] + self.shared[name]
             far = 0 if function in named else 1 + next(i for i, one in enumerate(beginnings) if name.startswith(one))
-            keyed.append((min(rows[function], 3), seconds > (1 if far > 1 else 3), far, seconds, name))
+            keyed.append(
+                (min(rows[function], 3) if far > 1 else 0, seconds > (1 if far > 1 else 3), far, seconds, name)
+            )
             rows[function] += 1
         return [one[-1] for one in sorted(keyed)]
