@@ -211,9 +211,10 @@ class Reached:
         texts = {file for file, text in self._texts.items() if word.search(text)}
         in_text = {place for place, test in enumerate(self.tests) if test.partition("::")[0] in texts}
         module = self._union(row[2] for one in self.files.get(change.file, {}).values() for row in one["lines"])
-        general = ("tests/docs/", "tests/house/", f"tests/{change.room}/", "tests/test_")
+        pages = {place for place, test in enumerate(self.tests) if test.startswith("tests/house/")}  # made of tables
+        general = ("tests/docs/", f"tests/{change.room}/", "tests/test_")
         rest = {place for place, test in enumerate(self.tests) if test.startswith(general)}
-        return [self._of_row(change), named & in_text, in_text, named, module, rest]
+        return [self._of_row(change), named & in_text, pages, in_text, named, module, rest]
 
     def _of_row(self, change: Change) -> set[int]:
         """Find the tests that have the rarest word of the changed line, as the key of a table's row."""
