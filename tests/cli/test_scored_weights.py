@@ -112,10 +112,13 @@ def test_fit_validate_test_and_predict_of_the_digits_give_the_same_numbers(tmp_p
     assert changed == {"eval_results.json", "all_results.json"}  # with other times
 
 
-@pytest.mark.parametrize("form", ["folder", "last", "true", "ckpt", "final"])
+@pytest.mark.parametrize("form", ["folder", "last", "true", "ckpt", "final", "weights alone"])
 def test_every_form_of_a_checkpoint(form, trained, capsys):
     of_fit = numbers(trained, "eval")
     path = {"folder": "out/checkpoint-12", "ckpt": "it.ckpt", "final": "out"}.get(form, form)
+    if form == "weights alone":
+        (trained.parent / form).mkdir()
+        shutil.copy(trained / "checkpoint-12" / "model.safetensors", form)
     if form == "ckpt":
         assert main(["convert", "out/checkpoint-12", "it.ckpt"]) == 0
     assert main(["validate", "-c", "run.yaml", f"--ckpt_path={path}"]) == 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import UnsupportedArgument
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.plan.argument_support import in_one_line, inert_settings
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
@@ -123,3 +126,9 @@ def test_a_current_plan_follows_arguments_that_change():
     args.debug.append("tpu_metrics_debug")  # changed where it is
     with pytest.raises(UnsupportedArgument, match="tpu_metrics_debug"):
         current.of(args)
+
+
+def test_arguments_of_a_lightning_trainer_are_named_as_it_names_them():
+    known = {*inspect.signature(pl.Trainer).parameters, *inspect.signature(pl.Trainer.fit).parameters}
+    named = {row.native for row in ROWS.values() if row.native and row.native.isidentifier()}
+    assert len(named) > 5 and named <= known

@@ -57,6 +57,15 @@ def test_a_missing_package_is_named_with_the_way_to_get_it():
     assert need("math", "math", "a sum").pi > 3
 
 
+def test_a_container_that_holds_itself_is_shown_twenty_levels_deep():
+    deep: list = []
+    deep.append(deep)
+    assert text.brief(deep) == "[" * 21 + "'…'" + "]" * 21
+    named: dict = {}
+    named["a"] = named
+    assert text.brief(named).count("{'a': ") == 20
+
+
 def test_an_extra_is_named_by_its_packages(monkeypatch):
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
