@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 import warnings
 
@@ -59,6 +60,12 @@ def test_a_small_file_that_stands_for_gigabytes_is_refused_at_once(make_args, tm
     assert (
         f"checkpoint-4 is not whole and is skipped: it cannot be loaded ({newest / file} cannot be read" in caplog.text
     )
+
+
+def test_objects_that_only_torch_would_make_are_walked_through_before(tmp_path):
+    torch.save({"a": collections.deque([sharing()])}, tmp_path / "file.pt")
+    with pytest.raises(CheckpointError, match=r"its few bytes stand for .* parts or more"):
+        read_torch_file(str(tmp_path / "file.pt"))
 
 
 def _types():

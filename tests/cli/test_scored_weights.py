@@ -137,6 +137,14 @@ def test_a_scored_checkpoint_replaces_the_results_of_the_fit(trained, capsys):
     assert together["eval_loss"] == kept["eval_loss"] and "train_loss" in together
 
 
+def test_predictions_report_metrics_under_the_name_of_the_command(trained, capsys):
+    assert main(["predict", "-c", "run.yaml", "--ckpt_path", "last"]) == 0
+    assert "predict_loss" in capsys.readouterr().out
+    assert (
+        json.loads((trained / "predict_results.json").read_text())["predict_loss"] == numbers(trained, "eval")["loss"]
+    )
+
+
 def test_the_best_is_the_one_that_the_run_knows(trained, capsys):
     state = json.loads((trained / "checkpoint-12" / "trainer_state.json").read_text())
     assert main(["validate", "-c", "run.yaml", "--ckpt_path", "best"]) == 0

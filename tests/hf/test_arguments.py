@@ -16,7 +16,7 @@ import transformers.training_args
 
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.hf import arguments, enums
+from hf_compat.hf import arguments, arguments_views, enums
 from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig, Row
 from hf_compat.hf.legacy import OLD_NAMES
 
@@ -194,6 +194,14 @@ def test_a_secret_of_a_subclass_stays_one():
     assert Keys("out").to_dict()["api_key"] is None
     dump = Keys("out", api_key="sk-1").to_dict()
     assert dump["api_key"] == "<API_KEY>" and "sk-1" not in Keys("out", api_key="sk-1").to_json_string()
+
+
+@pytest.mark.parametrize(("generation", "unset"), [("4", True), ("5", None)])
+def test_where_a_model_is_placed_is_left_open_as_in_its_generation(monkeypatch, generation, unset):
+    monkeypatch.setattr(arguments_views, "generation_beside", lambda: generation)
+    assert TrainingArguments("out", use_cpu=True).place_model_on_device is unset
+    for chosen in (True, False):
+        assert TrainingArguments("out", use_cpu=True, place_model_on_device=chosen).place_model_on_device is chosen
 
 
 def test_log_levels_are_upstreams():

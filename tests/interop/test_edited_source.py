@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import warnings
@@ -66,6 +67,16 @@ def test_a_method_that_was_compiled_from_text_is_refused_when_a_trainer_is_made(
     exec(COMPILED, library)
     monkeypatch.setattr(hf_compat.Trainer, "evaluation_loop", library["evaluation_loop"])
     with pytest.raises(OverrideError, match=r"(?s)unsloth.trainer has compiled `Trainer.evaluation_loop`.*Hint: "):
+        hf_compat.Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8))
+
+
+@pytest.mark.parametrize(("module", "is_refused"), [("__main__", False), ("unsloth.trainer", True)])
+def test_of_a_command_in_words_only_its_own_functions_replace_a_method(monkeypatch, make_args, module, is_refused):
+    own = {"__name__": module}
+    exec("def log(self, logs, start_time=None):\n    self.seen = logs\n", own)
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setattr(hf_compat.Trainer, "log", own["log"])
+    with pytest.raises(OverrideError) if is_refused else contextlib.nullcontext():
         hf_compat.Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8))
 
 

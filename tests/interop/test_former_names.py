@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import hf_compat
-from hf_compat.interop.former_names import is_restored
+from hf_compat.interop.former_names import MOVED, is_restored
 from hf_compat.interop.user_script import run_script
 from hf_compat.tools.migration.gone_names import account_of
 
@@ -33,6 +33,12 @@ IMPORTS = [
 # A module that is there while patched alone: nothing to compare with before
 RESTORED = "transformers.deepspeed"
 pytestmark = pytest.mark.filterwarnings("ignore:These were imported from transformers")
+
+
+@pytest.mark.parametrize("path", [path for path, home in MOVED.items() if home.startswith("transformers.")])
+def test_a_moved_name_is_where_the_table_says(path):
+    name = path.rpartition(".")[2]
+    assert hasattr(importlib.import_module(MOVED[path]), name)
 
 
 @pytest.fixture

@@ -54,6 +54,11 @@ def test_what_arrives_is_upstreams(tmp_path, monkeypatch, strategy):
         assert not [name for name, data in mine.files.items() if TOKEN.encode() in data]
 
 
+def test_a_card_has_the_name_that_is_given(tmp_path, hub):
+    make(tmp_path, max_steps=1).push_to_hub(model_name="Mine")
+    assert huggingface_hub.ModelCard(hub.tree("me/run")["README.md"].decode()).data.model_name == "Mine"
+
+
 def test_a_card_has_upstreams_words(tmp_path, hub):
     trainer = make(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1)
     trainer.train()

@@ -118,6 +118,16 @@ def test_a_server_that_has_gone_silent_holds_up_a_run_for_so_long(tmp_path, monk
     assert [path.name for path in (tmp_path / "run").glob("_*")] == []
 
 
+def test_a_large_push_is_waited_for_as_long_as_a_slow_connection_needs(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(client, "PROGRESS_SECONDS", 0.1)
+    monkeypatch.setattr(client, "SLOWEST_BYTES_PER_SECOND", 100)  # a minute and more for the files of a checkpoint
+    with running_hub() as hub, talked_to(monkeypatch, hub):
+        hub.fail = lambda number, method, path: time.sleep(0.5) if "/preupload/" in path else None
+        make(tmp_path, hub_always_push=True).train()
+        assert "the Hub has not taken it in" not in caplog.text and "Training in progress, step 2" in hub.messages()
+
+
 def test_a_forked_process_waits_for_no_push_of_its_parent(tmp_path, monkeypatch):
     released = threading.Event()
     with running_hub() as hub, talked_to(monkeypatch, hub):
