@@ -38,7 +38,7 @@ _MARK_WITHIN = 2**16  # bytes from the beginning of a file
 _FIRST = ("loss", "learning_rate", "grad_norm")
 _MOST_PANELS = 99  # a picture of more is too large for its format
 _LARGEST_DRAWN = 1e300  # an axis needs room beyond its values
-_MOST_WIDTHS = 4  # of lines, one a run
+_MOST_WIDTHS = 3  # of lines that are wider than the last run's
 _LONGEST_NAME = 60  # characters
 _MOST_POINTED_AT = 2_000  # points of a curve that the pointer finds
 _LONGEST_WAIT_SECONDS = 86_400
@@ -125,7 +125,7 @@ def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequen
             along = [point[1 if by == "epoch" else 0] for point in points]
             (line,) = axes.plot(
                 along, [point[2] for point in points], color=f"C{index % 10}", markersize=3,
-                linewidth=1.5 * min(len(runs) - index, _MOST_WIDTHS),  # an equal run shows behind the next one
+                linewidth=1.5 + 2.5 * min(len(runs) - index - 1, _MOST_WIDTHS),  # equal runs show
                 linestyle="-" if name == names[0] else "--", marker="o" if len(points) < 20 else "",
             )  # fmt: skip
             line.set_gid(_id_of(index, name))
