@@ -11,7 +11,7 @@ import torch
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.argument_values import ROWS
-from hf_compat.plan.argument_support import in_one_line, inert_settings
+from hf_compat.plan.argument_support import EQUIVALENTS, in_one_line, inert_settings
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
 
@@ -132,3 +132,12 @@ def test_arguments_of_a_lightning_trainer_are_named_as_it_names_them():
     known = {*inspect.signature(pl.Trainer).parameters, *inspect.signature(pl.Trainer.fit).parameters}
     named = {row.native for row in ROWS.values() if row.native and row.native.isidentifier()}
     assert len(named) > 5 and named <= known
+
+
+@pytest.mark.parametrize(
+    ("given", "half"),
+    [("bf16-mixed", "bf16"), ("bf16", "bf16"), ("16-mixed", "fp16"), ("16", "fp16"), (16, "fp16"), ("32-true", None),
+     ("32", None), (32, None)],
+)  # fmt: skip
+def test_each_spelling_of_a_precision_of_lightnings_is_an_argument(given, half):
+    assert EQUIVALENTS["precision"](given) == {"bf16": half == "bf16", "fp16": half == "fp16"}
