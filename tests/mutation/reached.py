@@ -164,10 +164,10 @@ class Reached:
             tiers += self._at_import(change)
         files = {self.tests[place].partition("::")[0] for tier in tiers[:1] for place in tier}
         new = sorted(self.new, key=lambda test: (self.seconds[test], test))
-        ordered: dict[str, None] = {}
+        # those that are not recorded come first: few are near, and they are often written for what has survived
+        ordered = dict.fromkeys(test for test in new if self._is_near(test, change, files))
         for tier in tiers:
             ordered |= dict.fromkeys(self._ordered(tier & self.there, change))
-            ordered |= dict.fromkeys(test for test in new if self._is_near(test, change, files))  # after the first tier
         ordered |= dict.fromkeys(test for test in new if test.partition("::")[0] not in self._known_files)
         return list(ordered)
 
