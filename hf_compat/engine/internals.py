@@ -254,11 +254,27 @@ def start_from(trainer: Trainer, epoch: int, updates: int, done: int = 0, batche
         if done:
             setattr(loop.batch_progress.total, name, updates if batches is None else batches)
             setattr(loop.batch_progress.current, name, done)
-    steps = loop.manual_optimization.optim_step_progress.total
-    steps.ready = steps.completed = updates
+    automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
+    for steps in (loop.manual_optimization.optim_step_progress.total, automatic):  # the module's own kind counts
+        steps.ready = steps.completed = updates
     if done:
         loop._restarting = True  # for this loop only, as the epoch itself starts as usual
         loop._batches_that_stepped = updates - 1  # a restart counts the last one again
+
+
+def count_on(loops: dict[str, Any], module: LightningModule) -> None:
+    """Let a module count the stored steps of loops on, also those that the other kind of optimization has made.
+
+    Lightning counts automatic and manual steps apart, and `global_step` is that of the module's own kind. Remove it
+    when there is one count.
+    """
+    fit = loops.get("fit_loop", {})
+    automatic = fit.get("epoch_loop.automatic_optimization.optim_progress", {}).get("optimizer", {}).get("step")
+    manual = fit.get("epoch_loop.manual_optimization.optim_step_progress")
+    if automatic and manual:
+        own, other = (automatic, manual) if module.automatic_optimization else (manual, automatic)
+        if own["total"]["completed"] < other["total"]["completed"]:
+            own.update(copy.deepcopy(other))
 
 
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:

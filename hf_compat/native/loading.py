@@ -55,6 +55,7 @@ from hf_compat.checkpoint.run_state import ARRAY_GLOBALS, DataPosition, plain_ch
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
     attached_trainer,
+    count_on,
     dump_checkpoint,
     keep_loaded_data,
     load_state,
@@ -133,6 +134,7 @@ class LoadableModule(WindowModule):
         if trainer is not None:  # else `load_from_checkpoint` makes a module, which begins anew
             self._resume = checkpoint.get(OWN_KEY)
             self._lightning_resumes = "loops" in checkpoint
+            count_on(checkpoint.get("loops", {}), self)
             self._loaded_optimizers = checkpoint.get("optimizer_states", ())
             self._loaded_schedules = checkpoint.get("lr_schedulers", ())
         weights = plain_names(checkpoint["state_dict"])

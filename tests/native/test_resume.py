@@ -120,3 +120,33 @@ def test_a_validation_that_was_to_follow_a_checkpoint_is_made_when_it_is_resumed
     before = (at - 1) // {1.0: 8, 0.5: 4, 3: 3}[interval]  # validations before the checkpoint
     if interval != 3:  # with an interval in batches Lightning begins each epoch anew
         assert len(later) == len(losses) - before
+
+
+class Automatic(hf_compat.HFModule):
+    automatic_optimization = True
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch)["loss"]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(hf_compat.HFModule, Automatic), (Automatic, hf_compat.HFModule), (hf_compat.Trainer, Automatic)],
+)
+def test_steps_count_on_whoever_makes_the_updates(make_args, tmp_path, lightning, before, after):
+    args = make_args(max_steps=6, save_strategy="steps", save_steps=4, learning_rate=0.01)
+
+    def fit(kind, resume=None, **options):
+        trainer = lightning(max_epochs=-1, **options)
+        module = kind(toy.Classifier(), hf_compat.TrainingArguments(str(tmp_path), learning_rate=0.01, use_cpu=True))
+        trainer.fit(module, hf_compat.HFDataModule(None, toy.rows(32)), ckpt_path=resume)
+        return trainer
+
+    if before is hf_compat.Trainer:
+        before(toy.Classifier(), args, train_dataset=toy.rows(32)).train()
+    else:
+        fit(before, max_steps=4).save_checkpoint(f"{args.output_dir}/checkpoint-4")
+    trainer = fit(after, resume=f"{args.output_dir}/checkpoint-4", max_steps=6)
+    assert trainer.global_step == 6
+    assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {6}
