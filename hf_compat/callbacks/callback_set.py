@@ -99,8 +99,12 @@ def refuse(callback: pl.Callback, place: str) -> None:
                 raise CallbackError(f"Lightning's {type(callback).__name__} cannot work {place}: {reason}.")
 
 
-def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule, with_data: bool) -> None:
+def refuse_native(
+    callbacks: list[pl.Callback], module: pl.LightningModule, with_data: bool, author_updates: bool
+) -> None:
     """Refuse a `lightning.Trainer`'s callbacks that cannot work with an HFModule, or with the data of an HFDataModule.
+
+    What works may depend on whether the author's `training_step` makes its own updates.
 
     A callback added by a `Tuner` is removed first, as the trainer may fit again after the refusal.
 
@@ -119,13 +123,15 @@ def refuse_native(callbacks: list[pl.Callback], module: pl.LightningModule, with
             raise
         if makes_updates:
             check_model_of(callback, module.model, module)  # type: ignore[arg-type]  # an HFModule's
+        if author_updates:
+            check_averaging_of(callback, module)
 
 
 def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) -> None:
     """Refuse a Lightning callback that cannot work with a model, or with the trained module that holds it.
 
     Raises:
-        CallbackError: BackboneFinetuning without a backbone, StochasticWeightAveraging with a batch norm.
+        CallbackError: BackboneFinetuning without a backbone. The message names an alternative.
     """
     has_own = isinstance(getattr(trained, "backbone", None), nn.Module)
     if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not has_own and backbone_of(model) is None:
@@ -133,12 +139,21 @@ def check_model_of(callback: pl.Callback, model: nn.Module, trained: nn.Module) 
             f"BackboneFinetuning unfreezes the model's `backbone`, and {type(model).__name__} has none.\n\n"
             "Hint: name the part `backbone`, or write a BaseFinetuning that freezes parts of `pl_module.model`."
         )
+
+
+def check_averaging_of(callback: pl.Callback, trained: nn.Module) -> None:
+    """Refuse to average a model with a batch norm where an epoch always makes updates.
+
+    Raises:
+        CallbackError: It is Lightning's StochasticWeightAveraging. The message names an alternative.
+    """
     if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in trained.modules()
     ):
         raise CallbackError(
-            "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
-            "of the run. It is an epoch without updates, which only automatic optimization can make.\n\n"
+            "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, and it must not "
+            "train in it. hf_compat.Trainer makes no such epoch, and a `training_step` that makes its own updates "
+            "makes them there, too.\n\n"
             "Hint: use lightning's WeightAveraging, which averages buffers too."
         )
 
@@ -222,6 +237,7 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         )
     refuse(callback, IN_TRAINER)
     check_model_of(callback, model, model)
+    check_averaging_of(callback, model)
     uncalled = hooks_of_user(callback, NEVER_CALLED)
     if uncalled:
         warn_user(

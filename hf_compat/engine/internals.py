@@ -313,6 +313,14 @@ def replace_schedule_steps(trainer: Trainer, step: Callable[..., None] | None) -
     return own
 
 
+def skips_backward(trainer: Trainer) -> bool:
+    """Whether StochasticWeightAveraging runs its last epoch, which only collects the statistics of batch norms.
+
+    Lightning heeds it in automatic optimization. Remove it when manual optimization is told of it.
+    """
+    return bool(trainer.fit_loop._skip_backward)
+
+
 def is_in_resumed_epoch(trainer: Trainer) -> bool:
     """Whether a fit is in the epoch in which its checkpoint was saved. Metrics of its first part are lost.
 

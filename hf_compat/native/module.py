@@ -35,6 +35,7 @@ from hf_compat.engine.internals import (
     given_to_fit,
     replace_schedule_steps,
     skip_step_metrics,
+    skips_backward,
 )
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.module import samples_of
@@ -307,7 +308,8 @@ class HFModule(OverridePoints, LoadableModule):
         count_updates(self.trainer, 1)
         data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
         with_data = isinstance(data, NativeSteps)
-        refuse_native(self.trainer.callbacks, self, with_data)  # type: ignore[attr-defined]  # set by a connector
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+        refuse_native(callbacks, self, with_data, author_updates=self._says_manual)
         if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self, HFModule, may_read=self._says_manual and not with_data)
@@ -504,6 +506,8 @@ class HFModule(OverridePoints, LoadableModule):
         self._waiting = []
         if isinstance(self.trainer.train_dataloader, Windows):  # `reload_dataloaders_every_n_epochs` may have made them
             self.trainer.train_dataloader.begin_at(self.trainer.current_epoch)
+        if skips_backward(self.trainer):
+            self.steps.accelerator.run_backward = lambda loss, **options: None
 
     def training_step(  # type: ignore[override]  # with a user-defined step, its result
         self, window: Window | Batch, batch_idx: int
@@ -552,7 +556,10 @@ class HFModule(OverridePoints, LoadableModule):
     def _update(self, window: Window) -> None:
         if self.names_beside:
             tell_of_untrained(self, self.names_beside)
-        super()._update(window)
+        if skips_backward(self.trainer):
+            window.is_trained = True
+        else:
+            super()._update(window)
 
     def manual_backward(self, loss: torch.Tensor, *args: object, **kwargs: object) -> None:
         """Run a backward pass in a step that makes its updates itself.

@@ -355,14 +355,20 @@ def test_averaging_that_needs_another_epoch_is_refused(make_args):
         make(make_args, [plc.StochasticWeightAveraging(1e-2)], model=model)
 
 
-def test_it_is_refused_with_an_hf_module_too(make_args):
-    module = HFModule(Classifier(), make_args())
+def test_it_is_refused_beside_updates_of_the_authors_own_too(make_args):
+    class Manual(HFModule):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx)
+
+    module = Manual(Classifier(), make_args())
     module.beside = torch.nn.BatchNorm1d(8)
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         callbacks=[plc.StochasticWeightAveraging(1e-2)],
     )  # fmt: skip
-    with pytest.raises(CallbackError, match="an epoch without updates"):
+    with pytest.raises(CallbackError, match="must not train in it"):
         trainer.fit(module, HFDataModule(None, rows(16)))
 
 
