@@ -60,6 +60,14 @@ xfail_strict = true
 """
 
 
+# Python imports it in every process. Those that a trainer spawns import the tests, and no plugin of pytest.
+IN_EVERY_PROCESS = """import sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    import lightning_swap
+    lightning_swap.swap_in_spawned_process()
+"""
+
+
 def lay_out(repository: str, revision: str, folder: Path) -> None:
     """Lay Lightning's tests out in a folder, with the packages that they use."""
     if (folder / "pytest.ini").is_file():
@@ -76,6 +84,7 @@ def lay_out(repository: str, revision: str, folder: Path) -> None:
             print(f"{repository}: {error}")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "site")]
     subprocess.run([*install, *PACKAGES], check=True)
+    (folder / "site" / "sitecustomize.py").write_text(IN_EVERY_PROCESS)
     (folder / "pytest.ini").write_text(SETTINGS)
 
 
@@ -97,7 +106,7 @@ def run(mode: str, folder: Path, files: list[str]) -> dict[str, dict[str, str]]:
         variables["SWAP_IDS"] = str(baseline)
     command = [
         *(sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "--rootdir", ".", "-q", "--tb=short"),
-        *("-p", "lightning_swap", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--timeout", "90"),
+        *("-p", "lightning_swap", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--timeout", "300"),
         *("--basetemp", str(folder / f"tmp_{mode}"), *files),
     ]  # fmt: skip
     with open(log, "wb") as out:

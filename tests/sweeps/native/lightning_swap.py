@@ -46,10 +46,11 @@ def _base():
     from hf_compat import HFModule, TrainingArguments
 
     class LightningModule(HFModule):
-        """What a user writes in place of `LightningModule`. The test's class brings all parameters."""
+        """What a user writes in place of `LightningModule`. The test's class brings all parameters and parts."""
 
         def __init__(self, *args, **kwargs):
             super().__init__(torch.nn.Identity(), TrainingArguments(max_grad_norm=0.0, report_to="none"))
+            vars(self)["model"] = self._modules.pop("model")  # no row in a summary of the test's parts
             if MODE == "module":
                 self.automatic_optimization = True
 
@@ -117,9 +118,7 @@ def _add_adapters():
     lightning.pytorch.Trainer.__init__ = init
 
 
-def pytest_configure(config):
-    if MODE == "plain":
-        return
+def _import_lightning():
     # Lightning's own modules keep the real classes: they are imported before the swap
     import lightning.pytorch.cli
     import lightning.pytorch.demos.boring_classes
@@ -129,6 +128,32 @@ def pytest_configure(config):
 
     import hf_compat.native  # noqa: F401
 
+
+def swap_in_spawned_process():
+    """Swap the modules in a process that a trainer spawns, until its tests are imported.
+
+    `sitecustomize.py` of the suite calls it.
+    """
+    if MODE not in ("module", "update"):
+        return
+    _import_lightning()
+    from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+
+    original = _MultiProcessingLauncher._wrapping_function
+
+    @functools.wraps(original)
+    def run(self, *args, **kwargs):
+        _end_swap()
+        return original(self, *args, **kwargs)
+
+    _swap_modules()
+    _MultiProcessingLauncher._wrapping_function = run
+
+
+def pytest_configure(config):
+    if MODE == "plain":
+        return
+    _import_lightning()
     if MODE == "adapter":
         _add_adapters()
         return
