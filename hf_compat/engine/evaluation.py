@@ -20,6 +20,7 @@ from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation_contract import EvaluationFacts, RowOrder, dropped_samples, tell_of_breaches
+from hf_compat.engine.padded_rows import PaddedRows
 from hf_compat.engine.windows import BatchGroup, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
@@ -115,9 +116,10 @@ _NUMBERS = 65536  # losses in one tensor. Their number is not known beforehand
 class KeptBatches:
     """Batches of one kind: losses, predictions, labels or inputs.
 
-    Tensors are copied into one, so that joining makes no second copy. A batch that does not fit (another shape, type or
-    device, nested data, too many rows) ends this. From then on batches are kept separately and joined at the end. Plain
-    numbers, which take little memory, begin another tensor instead.
+    Tensors are copied into one, so that joining makes no second copy. On the CPU those of different lengths are padded
+    there at the end. A batch that does not fit (another shape, type or device, nested data, too many rows) ends this.
+    From then on batches are kept separately and joined at the end. Plain numbers, which take little memory, begin
+    another tensor instead.
 
     Args:
         rows: Rows of the tensor, which is made for all batches if their number is known. 0 keeps batches separately.
@@ -128,6 +130,7 @@ class KeptBatches:
         self.arrays: list[Arrays] = []
         self._rows = rows
         self._whole: torch.Tensor | None = None
+        self._padded: PaddedRows | None = None  # in place of the tensor, for more dimensions on the CPU
         self._used = 0
         self._waiting: list[torch.Tensor] = []
         self._waiting_bytes = 0
@@ -148,6 +151,16 @@ class KeptBatches:
         """Copy the waiting batches into the tensor."""
         parts, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not parts:
+            return
+        if self._whole is None and self._padded is None and parts[0].is_cpu and parts[0].ndim > 1:
+            self._padded = PaddedRows(parts[0], self._rows)
+        if self._padded is not None:
+            if all(map(self._padded.fits, parts)):
+                self._padded.add(parts)
+                return
+            self._take_apart()
+            self.on_device.extend(parts)
+            self._rows = 0
             return
         if self._whole is None:
             self._whole = parts[0].new_empty((self._rows, *parts[0].shape[1:]))
@@ -170,7 +183,9 @@ class KeptBatches:
         self._place()
         if self._whole is not None and self._used:
             self.on_device.append(self._whole[: self._used])
-        self._whole, self._used = None, 0
+        if self._padded is not None:
+            self.on_device.extend(self._padded.parts())
+        self._whole, self._padded, self._used = None, None, 0
 
     def to_cpu(self) -> None:
         """Move the batches that are kept separately to the CPU."""
@@ -182,13 +197,17 @@ class KeptBatches:
         self._place()
         if self._whole is not None and join and not (self.on_device or self.arrays):
             return nested_numpify(self._whole[: self._used])
-        self._take_apart()
+        padded = self._padded if join and not (self.on_device or self.arrays) else None
+        if padded is None:
+            self._take_apart()
         if not join or self.arrays:
             self.to_cpu()
         batches = self.arrays or self.on_device
-        if not join or not batches:
+        if not join or not (batches or padded):
             return batches or None
         try:
+            if padded is not None:
+                return nested_numpify(padded.padded(PADDING_INDEX))
             return nested_numpify(join_batches(batches))
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             forms = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any
 
 from torch import nn
 
@@ -82,7 +81,7 @@ class ModuleTree:
         return list(chain.from_iterable(map(dict.values, tables)))
 
 
-def _is_torchs(module: nn.Module, functions_of: Callable[[nn.Module], Any]) -> bool:
+def _is_torchs(module: nn.Module, functions_of: Callable[[nn.Module], object]) -> bool:
     """Whether a module's methods are those of `nn.Module`, which no class and no object has replaced."""
     try:
         return bool(functions_of(module) == functions_of(_PLAIN))

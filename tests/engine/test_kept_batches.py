@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,9 @@ import torchmetrics
 
 import hf_compat
 from helpers import toy
-from hf_compat.engine import evaluation
+from hf_compat.engine import evaluation, padded_rows
 from hf_compat.engine.evaluation import KeptBatches
+from sweeps.benchmarks import counts
 
 ROWS = {
     "as counted": [(4, 3), (4, 3), (2, 3)],
@@ -51,6 +55,37 @@ def test_counted_rows_are_what_batches_give(shapes, dtype):
     torch.manual_seed(0)
     batches = [(torch.rand(shape) * 100).to(dtype) for shape in shapes]
     assert same(kept(KeptBatches(), batches), kept(KeptBatches(10), batches))
+
+
+LENGTHS = [[1, 2, 3, 5, 8], [8, 5, 3, 2, 1], [3, 3, 7, 1, 1, 7, 2], [4, 4, 4], [0, 2], [2, 0, 3], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("platform", [sys.platform, "another"])
+def test_rows_of_different_lengths_are_padded_as_joined_ones(monkeypatch, dtype, platform):
+    monkeypatch.setattr(padded_rows.sys, "platform", platform)
+    monkeypatch.setattr(padded_rows, "_AT_ONCE", 100)
+    torch.manual_seed(0)
+    for lengths, rest in itertools.product(LENGTHS, [(), (5,), (2, 0)]):
+        batches = [(torch.rand(3, length, *rest) * 100).to(dtype) for length in lengths]
+        assert same(kept(KeptBatches(), batches), kept(KeptBatches(10), batches)), (lengths, rest)
+
+
+def test_what_pads_no_number_of_the_type_is_told_as_before():
+    batches = [torch.ones(2, length, dtype=torch.uint8) for length in (2, 3)]
+    there, here = outcome(KeptBatches(), batches), outcome(KeptBatches(10), batches)
+    assert type(there) is type(here) and (isinstance(there, str) or same(there, here))
+
+
+@pytest.mark.parametrize("lengths", [range(100, 200), range(199, 99, -1)], ids=["growing", "shrinking"])
+def test_results_of_different_lengths_take_their_own_size_at_the_peak(lengths):
+    kind = KeptBatches(100 * 64)
+    before = counts.peak_mib(reset=True)
+    for length in lengths:
+        kind.add(torch.ones(64, length, 16))
+    result = kind.result(join=True)
+    assert result.shape == (6400, 199, 16)
+    assert counts.peak_mib() - before <= 1.15 * result.nbytes / 2**20
 
 
 def test_gradients_are_left_out():

@@ -214,9 +214,9 @@ class LikeHF:
         trainer = self.trainer(Tagger(), 1, per_device_eval_batch_size=8)
         trainer.data_collator = _pad
         trainer.predict(data[:64])
-        before = _peak_mib(reset=True)
+        before = peak_mib(reset=True)
         trainer.predict(data)
-        return _peak_mib() - before
+        return peak_mib() - before
 
 
 def _pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -226,7 +226,8 @@ def _pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _peak_mib(reset: bool = False) -> float:
+def peak_mib(reset: bool = False) -> float:
+    """Read this process's peak memory, on Linux. With `reset` it begins anew, and is what is used now."""
     if reset:  # the kernel starts to count the peak anew
         Path("/proc/self/clear_refs").write_text("5")
         status = Path("/proc/self/status").read_text()
