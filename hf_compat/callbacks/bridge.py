@@ -262,7 +262,7 @@ class HFBridge(HFEvents, UpdateObserver):
         if self._last_saved != host.state.global_step:
             host._save_checkpoint(host.model, self.run.trial)
             self.fire("on_save")
-            host._saver.adopt_changes()
+            host._saver.end_of_event()
         if self._writer is not None:
             self._writer.wait()
         if signals.asks_for_requeue and host.state.is_world_process_zero:

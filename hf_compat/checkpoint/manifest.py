@@ -102,15 +102,17 @@ def seal(
     flushes: bool = True,
     place: Path | None = None,
     known: Mapping[str, object] = MappingProxyType({}),
+    hashes: bool = False,
 ) -> None:
     """Flush every file of a folder to disk, then write its manifest, first in a `place` of its own if there is one.
 
     The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
-    and the hashes of large files are left to `finish`. Those that are `known`, with their entries, are not read.
+    is left to `finish`, and so are the hashes of large files unless it `hashes`. Those that are `known`, with their
+    entries, are not read.
     """
     root = Path(folder)
     files = [name for name, is_own in entries(root).items() if is_own and name not in unlisted]
-    found = _listed(root, [name for name in files if name not in known], flushes)
+    found = _listed(root, [name for name in files if name not in known], flushes, hashes)
     listed = {name: known[name] if name in known else found[name] for name in files}
     _replace_manifest(root, listed, writer, is_durable=flushes, place=place)
     if flushes:
@@ -123,13 +125,13 @@ def flushed(folder: str, names: Iterable[str]) -> Listed:
     return _listed(root, [name for name in names if is_inside(root, name) and os.path.isfile(root / name)], True)
 
 
-def _listed(root: Path, names: Iterable[str], flushes: bool) -> Listed:
+def _listed(root: Path, names: Iterable[str], flushes: bool, hashes: bool = False) -> Listed:
     with Helpers[Listed](_THREADS) as threads:  # flushing and hashing wait outside Python
-        facts = {name: threads.submit(_facts, root / name, flushes) for name in names}
+        facts = {name: threads.submit(_facts, root / name, flushes, hashes) for name in names}
         return {name: found.result() for name, found in facts.items()}
 
 
-def _facts(path: Path, flushes: bool = True) -> Listed:
+def _facts(path: Path, flushes: bool = True, hashes: bool = False) -> Listed:
     """Collect what a manifest says about a file, which is forced to the disk first or later."""
     if flushes:
         flush(path)
@@ -137,7 +139,7 @@ def _facts(path: Path, flushes: bool = True) -> Listed:
     facts: Listed = {"bytes": stat.st_size}
     if not flushes:
         facts |= {"boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
-    if flushes or stat.st_size <= _HASHED_AT_ONCE:
+    if flushes or hashes or stat.st_size <= _HASHED_AT_ONCE:
         with open(path, "rb") as file:
             facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     return facts
@@ -201,21 +203,9 @@ def finish(folder: str) -> None:
     try:
         with _pinned(root) as pin:
             manifest = read_manifest(root)
-            finished = dict(manifest.files or {})
+            finished = _finished(root, manifest.files or {})
             if not finished:
                 return
-            for name, facts in finished.items():
-                if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
-                    try:
-                        hashed = _facts(root / name)
-                        is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
-                    except FileNotFoundError:
-                        continue
-                    except OSError as error:
-                        _mark_refused(root / name, error)
-                        raise
-                    if is_as_listed:
-                        finished[name] = {"bytes": facts.get("bytes"), "sha256": facts.get("sha256", hashed["sha256"])}
             # Written beside the folder, so that a copy or removal meanwhile finds no file that comes and goes
             with layout.hidden_folder(str(root.parent), layout.SAVING) as place:
                 _replace_manifest(root, finished, manifest.writer, place=Path(place), pin=pin)
@@ -224,6 +214,40 @@ def finish(folder: str) -> None:
     except FileNotFoundError:
         if is_ours(folder):
             raise
+
+
+def flush_listed(folder: str) -> None:
+    """Do the same for a folder whose manifest has all hashes, and write nothing: user code may be reading it."""
+    root = Path(folder)
+    try:
+        finished = _finished(root, read_manifest(root).files or {})
+        if finished:
+            flush(root / MANIFEST_NAME)
+            _flush_folders(root, finished)
+            flush(root.parent)
+    except FileNotFoundError:
+        if is_ours(folder):
+            raise
+
+
+def _finished(root: Path, files: Listed) -> Listed:
+    """Flush the files of a manifest that are not flushed yet, and hash those without a hash. Return their entries."""
+    finished = dict(files)
+    for name, facts in files.items():
+        if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
+            try:
+                if "sha256" in facts:
+                    flush(root / name)
+                hashed = facts if "sha256" in facts else _facts(root / name)
+                is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                _mark_refused(root / name, error)
+                raise
+            if is_as_listed:
+                finished[name] = {"bytes": facts.get("bytes"), "sha256": hashed["sha256"]}
+    return finished
 
 
 def _mark_refused(path: Path, error: OSError) -> bool:
@@ -338,7 +362,13 @@ class SavingPlace:
             self._is_begun = True
             flush(Path(self.run_dir))
 
-    def seal(self, writer: Writer, flushes: bool, known: Mapping[str, object] = MappingProxyType({})) -> None:
+    def seal(
+        self,
+        writer: Writer,
+        flushes: bool,
+        known: Mapping[str, object] = MappingProxyType({}),
+        hashes: bool = False,
+    ) -> None:
         """Write the manifest. In place, this makes the checkpoint whole. Other ranks have flushed the `known` files.
 
         Files that were written at the final place during this save are taken over first: they belong to this
@@ -357,7 +387,7 @@ class SavingPlace:
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
         self._is_flushed = flushes or os.path.lexists(self._replaced if self._in_place else self.final)
         place = Path(self.hidden) if self._in_place else None
-        seal(self.folder, writer, carried, self._is_flushed, place, known)
+        seal(self.folder, writer, carried, self._is_flushed, place, known, hashes)
         self._sealed = os.stat(self.folder)
 
     def put(self) -> None:

@@ -122,3 +122,42 @@ class Helpers(Generic[T]):
         for thread in self._threads:
             if thread.is_alive():  # Ctrl-C may have come before it began
                 thread.join()
+
+
+class BackgroundWriter:
+    """Runs one write at a time beside the training. The next call raises its error. The process exits after it."""
+
+    def __init__(self) -> None:
+        self.under_way: Future[None] | None = None  # the last write, until its error is asked for
+
+    def submit(self, *parts: Callable[[], None]) -> None:
+        """Start a write of several parts. First wait for the write before, and raise its error."""
+        self.wait()
+        self.under_way = Future()
+
+        def write() -> None:
+            for part in parts:
+                part()
+
+        start(self.under_way, write, "hf_compat-checkpoint")
+
+    def wait(self, only_if_ended: bool = False) -> None:
+        """Wait for the running write, and raise its error. With `only_if_ended` one that still runs is left alone."""
+        if only_if_ended and self.under_way is not None and not self.under_way.done():
+            return
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> BaseException | None:
+        """Wait for the running write, and return its error. For a caller with another error to raise.
+
+        Ctrl-C is raised when the write has ended. If it has interrupted `submit` before the write began, the write
+        never begins.
+        """
+        write = self.under_way
+        if write is None:
+            return None
+        end([write])
+        self.under_way = None
+        return None if write.cancelled() else write.exception()

@@ -77,7 +77,7 @@ class LogMethods(SearchMethods):
                 finally:
                     self._saver.is_by_flag = False
                 self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-                self._saver.adopt_changes()
+                self._saver.end_of_event()
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

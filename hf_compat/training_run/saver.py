@@ -20,7 +20,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopie
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.runtime.text import brief
-from hf_compat.runtime.threads import Helpers, end, start
+from hf_compat.runtime.threads import BackgroundWriter, Helpers
 from hf_compat.training_run.run import RunHost, TrainingRun, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -229,7 +228,11 @@ class Timing(StrEnum):
 
     NOW = "all at once"
     LATER = "`finish` beside the training"
+    HASHED = "hashes at once, `finish` beside the training once the callbacks have heard of the save"
     BACKGROUND = "`put` and `finish` beside the training, of a copy of the state; `push` at the next update"
+
+
+_FINISHED_BESIDE = (Timing.LATER, Timing.HASHED)
 
 
 class Saver:
@@ -248,6 +251,7 @@ class Saver:
         self._lacks_renames: dict[str, bool] = {}  # by folder, whether it is on a disk that renames no folders
         self.is_by_flag = False  # `control.should_save` has asked for this save, not user code or a signal
         self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then
+        self._unfinished: Callable[[], None] | None = None  # the rest of that save
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
 
@@ -269,6 +273,7 @@ class Saver:
             yield
             self.background.wait()  # a callback may have saved at the very end
         except BaseException as error:
+            self._finish_beside()  # a callback has raised the error
             unwritten = self.background.settle()  # a resume right after must not begin from an older checkpoint
             if unwritten is not None:
                 error.add_note(str(unwritten))
@@ -307,6 +312,7 @@ class Saver:
             CheckpointWriteError: The disk is full, or cannot be written to. Earlier checkpoints are unchanged.
         """
         host, args, state = self._host, self._host.args, self._host.state
+        self._finish_beside()  # a callback saves once more
         unwritten = self.background.settle()
         self._weights, self._extras = None, {}
         if host._callbacks.lightning:
@@ -320,7 +326,7 @@ class Saver:
             assert folder is not None  # `taking_folder` has set it
             in_place, timing = self._where_and_when(final)
             place = SavingPlace(final, folder.owner, in_place)
-            ends_at_once = [int(timing is not Timing.LATER)]  # on any rank, after the exchange
+            ends_at_once = [int(timing not in _FINISHED_BESIDE)]  # on any rank, after the exchange
             with self._together(place, ends_at_once):
                 if unwritten is not None:
                     raise unwritten
@@ -346,11 +352,7 @@ class Saver:
                     self.background.submit(put, finish)
                 else:
                     put()
-                if timing is Timing.NOW:
-                    finish()
-                    self._sealed = (final, manifest.stamps(final)) if args.should_save else None
-                elif timing is Timing.LATER and args.should_save:
-                    self.background.submit(finish)
+                    self._finish_in_time(final, timing, finish)
             except BaseException:
                 state.best_model_checkpoint = best_before
                 raise
@@ -413,15 +415,17 @@ class Saver:
             for why, holds in reasons.items():
                 if holds:
                     warn_once(f"`async_save=True`: {why}")
-        # User code that sees a checkpoint may copy, change or remove it, so nothing may be written there afterwards.
+        # User code that sees a checkpoint may copy, change or remove it, at a time that only callbacks tell.
         is_seen = not self.is_by_flag or any(map(self._overrides, ("_save_checkpoint", *_ROTATION)))
-        for callback in host.callback_handler.hearing("on_save"):
-            is_seen = is_seen or getattr(callback, "reads_checkpoints", True)
+        hearing = host.callback_handler.hearing("on_save")
+        is_heard = any(getattr(callback, "reads_checkpoints", True) for callback in hearing)
         # An upload takes the files as they are. An old folder of that name may go only once the new one is on the disk.
         # A system without boot ids, or one of several nodes, does not know what a power cut has taken.
         replaces, knows_boots = os.path.lexists(final), manifest.this_boot() is not None
         is_needed_whole = args.push_to_hub or replaces or args._launch.nodes != 1 or not knows_boots
-        return in_place, Timing.NOW if is_seen or is_needed_whole else Timing.LATER
+        if is_seen or is_needed_whole or (is_heard and args.world_size > 1):
+            return in_place, Timing.NOW
+        return in_place, Timing.HASHED if is_heard else Timing.LATER
 
     @contextlib.contextmanager
     def _together(
@@ -464,7 +468,8 @@ class Saver:
             if args.should_save:
                 folder.hold(place.run_dir)
                 writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
-                place.seal(writer, timing is not Timing.LATER, self._known_to_all(listed))
+                flushes = timing not in _FINISHED_BESIDE
+                place.seal(writer, flushes, self._known_to_all(listed), hashes=timing is Timing.HASHED)
                 folder.hold(place.run_dir)  # sealing may have taken long
                 place.put()
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
@@ -482,15 +487,15 @@ class Saver:
         return known
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
-        """With `LATER`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
+        """With `LATER` and `HASHED`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
 
         Checkpoints of other runs go first. The best one and the one just written stay.
         """
         host, run_dir, limit = self._host, os.path.dirname(final), self._host.args.save_total_limit
-        if timing is Timing.LATER:
+        if timing in _FINISHED_BESIDE:
             self.check_folder(final)
             try:
-                manifest.finish(final)
+                (manifest.flush_listed if timing is Timing.HASHED else manifest.finish)(final)
             except OSError as error:  # the system has lost a part of it
                 self.check_folder(final)
                 with contextlib.suppress(OSError):
@@ -512,8 +517,30 @@ class Saver:
         """Delete a checkpoint, unless the folder that it is in is another run's by now."""
         manifest.remove(path, functools.partial(self.check_folder, path))
 
-    def adopt_changes(self) -> None:
-        """List anew what the run's callbacks or overrides have changed in the checkpoint just written."""
+    def _finish_in_time(self, final: str, timing: Timing, finish: Callable[[], None]) -> None:
+        """Finish a save at once, beside the training, or after callbacks have heard of it."""
+        if timing is Timing.NOW:
+            finish()
+        if not self._host.args.should_save:
+            return
+        if timing is Timing.LATER:
+            self.background.submit(finish)
+        else:
+            self._sealed = (final, manifest.stamps(final))
+            self._unfinished = finish if timing is Timing.HASHED else None
+
+    def end_of_event(self) -> None:
+        """After `on_save`, list anew what was changed in the checkpoint just written, and finish it beside training."""
+        self._adopt_changes()
+        self._finish_beside()
+
+    def _finish_beside(self) -> None:
+        """Start what is left of a save that callbacks have heard of."""
+        finish, self._unfinished = self._unfinished, None
+        if finish is not None:
+            self.background.submit(finish)
+
+    def _adopt_changes(self) -> None:
         (folder, stamps), self._sealed = self._sealed or ("", {}), None
         if folder:
             self.check_folder(folder)
@@ -611,45 +638,6 @@ class Saver:
         for path in checkpoints_to_delete(ordered, 1, [best]):  # all go but the best
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
         remove_surplus(ordered, 1, [best], self.remove)
-
-
-class BackgroundWriter:
-    """Runs one write at a time beside the training. The next call raises its error. The process exits after it."""
-
-    def __init__(self) -> None:
-        self.under_way: Future[None] | None = None  # the last write, until its error is asked for
-
-    def submit(self, *parts: Callable[[], None]) -> None:
-        """Start a write of several parts. First wait for the write before, and raise its error."""
-        self.wait()
-        self.under_way = Future()
-
-        def write() -> None:
-            for part in parts:
-                part()
-
-        start(self.under_way, write, "hf_compat-checkpoint")
-
-    def wait(self, only_if_ended: bool = False) -> None:
-        """Wait for the running write, and raise its error. With `only_if_ended` one that still runs is left alone."""
-        if only_if_ended and self.under_way is not None and not self.under_way.done():
-            return
-        error = self.settle()
-        if error is not None:
-            raise error
-
-    def settle(self) -> BaseException | None:
-        """Wait for the running write, and return its error. For a caller with another error to raise.
-
-        Ctrl-C is raised when the write has ended. If it has interrupted `submit` before the write began, the write
-        never begins.
-        """
-        write = self.under_way
-        if write is None:
-            return None
-        end([write])
-        self.under_way = None
-        return None if write.cancelled() else write.exception()
 
 
 # The way out of a write that failed, by the error's number.

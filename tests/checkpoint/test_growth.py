@@ -14,7 +14,7 @@ from helpers import toy
 from hf_compat import Trainer
 from hf_compat.checkpoint import manifest, reading
 from hf_compat.checkpoint import manifest as sealing
-from hf_compat.training_run.saver import BackgroundWriter
+from hf_compat.runtime.threads import BackgroundWriter
 
 
 def train(make_args, folder, kind=Trainer, **more):

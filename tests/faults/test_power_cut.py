@@ -319,9 +319,11 @@ def unhashed(folder):
 @pytest.fixture
 def slow_flush(monkeypatch):
     """Nothing is hashed at once, and what goes on beside the training takes until it is let go."""
-    let_go, finish = threading.Event(), sealing.finish
+    let_go = threading.Event()
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
-    monkeypatch.setattr(sealing, "finish", lambda folder: (let_go.wait(30), finish(folder)))
+    for name in ("finish", "flush_listed"):
+        own = getattr(sealing, name)
+        monkeypatch.setattr(sealing, name, lambda folder, own=own: (let_go.wait(30), own(folder)))
     return let_go
 
 
@@ -422,16 +424,65 @@ def numbers_within(name, content):
     return states[0]["exp_avg"].numpy().tobytes()
 
 
-def test_older_checkpoints_are_gone_when_somebody_looks(make_args, tmp_path, slow_flush):
+def test_an_older_checkpoint_goes_only_when_the_one_that_somebody_saw_is_on_the_disk(make_args, tmp_path, slow_flush):
     seen = []
 
     class Looks(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             seen.append(sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")))
+            slow_flush.set()
 
-    slow_flush.set()
     run(make_args, callbacks=[Looks()], save_total_limit=1)
-    assert seen == [["checkpoint-2"], ["checkpoint-4"]]
+    assert seen == [["checkpoint-2"], ["checkpoint-2", "checkpoint-4"]]
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_a_callback_is_called_before_the_disk_has_the_files_and_finds_them_hashed(make_args, tmp_path, slow_flush):
+    """Its copy is whole on another machine, although nothing is flushed before it returns."""
+    flushed = []
+
+    class Copies(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            folder = tmp_path / "out" / f"checkpoint-{state.global_step}"
+            flushed.append(slow_flush.is_set())
+            assert unhashed(folder) == []
+            shutil.copytree(folder, tmp_path / "copies" / folder.name)
+            slow_flush.set()
+
+    run(make_args, callbacks=[Copies()])
+    assert flushed[0] is False
+    for copy in (tmp_path / "copies").iterdir():
+        assert manifest.problems(str(copy)) == []
+
+
+def test_nothing_is_written_into_a_checkpoint_that_somebody_has_seen(make_args, tmp_path):
+    """A callback's own thread may upload it, by hashes that it has computed before."""
+
+    def stats(folder):
+        return {path.name: (*path.stat()[:7], path.stat().st_mtime_ns) for path in [folder, *folder.iterdir()]}
+
+    seen = {}
+
+    class Looks(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            folder = tmp_path / "out" / f"checkpoint-{state.global_step}"
+            seen[folder] = stats(folder)
+
+    run(make_args, callbacks=[Looks()])
+    assert len(seen) == 2 and seen == {folder: stats(folder) for folder in seen}
+
+
+def test_a_checkpoint_is_flushed_although_a_callback_fails(make_args, tmp_path, monkeypatch):
+    class Fails(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            flush = sealing.flush
+            monkeypatch.setattr(sealing, "flush", lambda path: (flushed.append(path.name), flush(path)))
+            raise ZeroDivisionError
+
+    flushed = []
+    with pytest.raises(ZeroDivisionError):
+        run(make_args, callbacks=[Fails()])
+    assert {"model.safetensors", "optimizer.pt", "manifest.json", "checkpoint-2", "out"} <= set(flushed)
 
 
 def test_a_tracker_that_reads_no_checkpoints_does_not_hold_a_save_up(make_args, tmp_path, slow_flush):

@@ -67,7 +67,7 @@ EXCEPTIONS = {
     ("interop/former_names.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("hub/client.py", "done"): "Python's method of a Future",
     ("hub/pushes.py", "done"): "the same",
-    ("training_run/saver.py", "done"): "the same",
+    ("runtime/threads.py", "done"): "the same",
     ("optim/optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
 }
 

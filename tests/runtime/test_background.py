@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hf_compat.training_run.saver import BackgroundWriter
+from hf_compat.runtime.threads import BackgroundWriter
 
 
 def test_writes_follow_one_another():
