@@ -289,3 +289,11 @@ def test_adalomo_needs_a_gpu_on_the_machine(gpus, tmp_path, monkeypatch, use_cpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedArgument, match="GPU"):
         check_request(args, toy.Classifier())
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_loaders_pin_for_a_gpu_alone_and_where_they_may(gpus, tmp_path, is_pinned):
+    of_gpu = trainer_of(tmp_path, dataloader_pin_memory=is_pinned)
+    assert of_gpu.get_train_dataloader().pin_memory is of_gpu.get_eval_dataloader().pin_memory is is_pinned
+    of_cpu = trainer_of(tmp_path, dataloader_pin_memory=is_pinned, use_cpu=True)
+    assert of_cpu.get_train_dataloader().pin_memory is False
