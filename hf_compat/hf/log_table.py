@@ -22,8 +22,9 @@ _LINES_BETWEEN_HEADS = 40
 
 def prints_table(args: TrainingArguments) -> bool:
     """Whether logs are printed as a table: as `log_format` says, or where the output is a terminal."""
-    if args.log_format is not None:
-        return args.log_format == "table"
+    chosen = getattr(args, "log_format", None)  # transformers' arguments, in its own Trainer, lack it
+    if chosen is not None:
+        return bool(chosen == "table")
     is_terminal = getattr(sys.stdout, "isatty", None)  # a script may have put an object of its own there
     return is_terminal is not None and bool(is_terminal())
 

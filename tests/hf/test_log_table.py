@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import sys
+import types
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import transformers
 
 import hf_compat
 from helpers import toy
-from hf_compat.hf.log_table import LogTable
+from hf_compat.hf.log_table import LogTable, prints_table
 
 LOGS = [
     (2, {"loss": 0.6931471, "grad_norm": 1.25, "learning_rate": 5e-05, "epoch": 0.5}),
@@ -154,3 +155,10 @@ def test_a_format_that_nothing_prints_is_told(make_args):
     trainer.remove_callback(hf_compat.PrinterCallback)
     with pytest.warns(UserWarning, match=r"`log_format='table'` \(another callback shows the logs\)"):
         trainer.train()
+
+
+def test_arguments_of_transformers_leave_it_to_the_terminal(monkeypatch):
+    arguments = transformers.TrainingArguments("out", use_cpu=True)
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(isatty=lambda found=is_terminal: found))
+        assert prints_table(arguments) is is_terminal
