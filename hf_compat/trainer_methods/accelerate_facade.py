@@ -42,7 +42,7 @@ from hf_compat.hf.process_state import (
 )
 from hf_compat.interop.transformers_models import is_spread
 from hf_compat.optim.prepared import Prepared, PreparedOptimizer, unprepared
-from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
+from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
@@ -103,7 +103,7 @@ class AcceleratorState(ProcessState):
         self.mixed_precision = args.mixed_precision
         options = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
         self.is_fsdp2 = bool(args.fsdp) and int(options.get("version", 2)) == 2
-        if args.deepspeed is not None or args.fsdp:
+        if args.fsdp or uses_deepspeed(args, environment):
             self.distributed_type = as_distributed_type("FSDP" if args.fsdp else "DEEPSPEED")
             self.deepspeed_plugin = None if args.fsdp else DeepSpeedPlugin(args)
         # not by `setattr`, which accepts fields only

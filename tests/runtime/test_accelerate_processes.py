@@ -121,15 +121,22 @@ def test_a_library_prepares_its_reference_model_by_deepspeeds_configuration(tmp_
     assert AcceleratorState().deepspeed_plugin is None
 
 
+@pytest.mark.parametrize("by_launcher", [False, True])
 @pytest.mark.parametrize("config", [None, {"zero_optimization": {"stage": 2}}])
-def test_a_constructor_of_a_subclass_knows_whether_deepspeed_trains(tmp_path, config):
+def test_a_constructor_of_a_subclass_knows_whether_deepspeed_trains(tmp_path, monkeypatch, config, by_launcher):
+    if by_launcher:
+        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+
     class WithReference(hf_compat.Trainer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.reference_is_deepspeeds = self.is_deepspeed_enabled
 
     args = make(hf_compat, tmp_path, deepspeed=config)
-    assert WithReference(toy.Classifier(), args).reference_is_deepspeeds == (config is not None)
+    trainer = WithReference(toy.Classifier(), args)
+    is_expected = by_launcher or config is not None
+    assert trainer.reference_is_deepspeeds == is_expected
+    assert (trainer.accelerator.distributed_type == "DEEPSPEED") == is_expected
 
 
 @pytest.fixture
