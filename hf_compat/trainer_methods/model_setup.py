@@ -244,7 +244,7 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         loads_now = [1]  # all processes do if one has to
         with failing_together(CheckpointError, numbers=loads_now):
             loads_now[0] = int(not self._can_load_shards_later(checkpoint))
-        self._resumer.awaits_shards = loads_now == [0]
+        self._resumer.later_weights = None if loads_now == [1] else checkpoint
         if loads_now == [1]:
             with failing_together(CheckpointError), self._loading_whole_weights():
                 self._resumer.restore(ResumeAt.MODEL_READY, checkpoint)

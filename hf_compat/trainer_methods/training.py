@@ -381,7 +381,7 @@ class FSDP2Module(TrainerModule):
         assert isinstance(self.trainer.strategy, HFFSDP2Strategy)  # the plan has chosen it
         self.trainer.strategy.shard(self.model)
         resumer = self.steps._resumer
-        if resumer.awaits_shards:
+        folder, resumer.later_weights = resumer.later_weights, None
+        if folder is not None:
             with failing_together(CheckpointError):
-                resumer.restore(ResumeAt.MODEL_READY, self.steps._run.checkpoint)
-            resumer.awaits_shards = False
+                resumer.restore(ResumeAt.MODEL_READY, folder)

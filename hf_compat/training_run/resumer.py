@@ -104,7 +104,7 @@ class Resumer:
     def __init__(self, host: RunHost) -> None:
         self._host = host
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
-        self.awaits_shards = False  # the weights are loaded once the fit has sharded the model
+        self.later_weights: str | None = None  # the folder whose shards are loaded once the fit has sharded the model
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
 
     @contextlib.contextmanager
@@ -118,7 +118,7 @@ class Resumer:
             CheckpointMismatch: The checkpoint is of another model.
         """
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
-        self.weights_alone, self.awaits_shards = None, False
+        self.weights_alone = self.later_weights = None
         with self.chosen(wanted, unloadable) as checkpoint:
             self.is_loading = checkpoint is not None
             try:

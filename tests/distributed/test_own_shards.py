@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
 from pathlib import Path
 
 import torch
 
 from helpers import toy
 from helpers.forking import run_ranks
-from hf_compat import Trainer, TrainingArguments, set_seed
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 from hf_compat.training_run.resumer import ResumeAt, Resumer
 
 WIDTH, LAYERS = 512, 4
@@ -76,6 +78,67 @@ def resumed(folder: Path, kind: type[Trainer]) -> list[int]:
                 file.unlink()
     assert losses[0] == losses[1]
     return [json.loads((folder / f"read{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def sums_in_two_lives(folder: Path, between, resume: str | bool) -> list[float]:
+    """Train, change what was saved, begin from it. Return sums of a layer: at updates 2 and 4, and where it began."""
+
+    class Sums(TrainerCallback):
+        def __init__(self):
+            self.found = []
+
+        def note(self, model):
+            self.found.append(model.toy.outer.weight.full_tensor().double().sum().item())
+
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            self.note(model)
+
+        def on_save(self, args, state, control, model=None, **kwargs):
+            self.note(model)
+
+    def body(rank: int, life: str) -> None:
+        set_seed(len(life))  # other weights at first
+        options = {"state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Linear"]}
+        args = TrainingArguments(
+            str(folder / "run"), max_steps=4, save_steps=2, use_cpu=True, disable_tqdm=True, report_to="none",
+            fsdp=True, fsdp_config=options, learning_rate=1e-2,
+        )  # fmt: skip
+        sums = Sums()
+        trainer = Trainer(Wide(), args, train_dataset=toy.Table(toy.rows()), callbacks=[sums])
+        trainer.train(resume_from_checkpoint=resume if life == "second" else None)
+        (folder / f"{life}{rank}.json").write_text(json.dumps(sums.found))
+
+    for life in ("first", "second"):
+        for ended in run_ranks(folder / f"logs of the {life}", functools.partial(body, life=life)):
+            assert ended.status == 0, ended.said
+        if life == "first":
+            between(folder / "run")
+    _, at_2, at_4 = json.loads((folder / "first0.json").read_text())
+    return [at_2, at_4, json.loads((folder / "second0.json").read_text())[0]]
+
+
+def test_shards_without_a_training_are_begun_with(tmp_path):
+    def keep_the_weights_alone(run):
+        shutil.move(run / "checkpoint-2" / "pytorch_model_fsdp_0", tmp_path / "alone" / "pytorch_model_fsdp_0")
+        (tmp_path / "alone" / "model.safetensors").touch()  # makes it a saved model; shards are read first
+        shutil.rmtree(run)
+
+    (tmp_path / "alone").mkdir()
+    at_2, _, begun = sums_in_two_lives(tmp_path, keep_the_weights_alone, str(tmp_path / "alone"))
+    assert begun == at_2
+
+
+def test_damaged_shards_are_passed_over_for_an_older_checkpoint(tmp_path):
+    def damage(run):
+        shards = run / "checkpoint-4" / "pytorch_model_fsdp_0" / "__1_0.distcp"
+        content = bytearray(shards.read_bytes())
+        content[len(content) // 2] ^= 1
+        shards.write_bytes(content)
+        manifest = run / "checkpoint-4" / "manifest.json"  # without it the damage is found when the file is read
+        manifest.unlink()
+
+    at_2, at_4, begun = sums_in_two_lives(tmp_path, damage, True)
+    assert begun == at_2 != at_4
 
 
 def test_each_rank_reads_its_own_parts(tmp_path):
