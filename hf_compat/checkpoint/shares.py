@@ -47,7 +47,7 @@ _ROW, _PART = 7, 7
 
 
 def as_rows(names: Sequence[str], listed: Mapping[str, object]) -> list[int]:
-    """Write the entries of flushed files as numbers. Zeros where there is no entry."""
+    """Write the entries of flushed files as numbers. A file without an entry gives zeros."""
     return [number for name in names for number in _as_row(listed.get(name))]
 
 

@@ -76,7 +76,14 @@ class FileTraffic:
 
 
 def file_traffic(plan: LightningPlan, weights: float, optimizer: float, shares_optimizer: bool) -> FileTraffic:
-    """Return what processes read and hold of a checkpoint. `shares_optimizer` says that each one has a part of it."""
+    """Return what processes read and hold of a checkpoint.
+
+    Args:
+        plan: The plan of the run.
+        weights: Size of the whole weights, bytes.
+        optimizer: Size of the whole optimizer's state, bytes.
+        shares_optimizer: Whether each process holds a part of the optimizer's state.
+    """
     world, per_node = plan.world_size, min(plan.devices_per_node, plan.world_size)
     is_fsdp, on_one_machine = plan.strategy == "fsdp2", per_node == world
     shards = is_fsdp and plan.strategy_options["plan"].state_dict_type == "SHARDED_STATE_DICT"

@@ -26,23 +26,12 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sweeps.benchmarks.measuring import quiet
+from sweeps.benchmarks.small_model import Toy, samples
 
 BATCH = 4
 CALLS = ("call", "c_call")
 WIDE = (100, 1_000, 10_000)
 CLASSES, TOKENS, SAMPLES = 16, 128, 15_625  # predictions of 122 MiB
-
-
-class Toy(nn.Module):
-    """Two layers, so that what is counted is the trainer."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 2)
-
-    def forward(self, x, labels=None):
-        logits = self.outer(torch.relu(self.inner(x)))
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 class Wide(nn.Module):
@@ -67,11 +56,6 @@ class Tagger(nn.Module):
     def forward(self, x, labels=None):
         logits = self.head(x)
         return {"loss": logits.mean(), "logits": logits}
-
-
-def samples(count: int) -> list[dict[str, Any]]:
-    x = torch.randn(count, 16, generator=torch.Generator().manual_seed(0))
-    return [{"x": row, "labels": i % 2} for i, row in enumerate(x)]
 
 
 def calls_of(act: Callable[[], object]) -> int:

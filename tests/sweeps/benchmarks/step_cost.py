@@ -27,27 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torch import nn
 
 import hf_compat
+from sweeps.benchmarks import small_model
 from sweeps.benchmarks.measuring import Benchmark, measure, quiet
+from sweeps.benchmarks.small_model import Toy
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 BATCH = 4
 
 
-class Toy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 2)
-
-    def forward(self, x, labels=None):
-        logits = self.outer(torch.relu(self.inner(x)))
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
 def samples(updates: int) -> list[dict]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(updates * BATCH, 16, generator=generator)
-    return [{"x": row, "labels": i % 2} for i, row in enumerate(x)]
+    return small_model.samples(updates * BATCH)
 
 
 def loader(data):
