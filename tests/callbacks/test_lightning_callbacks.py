@@ -166,6 +166,24 @@ def test_the_lightning_trainer_tells_the_truth(make_args):
         assert "loss" in metrics and "learning_rate" in metrics
 
 
+def test_means_that_a_callback_logs_are_weighted_by_samples_or_as_it_says(make_args):
+    class Logs(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pl_module.log("by_samples", float(batch_idx), on_step=False, on_epoch=True)
+            pl_module.log("by_hand", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
+
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+            pl_module.log("validated", float(batch_idx), on_step=False, on_epoch=True)
+
+    args = make_args(num_train_epochs=1, eval_strategy="epoch", gradient_accumulation_steps=2)
+    trainer = Trainer(Classifier(), args, train_dataset=rows(13), eval_dataset=rows(10), callbacks=[Logs()])
+    assert (args.train_batch_size, args.eval_batch_size) == (4, 8)
+    trainer.train()
+    found = {name: float(value) for name, value in trainer.lightning_trainer.callback_metrics.items()}
+    assert found["by_samples"] == pytest.approx((0 * 8 + 1 * 5) / 13) and found["by_hand"] == 0.5
+    assert found["validated"] == pytest.approx((0 * 8 + 1 * 2) / 10)
+
+
 def test_early_stopping_of_lightning_stops_the_run(make_args):
     stop = plc.EarlyStopping("eval_loss", patience=1, min_delta=100.0)
     trainer = make(make_args, [stop], num_train_epochs=5, eval_strategy="epoch")

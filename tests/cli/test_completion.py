@@ -126,6 +126,21 @@ def test_the_schema_knows_the_shipped_configurations(name, schema):
     assert wrong(schema, text.replace("eval_strategy: epoch", "eval_strategy: epochs")) != []
 
 
+def test_each_part_of_the_schema_that_another_names_is_there(schema):
+    def named(part):
+        if isinstance(part, dict):
+            yield from ([part["$ref"]] if "$ref" in part else [])
+            part = list(part.values())
+        for inner in part if isinstance(part, list) else ():
+            yield from named(inner)
+
+    found = set(named(schema))
+    assert found == {f"#/$defs/{name}" for name in schema["$defs"]}
+    objects = ("model: {class_path: a.B, init_args: {c: 1}}", "model: a.B", "callbacks: [{class_path: a.B}, a.C]")
+    assert [wrong(schema, text) for text in objects] == [[]] * 3
+    assert wrong(schema, "model: {init_args: {c: 1}}") != [] and wrong(schema, "callbacks: [[a.C]]") != []
+
+
 def test_the_arguments_of_lightnings_command_line_have_the_schema_of_theirs(schema):
     args = yaml.safe_load((ROOT / "examples" / "lightning_cli.yaml").read_text())["model"]["args"]
     assert len(args) > 3 and wrong({**schema["$defs"]["arguments"]}, json.dumps(args)) == []

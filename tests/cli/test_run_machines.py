@@ -64,6 +64,21 @@ def test_machines_are_those_of_the_options_or_of_the_launcher(asked, words, vari
 
 
 @pytest.mark.parametrize(
+    ("words", "gpus", "processes"),
+    [([], 2, 2), ([], 1, 0), (["--devices", "1"], 2, 0), (["--devices", "auto"], 3, 3)],
+)
+def test_all_gpus_of_a_machine_train_and_a_choice_that_nobody_made_is_told(
+    asked, monkeypatch, capsys, words, gpus, processes
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert asked(words, {}) == ((Machines(), processes) if processes else 0)
+    told = capsys.readouterr().err
+    assert told == (
+        "hf-compat run: 2 GPUs, one process each (`--devices 1` for one of them)\n" if processes == 2 else ""
+    )
+
+
+@pytest.mark.parametrize(
     ("words", "variables", "told"),
     [
         (["--devices", "2"], TWO_TASKS, "A launcher has started 4 processes already"),

@@ -16,6 +16,13 @@ from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.interop.arguments import as_our_arguments
 
 
+def test_what_a_script_calls_compat_does_not_choose_a_profile(tmp_path):
+    args = script_arguments(tmp_path)
+    args.compat = args.margins = "4"
+    ours = as_our_arguments(args)
+    assert (ours.compat, ours.margins) == (hf_compat.TrainingArguments(str(tmp_path)).compat, "4")
+
+
 @dataclasses.dataclass
 class ScriptArguments(transformers.TrainingArguments):
     margin: float = 0.5

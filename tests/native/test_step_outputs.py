@@ -105,3 +105,23 @@ def test_a_batch_without_a_loss_trains_and_logs_nothing_and_is_told(lightning, t
     assert with_loss == trained and all(float(row["loss"]) > 0 for row in logged if row["loss"])
     ends = [accumulation * update + accumulation - 1 for update in trained]
     assert keeps.names == [["loss"] if batch in ends else [] for batch in range(8)]
+
+
+def test_own_logs_of_a_batch_without_a_loss_stay(lightning, tmp_path):
+    def training_step(self, batch, batch_idx):
+        self.log("now", float(batch_idx), on_step=True, on_epoch=False)
+        self.log("both", float(batch_idx), on_step=True, on_epoch=True)
+        return self.model(**batch)["loss"] if batch_idx % 2 == 0 else None
+
+    tables = []
+    for base in (Plain, HFModule):
+        logger = CSVLogger(tmp_path, base.__name__)
+        with pytest.warns(match="returned `None`") if base is HFModule else warnings.catch_warnings():
+            module = subclass(base, training_step)(Classifier(), arguments(tmp_path))
+            lightning(logger=logger).fit(module, DataLoader(rows(16), 4))
+        lines = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
+        names = ("now", "both_step", "both_epoch")
+        tables.append({name: [line[name] for line in lines if line.get(name)] for name in names})
+    assert tables[0] == tables[1]
+    assert tables[1] == {"now": ["0.0", "1.0", "2.0", "3.0"], "both_step": ["0.0", "1.0", "2.0", "3.0"],
+                         "both_epoch": ["1.5"]}  # fmt: skip

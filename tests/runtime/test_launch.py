@@ -16,6 +16,7 @@ from hf_compat.runtime.launch import (
     let_children_import_from,
     main_address,
     read_launch,
+    slurm_job_id,
 )
 
 SCALE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
@@ -125,6 +126,44 @@ def test_several_machines_need_the_address_of_the_first(monkeypatch):
         main_address()
     monkeypatch.setenv("MASTER_ADDR", "node0")
     assert main_address() == ("node0", 29500)
+
+
+@pytest.mark.parametrize(
+    ("variables", "port"),
+    [
+        ({}, 29500),
+        ({"SLURM_JOB_ID": "71"}, 15071),
+        ({"SLURM_JOB_ID": "1234567"}, 19567),  # the last four digits, as jobs of one machine have them apart
+        ({"SLURM_JOB_ID": "job-12-3"}, 15123),
+        ({"SLURM_JOB_ID": "71", "MASTER_PORT": "29"}, 29),
+    ],
+)
+def test_jobs_of_one_machine_meet_at_ports_of_their_own(monkeypatch, variables, port):
+    for name in ("MASTER_PORT", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"MASTER_ADDR": "node0", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert main_address() == ("node0", port)
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train"}, "71"),
+        ({"SLURM_JOB_ID": "71"}, "71"),
+        ({"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "bash"}, None),
+        ({"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "interactive"}, None),
+        ({"SLURM_JOB_ID": "73", "SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2"}, "71_2"),
+        ({"SLURM_JOB_ID": "73", "SLURM_ARRAY_JOB_ID": "71"}, "71_0"),
+        ({}, None),
+    ],
+)
+def test_a_batch_job_is_named_as_scontrol_takes_it_and_a_shell_is_none(monkeypatch, variables, job):
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert slurm_job_id() == job
 
 
 def in_words(row) -> str:

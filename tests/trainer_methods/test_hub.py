@@ -169,16 +169,29 @@ def test_a_push_that_is_under_way_keeps_the_next_one_away(tmp_path, hub, always)
         begun = 0
 
         def on_push_begin(self, args, state, control, **kwargs):
+            assert (args, state.global_step, control) == (trainer.args, 2 + 2 * self.begun, trainer.control)
             self.begun += 1
 
         def on_train_end(self, args, state, control, **kwargs):
             released.set()
 
     released, counts = waiting_hub(hub), Counts()
-    make(tmp_path, max_steps=6, hub_always_push=always, callbacks=[counts]).train()
+    trainer = make(tmp_path, max_steps=6, hub_always_push=always, callbacks=[counts])
+    trainer.train()
     steps = [2, 4, 6] if always else [2]
     assert hub.messages() == [f"Training in progress, step {step}" for step in steps]
     assert counts.begun == len(steps)
+
+
+def test_callbacks_are_told_of_a_push_that_a_script_asks_for(tmp_path, hub):
+    class Hears(hf_compat.TrainerCallback):
+        def on_push_begin(self, *told, **kwargs):
+            self.told = told
+
+    hears = Hears()
+    trainer = make(tmp_path, max_steps=1, callbacks=[hears])
+    trainer.push_to_hub()
+    assert hears.told == (trainer.args, trainer.state, trainer.control)
 
 
 @pytest.mark.parametrize("values", [{}, {"async_save": True}, {"load_best_model_at_end": True}], ids=str)
@@ -259,6 +272,16 @@ def test_a_push_that_nobody_waits_for(tmp_path, hub):
     future = trainer.push_to_hub("Mine", blocking=False, revision="other")
     assert future.result(30).commit_message == "Mine" and hub.commits[0].revision == "other"
     assert (trainer.hub_model_id, hub.repos["them/it"]["visibility"]) == ("them/it", "private")
+
+
+@pytest.mark.parametrize("text", ["---\ntags: [mine\n---\n", "---\n- a\n- list\n---\n"])
+def test_tags_of_a_card_that_cannot_be_read_are_told_of(tmp_path, caplog, text):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    assert model_card.read_tags(str(path)) == ([], None)
+    assert f"The tags of {path} cannot be read, and are not in the new card: " in caplog.text
+    assert model_card.read_tags(str(tmp_path / "none.md")) == ([], None)
+    assert len(caplog.records) == 1
 
 
 def test_a_card_where_transformers_is_not_installed(make_args, tmp_path, monkeypatch):

@@ -463,3 +463,20 @@ def test_label_smoothing_finds_no_logits(wrong, tmp_path):
         smoothed(changed(source, {PAIR: wrong}))
     first, named = (smoothed(changed(source, {PAIR: end})) for end in ("return (logits,)", "return {'logits': logits}"))
     assert first == named and first[0] > first[-1]
+
+
+class Answered:
+    """What a model may return in place of a mapping: an object with a loss."""
+
+    def __init__(self, loss, detached):
+        self.loss, self.whole = detached, loss
+
+
+def test_the_place_of_a_loss_in_an_object_is_named(make_args):
+    class Net(nn.Linear):
+        def forward(self, x, labels):
+            loss = nn.functional.cross_entropy(super().forward(x), labels)
+            return Answered(loss, loss.detach())
+
+    with pytest.raises(LossError, match=r"as `\.loss` of its Answered\.(.|\n)*other outputs have a gradient"):
+        Trainer(Net(8, 3), make_args(max_steps=1), train_dataset=toy.rows(8)).train()

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from helpers import toy
@@ -239,3 +240,17 @@ def test_eval_loss_by_token_does_not_depend_on_the_batch_size(make_args):
     right = model.eval()(**whole)["loss"].item()
     assert losses(eval_loss_by_token=True) == pytest.approx([right] * 3, rel=1e-6)
     assert losses()[0] != pytest.approx(right, rel=1e-4), "a mean over batches, as in transformers"
+
+
+def test_eval_loss_by_token_weighs_what_has_no_tokens_by_samples(make_args):
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x, labels):
+            return {"loss": x.mean() + self.weight.sum(), "logits": x}
+
+    rows = [{"x": torch.tensor([float(i)]), "labels": 0.5} for i in range(7)]
+    args = make_args(per_device_eval_batch_size=4, eval_loss_by_token=True)
+    assert Trainer(Mean(), args).evaluate(rows)["eval_loss"] == 3.0, "not 3.25, the mean of two batches"
