@@ -124,10 +124,10 @@ class HFCallbackAdapter(pl.Callback):
         CallbackError: A callback is a Lightning callback.
 
     Not provided:
-        `on_substep_end` in manual optimization of other modules than HFModule, as Lightning cannot distinguish
-        micro-batches there. Clipped gradients
-        in `on_pre_optimizer_step`, as Lightning clips after its hook. `total_flos` and `num_input_tokens_seen`, which
-        stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning says so).
+        `on_substep_end` where a step makes its own updates, as nothing distinguishes micro-batches there. Clipped
+        gradients in `on_pre_optimizer_step`, as Lightning clips after its hook. `total_flos` and
+        `num_input_tokens_seen`, which stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning
+        says so).
 
     Examples:
         >>> import lightning

@@ -142,7 +142,9 @@ def _readable_hyperparameters(held: Mapping[str, object], kept: list[str]) -> di
     for name, value in held.items():
         plain = value.to_dict() if isinstance(value, TrainingArguments) else value
         plain = vars(plain) if isinstance(plain, Namespace) else plain
-        plain = plain.value if isinstance(plain, enum.Enum) else str(plain) if isinstance(plain, PurePath) else plain
+        if isinstance(plain, enum.Enum) and plain == plain.value:  # else its value would pass for another thing
+            plain = plain.value
+        plain = str(plain) if isinstance(plain, PurePath) else plain
         try:
             readable[name] = _readable(plain, name)
         except _Unreadable as found:

@@ -55,7 +55,9 @@ from hf_compat.native.overrides import (
     OverridePoints,
     call_overrides,
     keep_hooks,
+    keep_put_hooks,
     leave_own_step,
+    leave_put_hooks,
     loss_of_batch,
     makes_updates,
     names_beside,
@@ -236,15 +238,20 @@ class HFModule(OverridePoints, LoadableModule):
             warn_of_late_rate(rate)
 
     def __getstate__(self) -> dict[str, object]:
-        """Also leave out a fit's wrapper of a user-defined step."""
+        """Also leave out a fit's wrapper of a user-defined step, and of hooks."""
         state = super().__getstate__()
         leave_own_step(state)
+        state["_hooks_put"] = dict(state.get("_hooks_put", {}))  # this module keeps its own
+        leave_put_hooks(state)
         return state
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
             return
+        if name == "_trainer" and value is not None:  # a run begins
+            self._leave_own_step()  # of a fit that has failed
+            keep_put_hooks(self, HFModule)
         if name == "model" and isinstance(value, nn.Module):  # a subclass may set another one than the constructor's
             steps: NativeSteps | None = vars(self).get("steps")
             if steps is not None and steps.model is not value:
@@ -290,6 +297,12 @@ class HFModule(OverridePoints, LoadableModule):
             return None
         kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
         return None if inspect.Parameter.VAR_KEYWORD in kinds else self
+
+    def _takes_names_of(self, batch: Batch) -> bool:
+        """Whether the own `forward` takes the entries of a batch by name."""
+        parameters = inspect.signature(self.forward).parameters
+        takes_any = inspect.Parameter.VAR_KEYWORD in {parameter.kind for parameter in parameters.values()}
+        return isinstance(batch, Mapping) and (takes_any or any(name in parameters for name in batch))
 
     @property
     def _called_model(self) -> nn.Module:
@@ -403,6 +416,7 @@ class HFModule(OverridePoints, LoadableModule):
             strategy.checkpoint_io = strategy.checkpoint_io.behind
         self.leave_fit()
         self._leave_own_step()
+        leave_put_hooks(vars(self), all_of_them=False)
         super().teardown(stage)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:  # type: ignore[override]  # Lightning passes nothing
@@ -652,10 +666,10 @@ class HFModule(OverridePoints, LoadableModule):
     def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
         """Return the logits of one batch, as `Trainer.predict` keeps them.
 
-        An own `forward` gets a batch without names as it is, as in any LightningModule.
+        An own `forward` gets a batch as it is, as in any LightningModule, unless it takes the batch's entries by name.
         """
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
-        if self._has_own_forward and not isinstance(inputs, Mapping):
+        if self._has_own_forward and not self._takes_names_of(inputs):
             return self(inputs)
         steps = self.steps if self._is_set_up else self._without_trainer()
         with torch.enable_grad():  # the prediction step decides whether it needs gradients

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Concatenate, ParamSpec, TypeVar, cast
+from weakref import WeakSet
 
 import lightning.pytorch as pl
 import torch
@@ -284,7 +285,8 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
                 f"Hint: take `{inspect.signature(form)}`. A method of your own needs another name."
             ) from error
     for name, first, instead in (("training_step", "model", "(batch, batch_idx)"), ("log", "logs", "(name, value)")):
-        given = list(inspect.signature(getattr(kind, name)).parameters) if honoured else []
+        method = getattr(kind, name) if honoured else None  # a step that is None is Lightning's to refuse
+        given = [] if method is None else list(inspect.signature(method).parameters)
         if given[1:2] == [first]:
             raise OverrideError(
                 f"`{name}({', '.join(given[1:])})` of {kind.__name__} has the signature of HF's Trainer, and Lightning "
@@ -303,27 +305,58 @@ KEPT = (
 WITHOUT_A_TRAINER = frozenset({"configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"})
 
 
+_KEPT: WeakSet[Callable[..., object]] = WeakSet()  # forms of hooks that `keep_hooks` has made
+
+
 def keep_hooks(kind: type[pl.LightningModule], base: type[pl.LightningModule] | None = None) -> None:
-    """Run the base's hook after each hook of a subclass that has not called it.
+    """Run the base's hook after each hook of a subclass, or of a mixin beside the base, that has not called it.
 
     Without a base, the hooks are the base's own, and note that they run.
     """
     for name in KEPT:
-        hook = getattr(kind, name) if base is None else vars(kind).get(name)
-        if inspect.isfunction(hook):
-            setattr(kind, name, _kept(name, hook, None if base is None else getattr(base, name)))
+        owner = next(one for one in kind.__mro__ if name in vars(one))
+        hook = vars(owner)[name]
+        if base is None and inspect.isfunction(getattr(kind, name)):
+            setattr(kind, name, _kept(name, getattr(kind, name), None))
+        elif base is not None and not issubclass(base, owner) and not (inspect.isfunction(hook) and hook in _KEPT):
+            setattr(kind, name, _kept(name, hook, getattr(base, name)))
 
 
-def _kept(name: str, hook: Method, of_base: Method | None) -> Method:
-    @functools.wraps(hook)
+def keep_put_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+    """Also keep hooks that were put into a module, or into its class after it was made."""
+    keep_hooks(type(module), base)
+    put: dict[str, tuple[Method, Method]] = vars(module).setdefault("_hooks_put", {})
+    for name in KEPT:
+        hook = vars(module).get(name)
+        if hook is not None and (name not in put or put[name][1] is not hook):
+            form = functools.partial(_kept(name, staticmethod(hook), getattr(base, name)), module)
+            put[name] = hook, form
+            vars(module)[name] = form
+
+
+def leave_put_hooks(attributes: dict[str, object], all_of_them: bool = True) -> None:
+    """Restore the hooks of `keep_put_hooks` in a module's attributes, or all that need no trainer stay."""
+    put = cast(dict[str, tuple[Method, Method]], attributes.get("_hooks_put", {}))
+    for name in [name for name in put if all_of_them or name not in WITHOUT_A_TRAINER]:
+        hook, form = put.pop(name)
+        if attributes.get(name) is form:
+            attributes[name] = hook
+
+
+def _kept(name: str, hook: object, of_base: Method | None) -> Method:
+    """Make the form of a hook, as its class or a module holds it, that runs the base's, too."""
+
+    @functools.wraps(cast(Method, hook))
     def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
+        bind = getattr(hook, "__get__", None)  # a mock has none
+        own: Method = cast(Method, hook) if bind is None else bind(self, type(self))
         hooks_run: set[str] = self.__dict__.setdefault("_hooks_run", set())
         if of_base is None:
             hooks_run.add(name)
             is_needed = name in WITHOUT_A_TRAINER or attached_trainer(self) is not None
-            return hook(self, *args, **kwargs) if is_needed else None
+            return own(*args, **kwargs) if is_needed else None
         hooks_run.discard(name)
-        result = hook(self, *args, **kwargs)
+        result = own(*args, **kwargs)
         if name == "configure_callbacks":
             chosen = result or []  # Lightning takes None for none
             result = [as_lightning(one) for one in (chosen if isinstance(chosen, Sequence) else [chosen])]
@@ -331,6 +364,7 @@ def _kept(name: str, hook: Method, of_base: Method | None) -> Method:
             of_base(self, *args, **kwargs)
         return result
 
+    _KEPT.add(run)
     return run
 
 

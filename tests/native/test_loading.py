@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import re
 import shutil
@@ -127,6 +128,33 @@ def test_a_file_of_hyperparameters_may_lie_anywhere_and_a_missing_one_is_lightni
     assert by_file.steps.args.learning_rate == 0.125
     with pytest.warns(RuntimeWarning, match="Missing Tags: none.yaml"):
         OfWidth.load_from_checkpoint(folder, hparams_file="none.yaml", classes=3)
+
+
+class Way(enum.Enum):
+    FAST = 1
+
+
+class Kind(enum.StrEnum):
+    SMALL = "small"
+
+
+class OfChoices(HFModule):
+    """Members of enumerations are among its hyperparameters."""
+
+    def __init__(self, way=None, kind=Kind.SMALL):
+        super().__init__(Classifier(), TrainingArguments(use_cpu=True))
+        self.save_hyperparameters()
+
+
+def test_a_member_of_an_enumeration_is_read_as_what_it_is(tmp_path, caplog):
+    fitting = lightning_trainer(max_steps=1)
+    fitting.fit(OfChoices(Way.FAST), HFDataModule(None, rows(8)))
+    with pytest.warns(HfCompatWarning, match="The hyperparameter way is a Way, which cannot be read back"):
+        fitting.save_checkpoint(tmp_path / "it.ckpt")
+    hparams = OfChoices.load_from_checkpoint(tmp_path / "it.ckpt", weights_only=False).hparams
+    assert hparams.way is Way.FAST and hparams.kind == Kind.SMALL
+    hparams = OfChoices.load_from_checkpoint(tmp_path / "it.ckpt").hparams
+    assert hparams.way is None and "are left out: way" in caplog.text and hparams.kind == Kind.SMALL
 
 
 class Configured(HFModule):

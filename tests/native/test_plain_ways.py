@@ -84,13 +84,18 @@ def test_the_epochs_mean_weighs_updates_by_all_of_their_samples(make, lightning)
     assert means[0] == means[1]
 
 
-def test_an_own_forward_predicts_batches_of_tensors(make, lightning):
+def test_an_own_forward_predicts_batches_as_they_are(make, lightning):
     class Pairs(Own):
         def forward(self, batch):
             return self.model.linear(batch[0])
 
+    class Whole(Own):
+        def forward(self, batch):
+            return self.model.linear(batch["x"])
+
     values = torch.arange(8.0)[:, None]
-    for kind, data in ((Own, values), (Pairs, torch.utils.data.TensorDataset(values, values))):
+    pairs, named = torch.utils.data.TensorDataset(values, values), [{"x": value} for value in values]
+    for kind, data in ((Own, values), (Pairs, pairs), (Whole, named)):
         module = kind(Net(), make())
         predicted = lightning().predict(module, DataLoader(data, 4))
         with torch.no_grad():
@@ -310,9 +315,11 @@ STEPS = {"training_step": "fit", "validation_step": "validate", "predict_step": 
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_lightning_says_which_step_a_module_lacks(make, lightning, name):
-    module = Manual(Net(), make())
-    setattr(module, name, None)
+@pytest.mark.parametrize("in_class", [True, False])
+def test_lightning_says_which_step_a_module_lacks(make, lightning, name, in_class):
+    module = type("Lacks", (Manual,), {name: None} if in_class else {})(Net(), make())
+    if not in_class:
+        setattr(module, name, None)
     with pytest.raises(MisconfigurationException, match=name):
         getattr(lightning(), STEPS[name])(module, DataLoader(rows(8), 4))
 

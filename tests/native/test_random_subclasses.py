@@ -5,6 +5,7 @@ Weights, rates and logs are the same, whoever makes the updates and whoever step
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class Draw:
     norm: float
     returns: str
     precision: str | None
+    hook: str  # where its own hook is
 
     @classmethod
     def of(cls, seed: int) -> Draw:
@@ -92,6 +94,7 @@ class Draw:
             norm=draw.choice([0.0, 0.05]) if may_clip else 0.0,
             returns=draw.choice(["tensor", "mapping"]),
             precision=precision,
+            hook=draw.choice(["class", "mixin", "module"]),
         )
 
     @property
@@ -260,9 +263,14 @@ def made(draw: Draw, args):
 
     if draw.optimizer == "own" or (draw.interval == "epoch" and not draw.is_manual):
         members["configure_optimizers"] = configure_optimizers
-    members["on_train_epoch_end"] = on_train_epoch_end
+    hook = {"on_train_epoch_end": on_train_epoch_end}
+    bases = (type("Mixin", (), hook), HFModule) if draw.hook == "mixin" else (HFModule,)
+    members |= hook if draw.hook == "class" else {}
     torch.manual_seed(0)
-    return type("Drawn", (HFModule,), {"__init__": initialize, **members})(Classifier(dropout=0.0), args)
+    module = type("Drawn", bases, {"__init__": initialize, **members})(Classifier(dropout=0.0), args)
+    if draw.hook == "module":
+        module.on_train_epoch_end = functools.partial(on_train_epoch_end, module)
+    return module
 
 
 class ByHand(pl.LightningModule):

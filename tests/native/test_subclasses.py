@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -9,7 +11,9 @@ from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelChec
 
 from helpers.toy import Classifier, rows, weights
 from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.errors import OverrideError
+from hf_compat.native.overrides import KEPT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -100,6 +104,64 @@ def test_overrides_without_super_change_no_number_and_resume(args, lightning, tm
     assert any(isinstance(callback, EarlyStopping) for callback in its.callbacks)
     again, _ = train(kind, ckpt_path=str(tmp_path / "step=3.ckpt"), saver=saver)
     assert torch.equal(weights(again), weights(plain)) and "on_load_checkpoint" in again.called
+
+
+WAYS = {
+    "mixin": lambda hooks: type("Mixed", (type("Mixin", (), hooks), HFModule), {}),
+    "decorated": lambda hooks: type("Mine", (HFModule,), {n: functools.partialmethod(h) for n, h in hooks.items()}),
+    "patched": lambda hooks: type("Patched", (HFModule,), {}),
+    "put in": lambda hooks: type("Mine", (HFModule,), {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_without_super_change_nothing_wherever_they_are(args, lightning, tmp_path, way):
+    called = []
+    hooks = {name: lambda self, *given, name=name, **named: called.append(name) for name in KEPT}
+    kind = WAYS[way](hooks)
+    for name, hook in hooks.items() if way == "patched" else ():
+        setattr(kind, name, hook)
+
+    def train(kind, ckpt_path=None, **options):
+        torch.manual_seed(0)
+        module = kind(Classifier(), args)
+        for name, hook in hooks.items() if way == "put in" and kind is not HFModule else ():
+            setattr(module, name, functools.partial(hook, module))
+        trainer = lightning(precision="bf16-mixed", enable_checkpointing=True, **options)
+        trainer.fit(module, HFDataModule(None, rows(40), rows(8)), ckpt_path=ckpt_path)
+        return module, trainer
+
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+    (plain, trainer), (module, its) = train(HFModule), train(kind, callbacks=[saver])
+    of_fit = {name for name in KEPT if "test" not in name and "predict" not in name}
+    assert of_fit - {*called} == {"on_load_checkpoint"}
+    assert torch.equal(weights(module), weights(plain))
+    assert its.callback_metrics == trainer.callback_metrics and "eval_loss" in its.callback_metrics
+    assert not isinstance(its.strategy.checkpoint_io, HFCheckpointIO), "`teardown` restores the trainer"
+    if way == "put in":
+        assert module.setup.func is hooks["setup"]
+    again, _ = train(kind, str(tmp_path / "step=3.ckpt"), callbacks=[saver])
+    assert torch.equal(weights(again), weights(plain)) and "on_load_checkpoint" in called
+
+
+def test_a_mixin_that_calls_super_is_called_once(args, lightning):
+    called = []
+
+    class Mixin:
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            called.append("mixin")
+
+    class Below(Mixin, HFModule):
+        pass
+
+    class Again(Below):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            called.append("again")
+
+    lightning().fit(Again(Classifier(), args), HFDataModule(None, rows(16)))
+    assert called == ["mixin", "again"] * 2
 
 
 @pytest.mark.parametrize(
