@@ -77,6 +77,10 @@ class MissingCheckpoint(CheckpointError, FileNotFoundError):
     """There is nothing at the path of a checkpoint, or of one of its files."""
 
 
+class UnreadableCheckpoint(CheckpointError, RuntimeError):
+    """A file that was to be a checkpoint is none, or is damaged."""
+
+
 class UnreadObjects(CheckpointError):
     """A checkpoint holds objects, and reading them runs the code of their classes."""
 

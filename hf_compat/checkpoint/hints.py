@@ -19,7 +19,7 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import OUTSIDE, Refused, first_line, refusal_behind
 from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
-from hf_compat.errors import CheckpointError, MissingCheckpoint, UnreadObjects
+from hf_compat.errors import CheckpointError, MissingCheckpoint, UnreadableCheckpoint, UnreadObjects
 from hf_compat.runtime.text import brief
 
 ITS_LOSS = {
@@ -292,7 +292,9 @@ def _form(facts: PathFacts) -> str:
 def explained(start: str, facts: PathFacts) -> CheckpointError:
     """Make the error about a path: `start`, what was found, and the way out."""
     rule = next(rule for rule in RULES if rule.applies(facts))
-    kind = CheckpointError if facts.exists or facts.refusal is not None else MissingCheckpoint
+    is_there = facts.exists or facts.refusal is not None
+    is_damaged = is_there and facts.error is not None and facts.refusal is None and not facts.is_folder
+    kind = UnreadableCheckpoint if is_damaged else CheckpointError if is_there else MissingCheckpoint
     return kind(f"{start}: {rule.found(facts)}\n\nHint: {rule.hint(facts)}.")
 
 

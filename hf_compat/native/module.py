@@ -241,7 +241,7 @@ class HFModule(OverridePoints, LoadableModule):
         """Also leave out a fit's wrapper of a user-defined step, and of hooks."""
         state = super().__getstate__()
         leave_own_step(state)
-        state["_hooks_put"] = dict(state.get("_hooks_put", {}))  # this module keeps its own
+        state["_hooks_put"] = {**vars(self).get("_hooks_put", {})}  # this module keeps its own
         leave_put_hooks(state)
         return state
 

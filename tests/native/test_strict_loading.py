@@ -120,6 +120,15 @@ def test_a_missing_file_is_a_file_not_found_error(lightning, tmp_path, monkeypat
         HFModule.load_from_checkpoint(path, model=Classifier())
 
 
+def test_a_file_that_is_cut_off_is_a_runtime_error(saved, lightning, tmp_path):
+    whole = (saved / "plain.ckpt").read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    for command in COMMANDS:
+        with pytest.raises(RuntimeError) as raised:
+            getattr(lightning(), command)(plain(), data(), ckpt_path=tmp_path / "cut.ckpt")
+        assert isinstance(raised.value, CheckpointError) and "cut.ckpt cannot be read" in str(raised.value)
+
+
 def test_a_file_that_a_folder_lacks_is_a_file_not_found_error(saved, lightning, tmp_path):
     shutil.copytree(saved / "checkpoint-1", tmp_path / "checkpoint-1")
     (tmp_path / "checkpoint-1" / "model.safetensors").unlink()
