@@ -84,6 +84,7 @@ from hf_compat.native.steps import (
     refuse_samples,
     seed_from,
     share_arguments,
+    takes_entries,
     updates_of_fit,
     warn_of_late_rate,
     warn_of_unused,
@@ -249,7 +250,7 @@ class HFModule(OverridePoints, LoadableModule):
         if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
             return
-        if name == "_trainer" and value is not None:  # a run begins
+        if name == "trainer" and value is not None:  # a run begins
             self._leave_own_step()  # of a fit that has failed
             keep_put_hooks(self, HFModule)
         if name == "model" and isinstance(value, nn.Module):  # a subclass may set another one than the constructor's
@@ -297,12 +298,6 @@ class HFModule(OverridePoints, LoadableModule):
             return None
         kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
         return None if inspect.Parameter.VAR_KEYWORD in kinds else self
-
-    def _takes_names_of(self, batch: Batch) -> bool:
-        """Whether the own `forward` takes the entries of a batch by name."""
-        parameters = inspect.signature(self.forward).parameters
-        takes_any = inspect.Parameter.VAR_KEYWORD in {parameter.kind for parameter in parameters.values()}
-        return isinstance(batch, Mapping) and (takes_any or any(name in parameters for name in batch))
 
     @property
     def _called_model(self) -> nn.Module:
@@ -669,7 +664,7 @@ class HFModule(OverridePoints, LoadableModule):
         An own `forward` gets a batch as it is, as in any LightningModule, unless it takes the batch's entries by name.
         """
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
-        if self._has_own_forward and not self._takes_names_of(inputs):
+        if self._has_own_forward and not takes_entries(self.forward, inputs):
             return self(inputs)
         steps = self.steps if self._is_set_up else self._without_trainer()
         with torch.enable_grad():  # the prediction step decides whether it needs gradients

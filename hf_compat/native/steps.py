@@ -6,8 +6,9 @@ Also its evaluations, its number of updates in a user's own Lightning trainer, a
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeAlias
 from weakref import WeakSet
@@ -19,7 +20,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.data.types import Collator
+from hf_compat.data.types import Batch, Collator
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
 from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.strategies import uncompiled
@@ -349,6 +350,13 @@ def refuse_samples(given: object) -> None:
             "`fit` got a list of samples, and Lightning takes loaders.\n\n"
             "Hint: trainer.fit(module, HFDataModule(args, train_dataset=…)), or a DataLoader over them."
         )
+
+
+def takes_entries(forward: Callable[..., object], batch: Batch) -> bool:
+    """Whether a `forward` takes the entries of a batch by their names."""
+    parameters = inspect.signature(forward).parameters
+    takes_any = inspect.Parameter.VAR_KEYWORD in {parameter.kind for parameter in parameters.values()}
+    return isinstance(batch, Mapping) and (takes_any or any(name in parameters for name in batch))
 
 
 def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
