@@ -14,7 +14,7 @@ _FALLING = frozenset(
     )
 )
 _FALLING_AT_END = frozenset(("ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"))
-_NEGATED = frozenset(("neg", "negative", "minus", "inverse", "1"))
+_NEGATED = frozenset(("neg", "negative", "minus", "inverse"))
 _RISING_AT_END = frozenset(
     ("accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain")
 )
@@ -25,16 +25,21 @@ def is_error(name: str) -> bool:
     """Whether a name is that of an error: `wer`, `eval_mse`, `MeanSquaredError`."""
     parts, last = _parts(name)
     is_falling = not _FALLING.isdisjoint(parts) or any("error" in part for part in parts) or last in _FALLING_AT_END
-    return is_falling and last not in _RISING_AT_END and _NEGATED.isdisjoint(parts)
+    return is_falling and last not in _RISING_AT_END and not _is_negated(parts)
 
 
 def is_score(name: str) -> bool:
     """Whether a name is that of a score: `accuracy`, `eval_f1_macro`."""
-    parts, last = _parts(name)
-    return _NEGATED.isdisjoint(parts) and not is_error(name) and not _RISING.isdisjoint([*parts, last])
+    parts, _ = _parts(name)
+    return not _is_negated(parts) and not is_error(name) and not _RISING.isdisjoint(parts)
+
+
+def _is_negated(parts: list[str]) -> bool:
+    return not _NEGATED.isdisjoint(parts) or "1" in parts[:-1]  # `1-wer`, but not `recall@1`
 
 
 def _parts(name: str) -> tuple[list[str], str]:
-    """The words of a name, and its last part, which may have digits."""
-    words = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)]
-    return words, re.split(r"[^a-z0-9]+", name.lower())[-1]
+    """The words of a name, and its last part. Parts may have digits, as `f1` does."""
+    words = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    parts = re.split(r"[^a-z0-9]+", name.lower())
+    return [*words, *parts], parts[-1]
