@@ -78,9 +78,10 @@ def test_each_listed_mistake_is_there_with_a_reason():
 
 @pytest.mark.matrix
 @pytest.mark.real_python
-def test_a_planted_mistake_is_killed_by_a_test_that_reaches_it(tmp_path):
+@pytest.mark.parametrize(("kind", "by"), [("returned value", "mypy: "), ("comparison", "tests/optim/")])
+def test_a_planted_mistake_is_killed_by_a_check_or_by_a_test_that_reaches_it(tmp_path, kind, by):
     path = places.PACKAGE / "optim" / "lr_schedulers.py"
-    change = next(one for one in places.changes_of(path) if one.kind == "returned value")
+    change = next(one for one in places.changes_of(path) if one.kind == kind)
     results = tmp_path / "results.jsonl"
     words = [sys.executable, str(ROOT / "tests" / "mutants.py"), "--only", change.key, "--results", str(results)]
     before = path.read_text()
@@ -88,5 +89,5 @@ def test_a_planted_mistake_is_killed_by_a_test_that_reaches_it(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text())
     assert (found["status"], found["key"]) == ("killed", change.key)
-    assert found["by"].startswith("tests/optim/")
+    assert found["by"].startswith(by)
     assert path.read_text() == before

@@ -6,12 +6,15 @@ import pytest
 
 from hf_compat.hf.metric_names import is_error, is_score
 
-ERRORS = """wer cer eer fpr fnr error errors nll bpc bpb bits perplexity ppl mse rmse mae mape smape msle rmsle nmse nrmse
-wape mase crps deviance loss losses logloss crossentropy entropy divergence hinge regret ece brier false distance
-levenshtein hausdorff chamfer lpips hamming latency runtime""".split()
-ERRORS_AT_END = "ter mer wil der fer per err fid kid kl emd".split()
-SCORES = "bleu sacrebleu rouge meteor iou dice ndcg mrr spearman pearson".split()
-SCORES_AT_END = "accuracy acc f1 precision recall auc auroc correlation r2 gain".split()
+ERRORS = [
+    "wer", "cer", "eer", "fpr", "fnr", "error", "errors", "nll", "bpc", "bpb", "bits", "perplexity", "ppl", "mse",
+    "rmse", "mae", "mape", "smape", "msle", "rmsle", "nmse", "nrmse", "wape", "mase", "crps", "deviance", "loss",
+    "losses", "logloss", "crossentropy", "entropy", "divergence", "hinge", "regret", "ece", "brier", "false",
+    "distance", "levenshtein", "hausdorff", "chamfer", "lpips", "hamming", "latency", "runtime",
+]  # fmt: skip
+ERRORS_AT_END = ["ter", "mer", "wil", "der", "fer", "per", "err", "fid", "kid", "kl", "emd"]
+SCORES = ["bleu", "sacrebleu", "rouge", "meteor", "iou", "dice", "ndcg", "mrr", "spearman", "pearson"]
+SCORES_AT_END = ["accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "correlation", "r2", "gain"]
 
 
 def judged(*names: str) -> set[str]:

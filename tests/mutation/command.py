@@ -17,6 +17,7 @@ from pathlib import Path
 from mutation import recording
 from mutation.places import Change, all_changes, drawn
 from mutation.reached import MAP, Reached, bodies, write
+from mutation.static import StaticChecks
 from mutation.trials import Outcome, Trials
 from mutation.view import ROOT
 
@@ -38,7 +39,7 @@ class Verdict:
     Args:
         change: The mistake.
         status: `killed`, `survived` or `listed`.
-        by: The test that killed it, with the reason if it did not fail.
+        by: The check or the test that killed it, with the reason if it did not fail.
         run: How many tests were run.
         reaching: How many reach it.
         seconds: By the clock.
@@ -81,6 +82,7 @@ class Examiner:
         self.reached, self.budget, self.jobs = reached, budget or float("inf"), jobs
         self.sound: set[str] = set()
         self.unsound: set[str] = set()
+        self.static = StaticChecks()
         self.trials = Trials()
 
     def verdicts(self, changes: Iterable[Change]) -> Generator[Verdict, None, None]:
@@ -110,6 +112,9 @@ class Examiner:
         started = time.monotonic()
         reaching = self.reached.reaching(change)
         verdict = Verdict(change, "survived", reaching=len(reaching))
+        if found := self.static.judge(change):
+            verdict.status, verdict.by, verdict.seconds = "killed", found, round(time.monotonic() - started, 1)
+            return verdict
         for tests in self._stages(reaching):
             while tests := [test for test in tests if not self._is_unsound(test)]:
                 outcome = yield change, tests
@@ -125,6 +130,11 @@ class Examiner:
                 break
         verdict.seconds = round(time.monotonic() - started, 1)
         return verdict
+
+    def close(self) -> None:
+        """Stop what runs, and leave nothing behind."""
+        self.static.close()
+        self.trials.close()
 
     def _is_unsound(self, test: str) -> bool:
         """Whether a test, or its function where no case could be told, has failed without a mistake."""
@@ -292,7 +302,7 @@ def main() -> int:
                     with words.results.open("a") as file:
                         file.write(json.dumps(verdict.facts()) + "\n")
         finally:
-            examiner.trials.close()
+            examiner.close()
     print(_table(changes, verdicts), flush=True)
     return int(bool(stale) or any(verdict.status == "survived" for verdict in verdicts))
 

@@ -1,0 +1,47 @@
+"""What the lint and the type check of the run say of a mistake, before any test runs beside it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mutation.places import PACKAGE, Change
+from mutation.view import ROOT
+
+TEXT = "E501"  # a longer line, which is no mistake
+
+
+class StaticChecks:
+    """Ruff and mypy, with the results of the unchanged package kept: a mistake costs a second or two."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hfm-static-"))
+        self._mypy(str(PACKAGE), check=True)
+
+    def judge(self, change: Change) -> str:
+        """Name the check that notices a mistake, with its words; empty if none does."""
+        planted = self.folder / "planted.py"
+        planted.write_text(change.planted((ROOT / change.file).read_text()))
+        ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format", "concise", "--extend-ignore", TEXT]
+        ruff += ["--stdin-filename", change.file, "-"]
+        found = subprocess.run(ruff, cwd=ROOT, input=planted.read_text(), capture_output=True, text=True)
+        if found.returncode == 1:
+            return f"ruff: {found.stdout.splitlines()[0].partition(' ')[2]}"
+        said = self._mypy("--shadow-file", change.file, str(planted), change.file)
+        return next(
+            (f"mypy: {line.partition(': error: ')[2]}" for line in said.splitlines() if ": error: " in line), ""
+        )
+
+    def _mypy(self, *words: str, check: bool = False) -> str:
+        command = [sys.executable, "-m", "mypy", "--cache-dir", str(self.folder / "cache"), *words]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if check and found.returncode != 0:
+            raise RuntimeError(f"the package has faults without a mistake:\n{found.stdout}{found.stderr}")
+        return found.stdout
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
