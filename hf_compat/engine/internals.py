@@ -382,6 +382,16 @@ def compile_model_only(module: LightningModule, model: nn.Module) -> None:
     model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # the attribute that `nn.Module.compile` sets
 
 
+def overrides(module: LightningModule, name: str, base: type[LightningModule]) -> bool:
+    """Whether a subclass of `base`, or the author in the module itself, overrides a method.
+
+    `torch.compile` and DDP put forms of it into the module, too. Remove it when the module keeps those of its class.
+    """
+    of_class, own = getattr(type(module), name), vars(module).get(name)
+    is_form = module._compiler_ctx is not None or getattr(own, "__func__", None) is of_class
+    return of_class is not getattr(base, name) or (own is not None and not is_form)
+
+
 class HooksOfPlainBatches(LightningModule):
     """Passes plain batches to the transfer hooks: each micro-batch of a window, or the inputs of an evaluation batch.
 

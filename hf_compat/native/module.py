@@ -33,6 +33,7 @@ from hf_compat.engine.internals import (
     compile_model_only,
     given_hyperparameters,
     given_to_fit,
+    overrides,
     replace_schedule_steps,
     skip_step_metrics,
     skips_backward,
@@ -275,7 +276,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def _has_own_step(self) -> bool:
-        return type(self).training_step is not HFModule.training_step
+        return overrides(self, "training_step", HFModule)
 
     @property
     def _returns_loss_for_updates(self) -> bool:
@@ -289,7 +290,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     @property
     def _has_own_forward(self) -> bool:
-        return type(self).forward is not HFModule.forward
+        return overrides(self, "forward", HFModule)
 
     @property
     def forward_owner(self) -> nn.Module | None:
@@ -345,7 +346,7 @@ class HFModule(OverridePoints, LoadableModule):
         if not self.automatic_optimization:
             compile_model_only(self, self.model)
         steps.take_forward_of(self.forward_owner)
-        own = [name for name in _STEPS if getattr(type(self), name) is not getattr(HFModule, name)]
+        own = [name for name in _STEPS if overrides(self, name, HFModule)]
         if self._returns_loss_for_updates:
             own.remove("training_step")  # HF's update calls it
         called = steps.model_wrapped = self._called_model

@@ -428,8 +428,8 @@ class AuthorStep:
 
     def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
         self.module, self.steps = module, steps
-        self.before = module.__dict__.get("training_step")  # torch.compile puts one into the module itself
-        self.step: Method = type(module).training_step.__get__(module)
+        self.before = module.__dict__.get("training_step")  # the author may have put it there
+        self.step: Method = module.training_step
         self.takes_index = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
         self.runs = self.gave_loss = self._told_of_none = False
         self.batch_idx = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import lightning.pytorch as pl
@@ -81,6 +82,29 @@ def test_a_loss_that_a_step_returns_is_what_hfs_updates_are_made_of(make, lightn
         found.append((weights(module), trainer.global_step, *numbers))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
     assert "training_step" not in vars(module) and "training_step" not in vars(module.steps)
+
+
+@pytest.mark.parametrize("data", ["windows", "plain"])
+def test_a_step_and_a_forward_that_are_put_into_a_module_are_called(make, lightning, data):
+    def forward(self, x, labels=None):
+        outputs = self.model(x, labels)
+        return {**outputs, "loss": 3 * outputs["loss"]}
+
+    def training_step(self, batch, batch_idx):
+        return 3 * self.model(**batch)["loss"]
+
+    found = []
+    for name, own in (("training_step", training_step), ("forward", forward)):
+        for kind in (type("Own", (HFModule,), {name: own}), HFModule):
+            torch.manual_seed(0)
+            module = kind(Classifier(dropout=0.0), make(optim="sgd", max_grad_norm=0.0))
+            if kind is HFModule:
+                setattr(module, name, types.MethodType(own, module))
+            trainer = lightning()
+            trainer.fit(module, HFDataModule(None, rows(16)) if data == "windows" else DataLoader(rows(16), 4))
+            assert trainer.global_step == 4 and (name in vars(module)) == (kind is HFModule)
+            found.append(weights(module))
+        assert torch.equal(*found[-2:]), name
 
 
 def test_what_a_step_adds_to_hfs_loss_is_trained(make, lightning):
