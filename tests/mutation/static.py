@@ -1,4 +1,4 @@
-"""What the lint and the type check of the run say of a mistake, before any test runs beside it."""
+"""What the lint, the type check and the look for misspelt names say of a mistake, before any other test runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from house import test_names_in_strings as names
 from mutation.places import PACKAGE, Change
 from mutation.view import ROOT
 
@@ -15,14 +16,22 @@ TEXT = "E501"  # a longer line, which is no mistake
 
 
 class StaticChecks:
-    """Ruff and mypy, with the results of the unchanged package kept: a mistake costs a second or two."""
+    """The checks of text, with the results of the unchanged package kept: a mistake costs a second or two."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hfm-static-"))
+        self.names = {*names.count_names(), *names.names_of_upstream().splitlines()}
         self._mypy(str(PACKAGE), check=True)
 
     def judge(self, change: Change) -> str:
         """Name the check that notices a mistake, with its words; empty if none does."""
+        text = change.new.strip("\"'")
+        if (
+            change.kind == "constant"
+            and names.IS_NAME.fullmatch(text)
+            and not self.names >= {*names.NAMES.findall(text)}
+        ):
+            return "tests/house/test_names_in_strings.py"
         planted = self.folder / "planted.py"
         planted.write_text(change.planted((ROOT / change.file).read_text()))
         ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format", "concise", "--extend-ignore", TEXT]
