@@ -502,22 +502,15 @@ def unread_arguments(args: TrainingArguments, model: nn.Module | None = None) ->
     if model is None and (entry.projects or entry.in_backward):  # they are made of a model's parameters
         return unread
     try:
-        made = _options_of(entry.keywords(request))
+        made = entry.keywords(request)
     except ArgumentError:
         return unread
     for name, other in _READ_BY_SOME.items():
         changed = copy.copy(args)
         changed.__dict__[name] = other if getattr(args, name) != other else other / 2
-        if _options_of(entry.keywords(read_request(changed, model)[1])) == made:
+        if entry.keywords(read_request(changed, model)[1]) == made:
             unread[name] = f"{told} does not read it"
     return unread
-
-
-def _options_of(keywords: Keywords) -> Keywords:
-    """An optimizer's keywords, and the options of its groups, without the parameters."""
-    groups = keywords.get("params", ())
-    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-    return {**keywords, "params": options}
 
 
 def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:

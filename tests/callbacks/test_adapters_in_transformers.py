@@ -137,3 +137,64 @@ def test_it_runs_trains_and_resumes(tmp_path, name):
 def test_what_a_lambda_hears_of_no_event_is_told_of():
     with pytest.warns(HfCompatWarning, match="LambdaCallback: on_exception will not be called"):
         LightningCallbackAdapter(plc.LambdaCallback(on_exception=lambda trainer, module, error: None))
+
+
+class HearsEverything(plc.Callback):
+    """Notes each hook that transformers' events give, with what Lightning's trainer says then."""
+
+    def __init__(self):
+        self.heard = []
+
+
+def _noting(hook):
+    def note(self, trainer, pl_module, *more):
+        where = "fit" if trainer.training else "validate" if trainer.validating else "test" if trainer.testing else ""
+        self.heard.append((hook, where, trainer.current_epoch, trainer.global_step))
+        if hook.startswith(("on_validation", "on_test")):
+            assert f"{'eval' if 'validation' in hook else 'test'}_loss" in trainer.callback_metrics
+
+    return note
+
+
+for _hook in (
+    "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end",
+    "on_train_epoch_end", "on_validation_start", "on_validation_epoch_end", "on_validation_end", "on_test_start",
+    "on_test_epoch_end", "on_test_end", "on_train_end", "on_fit_end", "teardown",
+):  # fmt: skip
+    setattr(HearsEverything, _hook, _noting(_hook))
+
+
+def test_each_hook_is_heard_at_its_moment_and_evaluations_alone_too(tmp_path):
+    hears = HearsEverything()
+    ours = trainer(
+        tmp_path, hears, max_steps=-1, num_train_epochs=2, eval_strategy="epoch", save_strategy="no", logging_steps=50
+    )
+    ours.train_dataset = rows(8)  # two updates an epoch
+    ours.train()
+    named = [(hook, epoch, step) for hook, where, epoch, step in hears.heard if "validation" not in hook]
+    assert named == [
+        ("setup", 0, 0), ("on_fit_start", 0, 0), ("on_train_start", 0, 0),
+        ("on_train_epoch_start", 0, 0),
+        ("on_train_batch_start", 0, 0), ("on_train_batch_end", 0, 1),
+        ("on_train_batch_start", 0, 1), ("on_train_batch_end", 0, 2),
+        ("on_train_epoch_end", 0, 2),
+        ("on_train_epoch_start", 1, 2),
+        ("on_train_batch_start", 1, 2), ("on_train_batch_end", 1, 3),
+        ("on_train_batch_start", 1, 3), ("on_train_batch_end", 1, 4),
+        ("on_train_epoch_end", 1, 4),
+        ("on_train_end", 2, 4), ("on_fit_end", 2, 4), ("teardown", 2, 4),
+    ]  # fmt: skip
+    evaluated = [(where, step) for hook, where, _, step in hears.heard if "validation" in hook]
+    assert len(evaluated) == 2 * 3 and set(evaluated) == {("validate", 2), ("validate", 4)}
+    assert {where for hook, where, *_ in hears.heard if "validation" not in hook} == {"fit"}
+
+
+def test_a_prediction_without_a_training_is_heard(tmp_path):
+    hears = HearsEverything()
+    ours = trainer(tmp_path, hears)
+    ours.evaluate()
+    assert hears.heard == []
+    ours.predict(rows(8))
+    ours.predict(rows(8))
+    one = [(hook, "test", 0, 0) for hook in ("on_test_start", "on_test_epoch_end", "on_test_end")]
+    assert hears.heard == one * 2

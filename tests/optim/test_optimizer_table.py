@@ -228,6 +228,32 @@ def test_target_modules_of_another_optimizer_are_warned_of(make_args):
     assert unread_arguments(args)["optim_target_modules"].startswith("`optim='sgd'` trains every parameter alike")
 
 
+BETAS = {"adam_beta1", "adam_beta2", "adam_epsilon"}
+# What an optimizer leaves unread of these and of `warmup_steps`, which only schedule-free ones read; Adam nothing.
+UNREAD = {
+    "adafactor": BETAS, "sgd": BETAS, "adagrad": BETAS, "rmsprop": BETAS, "grokadamw": BETAS, "galore": BETAS,
+    "lomo": BETAS, "adalomo": BETAS, "schedule_free_sgd": BETAS, "lion": {"adam_epsilon"},
+    "paged_lion": {"adam_epsilon"},
+}  # fmt: skip
+LAYERWISE = {"max_grad_norm", "weight_decay"}  # updated in the backward pass
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_an_optimizer_does_not_read_is_known(make_args, monkeypatch, name):
+    optimizer_stand_ins.install(monkeypatch, name)
+    value, is_projecting = name.value, name.value.startswith(("galore", "apollo"))
+    args = make_args(optim=value, optim_target_modules=["attn", "mlp"] if is_projecting else None)
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    found = unread_arguments(args, transformers.LlamaForCausalLM(config))
+    unread = next((names for start, names in UNREAD.items() if value.startswith(start)), set())
+    unread = unread | ({"warmup_steps"} if value not in ("schedule_free_adamw", "schedule_free_sgd") else set())
+    unread = unread | (LAYERWISE if value.endswith(("layerwise", "lomo")) else set())
+    assert set(found) == unread | (set() if is_projecting else {"optim_target_modules"})
+    assert all(f"`optim='{value}'`" in why for why in found.values())
+
+
 def test_bitsandbytes_keeps_embeddings_in_32_bits(make_args, monkeypatch, caplog, tmp_path):
     optimizer_stand_ins.install(monkeypatch, "lion_8bit")
     import bitsandbytes
