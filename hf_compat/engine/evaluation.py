@@ -19,7 +19,15 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, last_shares
 from hf_compat.data.types import Batch
-from hf_compat.engine.evaluation_contract import EvaluationFacts, RowOrder, dropped_samples, tell_of_breaches
+from hf_compat.engine.evaluation_contract import (
+    EvaluationFacts,
+    RowOrder,
+    dropped_samples,
+    expected_rows,
+    most_rows,
+    rows_of,
+    tell_of_breaches,
+)
 from hf_compat.engine.padded_rows import PaddedRows
 from hf_compat.engine.windows import BatchGroup, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
@@ -434,7 +442,8 @@ class EvaluationRun:
         if self._pending is not None:
             self._end_batch(*self._pending, is_last=False)
         samples = find_batch_size(batch.inputs)
-        self._names = self._names or (tuple(batch.inputs) if isinstance(batch.inputs, Mapping) else ())
+        if not self._names and isinstance(batch.inputs, Mapping):
+            self._names = tuple([name for name, value in batch.inputs.items() if value is not None])
         self.observed_samples += samples or 0
         weight = None if self._weighted is None else self.steps._weight_in_evaluation(batch.inputs)
         predicted = self.steps.prediction_step(self.model, batch.inputs, self.loss_only, ignore_keys=self.ignore_keys)
@@ -589,7 +598,7 @@ class EvaluationRun:
             left_out = self._order.left_out(predictions)
             (predictions, way_to_order), (labels, _) = self._order.undone(predictions), self._order.undone(labels)
         if self.steps.accelerator.process_index == 0:
-            facts = self._facts(way_to_order, left_out, has_loss=numbers is not None, has_labels=labels is not None)
+            facts = self._facts(way_to_order, left_out, predictions, labels, has_loss=numbers is not None)
             tell_of_breaches(facts)
         samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
         self.output = EvalLoopOutput(predictions, labels, metrics, samples)
@@ -617,14 +626,28 @@ class EvaluationRun:
         self._called_metrics = True
         return computed
 
-    def _facts(self, way_to_order: str | None, left_out: int, has_loss: bool, has_labels: bool) -> EvaluationFacts:
+    def _facts(
+        self,
+        way_to_order: str | None,
+        left_out: int,
+        predictions: Arrays | None,
+        labels: Arrays | None,
+        has_loss: bool,
+    ) -> EvaluationFacts:
         """Collect what this evaluation has read and computed."""
         steps, dropped = self.steps, dropped_samples(self.loader)
+        is_used = self._joins and (self.is_prediction or self._called_metrics)
         return EvaluationFacts(
             is_prediction=self.is_prediction,
             batches=self.batches_seen,
             expected_batches=length_of(self.loader) if self._reads_all else None,
+            samples=length_of(getattr(self.loader, "dataset", None)),
+            expected_rows=expected_rows(self.loader) if self._is_alone and self._reads_all else None,
+            rows_read=self.observed_samples,
+            rows=most_rows(predictions) if is_used else None,
+            label_rows=rows_of(labels) if is_used else None,
             dropped=dropped,
+            drops_by_argument=steps.args.dataloader_drop_last,
             unsampled=max(left_out - dropped, 0),
             way_to_order=way_to_order,
             names=self._names,
@@ -632,7 +655,7 @@ class EvaluationRun:
             label_names=steps.label_names,
             forward=steps.model.forward,
             has_loss=has_loss,
-            has_labels=has_labels,
+            has_labels=labels is not None,
             has_own_step=home_of(steps.prediction_step).partition(".")[0] != "hf_compat",
             has_metrics=self.compute_metrics is not None,
             called_metrics=self._called_metrics,

@@ -6,7 +6,7 @@ called. There is a loss, if labels are expected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +50,8 @@ class RowOrder:
     """The order in which a loader gives the samples, noted while an evaluation reads it."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
-        batches = getattr(loader, "batch_sampler", None)
-        batches = getattr(batches, "batch_sampler", batches)  # of which the loader reads one rank's share
+        batches, self._batches = _batch_samplers_of(loader)
         sampler = getattr(loader, "sampler", None) if batches is None else batches
-        is_plain = isinstance(batches, BatchSampler) and type(batches).__iter__ is BatchSampler.__iter__
-        self._batches = batches if is_plain else None
         if self._batches is not None:
             sampler = self._batches.sampler
         if isinstance(sampler, NotedSampler):  # an error has ended the evaluation before
@@ -64,12 +61,12 @@ class RowOrder:
         self._noted = NotedSampler(() if sampler is None else sampler)
         self._dispatches, self._samples = getattr(loader, "dispatches", False), getattr(loader, "dataset", None)
         if self.is_other and self._batches is not None:
-            self._batches.sampler = self._noted
+            self._batches.sampler = self._noted  # type: ignore[assignment]  # of any places
 
     def end(self) -> None:
         """Stop to note the order."""
         if self.is_other and self._batches is not None:
-            self._batches.sampler = self._noted.sampler
+            self._batches.sampler = self._noted.sampler  # type: ignore[assignment]  # of any places
             if self._dispatches:  # rank 0 has read for all
                 self._noted.order = gather_objects(self._noted.order)[0]
 
@@ -100,13 +97,37 @@ class RowOrder:
         return results, None if results is None else "use a `SequentialSampler`, or a sampler of single samples"
 
 
-def dropped_samples(loader: Iterable[Batch]) -> int:
-    """The number of samples in a short last batch that a loader drops."""
-    samples = length_of(getattr(loader, "dataset", None))
+def _batch_samplers_of(loader: Iterable[Batch]) -> tuple[Iterable[object] | None, BatchSampler | None]:
+    """A loader's batch sampler, and again if it joins the samples of a sampler as they come."""
+    batches = getattr(loader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # of which the loader reads one rank's share
+    is_plain = isinstance(batches, BatchSampler) and type(batches).__iter__ is BatchSampler.__iter__
+    return batches, batches if is_plain else None
+
+
+def dropped_samples(loader: Iterable[Batch], samples: int | None = None) -> int:
+    """The number of samples in a short last batch that a loader drops. By default, of its data set's."""
+    samples = length_of(getattr(loader, "dataset", None)) if samples is None else samples
     size = getattr(loader, "total_batch_size", getattr(loader, "batch_size", None))
     if samples is None or size is None or not getattr(loader, "drops_last", getattr(loader, "drop_last", False)):
         return 0
     return 0 if isinstance(getattr(loader, "dataset", None), IterableDataset) else samples % size
+
+
+def expected_rows(loader: Iterable[Batch]) -> int | None:
+    """The number of samples that a loader reads, a row for each. None if that is not known."""
+    _, batches = _batch_samplers_of(loader)
+    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    samples = None if batches is None or is_stream else length_of(batches.sampler)
+    return None if samples is None else samples - dropped_samples(loader, samples)
+
+
+def most_rows(results: object) -> int | None:
+    """The most rows of any part of joined results, as a model may return parts that are not of samples."""
+    if isinstance(results, (np.ndarray, torch.Tensor)):
+        return len(results) if results.ndim else None
+    parts = results.values() if isinstance(results, Mapping) else results if isinstance(results, (list, tuple)) else ()
+    return max((rows for rows in map(most_rows, parts) if rows is not None), default=None)
 
 
 def rows_of(results: object) -> int | None:
@@ -127,7 +148,13 @@ class EvaluationFacts:
     is_prediction: bool
     batches: int  # that were read
     expected_batches: int | None  # by the loader's length
+    samples: int | None  # of the data set
+    expected_rows: int | None  # by the loader's sampler. None if that is not known, or several processes share them
+    rows_read: int  # rows of the batches
+    rows: int | None  # of the predictions. None if they are not kept as one array, or nothing uses them
+    label_rows: int | None
     dropped: int  # samples of a last batch that the loader drops
+    drops_by_argument: bool  # because of `dataloader_drop_last`
     unsampled: int  # samples that the loader's sampler leaves out
     way_to_order: str | None  # that puts rows into the data set's order, if they are in another one
     names: Sequence[str]  # of the inputs of the first batch
@@ -144,16 +171,14 @@ class EvaluationFacts:
 
 def tell_of_breaches(facts: EvaluationFacts) -> None:
     """Warn once of each way in which a result is not what an evaluation has to give."""
-    if not facts.batches:
-        tell_of_nothing(facts.is_prediction)
+    if not (facts.batches or facts.dropped):
+        tell_of_nothing(facts.is_prediction, bool(facts.samples))
         return
     if facts.dropped:
-        _tell(
-            f"left out the last {facts.dropped} samples, as `dataloader_drop_last=True` drops short batches of every "
-            "loader",
-            "set `trainer.args.dataloader_drop_last = False` before it, or a `per_device_eval_batch_size` that divides "
-            "the samples",
-        )
+        _tell(f"left out the last {facts.dropped} samples, as {_reason_to_drop(facts)}", _way_to_last_samples(facts))
+    if not facts.batches:
+        return
+    _tell_of_lost_rows(facts)
     if facts.expected_batches is not None and facts.batches < facts.expected_batches:
         _tell(
             f"got {facts.batches} batches, and the length of its loader says {facts.expected_batches}",
@@ -178,10 +203,44 @@ def tell_of_breaches(facts: EvaluationFacts) -> None:
         _tell(f"{' and '.join(parts)}, {_reason(facts)}", _way_to_labels(facts))
 
 
-def tell_of_nothing(is_prediction: bool) -> None:
+def tell_of_nothing(is_prediction: bool, has_samples: bool = False) -> None:
     """Warn of an evaluation without samples."""
     told = "data set to predict" if is_prediction else "evaluation data set"
-    _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
+    if has_samples:
+        _tell(f"gave nothing, as its loader gives no samples of the {told}", "look at the loader's sampler")
+    else:
+        _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
+
+
+def _reason_to_drop(facts: EvaluationFacts) -> str:
+    argument = "`dataloader_drop_last=True` drops short batches of every loader"
+    return argument if facts.drops_by_argument else "its loader drops a short last batch"
+
+
+def _way_to_last_samples(facts: EvaluationFacts) -> str:
+    if not facts.drops_by_argument:
+        return "make the loader with `drop_last=False`"
+    return (
+        "set `trainer.args.dataloader_drop_last = False` before it, or a `per_device_eval_batch_size` that divides the "
+        "samples"
+    )
+
+
+def _tell_of_lost_rows(facts: EvaluationFacts) -> None:
+    """Warn of rows that a collator, the end of a sampler or the model has lost. One row a batch is meant."""
+    read, expected, batches = facts.rows_read, facts.expected_rows, facts.batches
+    if expected is None:
+        return
+    if batches < read < expected:
+        way_out = "let the collator give a row for each sample, or filter the data set before"
+        _tell(f"has {read} rows of {expected} samples, as the collator leaves out {expected - read}", way_out)
+    elif facts.label_rows is not None and batches < facts.label_rows < read:
+        cut = read - facts.label_rows
+        told = "as the number of samples in the data set, not in the sampler, says how many are in the last batch"
+        _tell(f"left out {cut} of {read} rows, {told}", "pass a `torch.utils.data.Subset` in place of a sampler")
+    elif facts.rows is not None and batches < facts.rows < read:
+        way_out = "let the model and `preprocess_logits_for_metrics` return a row for each sample"
+        _tell(f"has {facts.rows} rows of predictions for {read} samples", way_out)
 
 
 def _reason(facts: EvaluationFacts) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler
 
 from helpers import toy
 from helpers.line import Line, points
@@ -73,6 +73,14 @@ def test_metrics_that_were_not_called_and_a_missing_loss_are_told(make_args, tol
     assert metrics.count and "eval_loss" in result
 
 
+def test_labels_that_are_none_are_told(make_args, told):
+    def collator(features):
+        return {"x": torch.stack([one["x"] for one in features]), "labels": None}
+
+    Trainer(Line(), make_args(), eval_dataset=points(4), data_collator=collator, compute_metrics=Calls()).evaluate()
+    assert "as the batches have `x`, and `label_names` expects `labels`" in told()
+
+
 def test_no_evaluation_sets_at_all_are_told(make_args, told):
     Trainer(Line(), make_args(), eval_dataset={}).evaluate()
     assert "gave nothing, as the evaluation data set has no samples" in told()
@@ -104,6 +112,81 @@ def test_whole_evaluations_are_quiet(make_args, told):
         trainer.predict([{"x": one["x"]} for one in points(3)])  # a set to predict may have no labels
     trainer.evaluate(toy.SizedStream(points(6)))
     assert not told()
+
+
+class Short(Line):
+    """Gives rows for some samples alone."""
+
+    def forward(self, x, labels=None):
+        out = super().forward(x, labels)
+        return {**out, "logits": out["logits"][x > 2]}
+
+
+class OneRow(Line):
+    """Gives a number for a batch, as for a sum."""
+
+    def forward(self, x, labels=None):
+        out = super().forward(x, labels)
+        return {**out, "logits": out["logits"].sum()[None]}
+
+
+class Beside(Line):
+    """Gives something that is no row beside the rows."""
+
+    def forward(self, x, labels=None):
+        return {**super().forward(x, labels), "mean": self.w[None]}
+
+
+def filtering(features):
+    kept = [one for one in features if one["x"] != 3]
+    return {name: torch.stack([one[name] for one in kept]) for name in kept[0]}
+
+
+def packing(features):
+    """Join all samples of a batch to one row."""
+    return {name: torch.stack([one[name] for one in features])[None] for name in features[0]}
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("model", "collator", "words"),
+    [
+        (Line, filtering, "has 9 rows of 10 samples, as the collator leaves out 1"),
+        (Short, None, "has 7 rows of predictions for 10 samples"),
+        (OneRow, None, None),
+        (Beside, None, None),
+        (Line, packing, None),
+    ],
+)
+def test_rows_that_a_collator_or_a_model_loses_are_told(make_args, told, method, model, collator, words):
+    args = make_args(per_device_eval_batch_size=4)
+    trainer = Trainer(model(), args, eval_dataset=points(10), data_collator=collator, compute_metrics=Calls())
+    trainer.evaluate() if method == "evaluate" else trainer.predict(points(10))
+    assert (words in told() and told().count("Hint") == 1) if words else not told()
+
+
+def test_rows_that_the_end_of_a_sampler_loses_are_told(make_args, told):
+    class Some(Trainer):
+        def _get_eval_sampler(self, eval_dataset):
+            return SubsetRandomSampler(range(3)) if len(eval_dataset) == 10 else None
+
+    trainer = Some(Line(), make_args(), compute_metrics=Calls())
+    assert trainer.evaluate(points(10))["eval_rows"] == 2, "10 % 8, as in Accelerate"
+    assert "left out 1 of 3 rows" in told() and "pass a `torch.utils.data.Subset`" in told()
+    assert trainer.evaluate(Subset(points(10), range(3)))["eval_rows"] == 3
+    assert told().count("left out") == 1
+
+
+def test_a_last_batch_that_is_the_only_one_or_that_an_own_loader_drops_is_told(make_args, told):
+    class Own(Trainer):
+        def get_test_dataloader(self, test_dataset):
+            return DataLoader(test_dataset, batch_size=4, drop_last=True)
+
+    Trainer(Line(), make_args(dataloader_drop_last=True), eval_dataset=points(5)).evaluate()
+    assert "left out the last 5 samples, as `dataloader_drop_last=True`" in told() and "has no samples" not in told()
+    Own(Line(), make_args()).predict(points(10))
+    assert "left out the last 2 samples, as its loader drops a short last batch" in told()
+    assert "make the loader with `drop_last=False`" in told()
 
 
 class Longer(IterableDataset):
