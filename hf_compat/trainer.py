@@ -192,7 +192,7 @@ class Trainer(
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
             self._memory_tracker.stop_and_update_metrics()
-            self._own_attributes = frozenset(vars(self))
+            self._own_attributes = frozenset(("_own_attributes", *vars(self)))
             self._tell_of_names()
 
     def _set_up_process(self, args: TrainingArguments) -> None:

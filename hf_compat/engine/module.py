@@ -188,7 +188,11 @@ class WindowModule(HooksOfPlainBatches):
             ends_update = steps.accelerator.sync_gradients = is_last and window.is_complete
             if mechanics.exchange is not None:
                 mechanics.exchange(is_last)
-            loss = step(model, inputs, window.num_items)
+            is_first = steps._asks_for_count
+            items = steps.watched_count(window.num_items) if is_first else window.num_items
+            loss = step(model, inputs, items)
+            if is_first:
+                steps.judge_count(items, loss, inputs)
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if ends_update:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
@@ -87,8 +88,9 @@ def _defaults_of(kind: type[TrainingArguments]) -> Mapping[str, object]:
 def set_arguments(args: TrainingArguments) -> dict[str, object]:
     """List the arguments that were set away from their defaults, ours too, with their values."""
     chosen = {}
-    for name, default in _defaults_of(type(args)).items():
-        value = getattr(args, name)
+    defaults = _defaults_of(type(args))
+    values_of = operator.attrgetter(*defaults)
+    for (name, default), value in zip(defaults.items(), values_of(args), strict=True):
         if name == "accelerator_config":  # an object by now
             default = None if value is None else type(value)()
         if value is not default and not (default is not None and bool(value == default)):

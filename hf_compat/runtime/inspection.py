@@ -6,7 +6,8 @@ import dis
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
@@ -199,6 +200,32 @@ def placing(method: Callable[..., Answer], names: tuple[str, ...], last_by_keywo
     return call
 
 
+PACKAGES = frozenset(("builtins", "hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning"))
+
+
+def is_of_packages(kind: type) -> bool:
+    """Whether a class is ours, or of a package that we stand on, and not the user's."""
+    return kind.__module__.partition(".")[0] in PACKAGES
+
+
+def own_codes(kind: type) -> Iterator[types.CodeType]:
+    """Yield the code of all functions that the user's classes among a class's bases define, with inner ones."""
+    for one in kind.__mro__:
+        for value in () if is_of_packages(one) else vars(one).values():
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            waiting = [getattr(function, "__code__", None)]
+            while waiting:
+                code = waiting.pop()
+                if isinstance(code, types.CodeType):
+                    yield code
+                    waiting += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+
+
+def mentions(kind: type, word: str) -> bool:
+    """Whether the user's classes among a class's bases name an attribute or a global that has a word."""
+    return any(word in name for code in own_codes(kind) for name in code.co_names)
+
+
 def reads_parameter(function: Callable[..., object], name: str) -> bool:
     """Whether the body reads parameter `name` or forwards `*args/**kwargs`. True for builtins."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -206,7 +233,9 @@ def reads_parameter(function: Callable[..., object], name: str) -> bool:
         return True
     parameters = inspect.signature(function).parameters.values()
     gathers = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    used = {str(step.argval) for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")}
+    loads = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD_"))
+    # one instruction of Python 3.13 loads two
+    used = {str(name) for names in loads for name in (names if isinstance(names, tuple) else (names,))}
     return bool(used & ({name} | gathers))
 
 

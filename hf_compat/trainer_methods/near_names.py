@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 import dis
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 
 import lightning.pytorch as pl
 
 from hf_compat.errors import warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.runtime.inspection import kept_per_class
+from hf_compat.runtime.inspection import PACKAGES, home_of, is_of_packages, kept_per_class, own_codes
 
-_PACKAGES = frozenset(("builtins", "hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning"))
 _NEAR = 0.88
 _NEAR_EVENT = 0.8  # they are few, and less alike
 _HOOKS = frozenset(name for name in dir(pl.Callback) if not name.startswith("_"))
@@ -30,19 +29,33 @@ def near_name(name: str, known: Collection[str], cutoff: float = _NEAR) -> str |
 def tell_of_trainer_names(trainer: object, own_attributes: Collection[str]) -> None:
     """Warn of methods of a user's Trainer, and of attributes set on it, that nearly are those of the Trainer."""
     kind = type(trainer)
-    ours = [one for one in kind.__mro__ if _is_packages(one)]
+    others = vars(trainer).keys() - own_attributes
+    if is_of_packages(kind) and not others:
+        return
+    ours = [one for one in kind.__mro__ if is_of_packages(one)]
     methods = set().union(*map(_members, ours))
     known = methods.union(*(vars(one).get("__annotations__", {}) for one in ours))
-    for name in _methods_of(kind, known):
-        near = near_name(name, methods)
-        if near is not None and not _overrides(kind, near):
-            _tell(f"{kind.__name__} has a method `{name}`, which no Trainer calls", near)
+    if not is_of_packages(kind):
+        _tell_of_methods(trainer, methods, known - methods)
     attributes = known | set(own_attributes)
-    public = {name for name in attributes if not name.startswith("_")}
-    for name in vars(trainer).keys() - attributes:
+    public = {name for name in attributes if not name.startswith("_")} if others - attributes else set()
+    for name in others - attributes:
         near = None if name.startswith("_") or hasattr(kind, name) else near_name(name, public)
         if near is not None and not _is_read(kind, name):
             _tell(f"`trainer.{name}` was set, which no Trainer reads", near)
+
+
+def _tell_of_methods(trainer: object, methods: Collection[str], attributes: Collection[str]) -> None:
+    kind = type(trainer)
+    for name in _methods_of(kind, {*methods, *attributes}):
+        near = near_name(name, methods)
+        if near is not None and not _overrides(kind, near):
+            _tell(f"{kind.__name__} has a method `{name}`, which no Trainer calls", near)
+    for name in _hidden_methods(trainer, attributes):
+        warn_once(
+            f"{kind.__name__} has a method `{name}`, which no Trainer calls: the constructor sets an attribute of that "
+            f"name.\n\nHint: set `trainer.{name}`, or pass it to the constructor."
+        )
 
 
 def tell_of_callback_names(callbacks: Iterable[object]) -> None:
@@ -66,9 +79,11 @@ def tell_of_callback_names(callbacks: Iterable[object]) -> None:
 def tell_of_flags(control: object, flags: Collection[str]) -> None:
     """Warn of attributes of a control that nearly are flags."""
     for name in vars(control).keys() - set(flags):
-        near = near_name(name, flags)
+        near, fact = near_name(name, flags), f"`control.{name}` was set, which no Trainer reads"
         if near is not None:
-            _tell(f"`control.{name}` was set, which no Trainer reads", near)
+            _tell(fact, near)
+        elif name.startswith("should_"):
+            warn_once(f"{fact}.\n\nHint: its flags are {', '.join(flags)}. Ignore this if your own code uses it.")
 
 
 @kept_per_class
@@ -80,13 +95,9 @@ def _tell(fact: str, near: str) -> None:
     warn_once(f"{fact}.\n\nHint: did you mean `{near}`? Ignore this if your own code uses it.")
 
 
-def _is_packages(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _PACKAGES
-
-
 def _methods_of(kind: type, known: Collection[str]) -> list[str]:
     """The methods that the user's classes define under other names, and that their own code does not call."""
-    own = [one for one in kind.__mro__ if not _is_packages(one)]
+    own = [one for one in kind.__mro__ if not is_of_packages(one)]
     names = {name: value for one in own for name, value in vars(one).items() if name not in known}
     functions = (types.FunctionType, staticmethod, classmethod, property)
     return sorted(
@@ -96,28 +107,27 @@ def _methods_of(kind: type, known: Collection[str]) -> list[str]:
     )
 
 
+def _hidden_methods(trainer: object, attributes: Iterable[str]) -> list[str]:
+    """The methods of the user's classes in whose place the constructor has set None, or something of ours."""
+    own = [vars(one) for one in type(trainer).__mro__ if not is_of_packages(one)]
+    values = vars(trainer)
+    return sorted(
+        name
+        for name in values.keys() & attributes
+        if any(isinstance(members.get(name), types.FunctionType) for members in own)
+        and (values[name] is None or home_of(values[name]).partition(".")[0] in PACKAGES)
+    )
+
+
 def _overrides(kind: type, name: str) -> bool:
     """Whether one of the user's classes defines a name itself."""
-    return any(name in vars(one) for one in kind.__mro__ if not _is_packages(one))
+    return any(name in vars(one) for one in kind.__mro__ if not is_of_packages(one))
 
 
 def _is_read(kind: type, name: str) -> bool:
     """Whether the code of the user's classes reads an attribute of that name."""
     return any(
         step.opname.startswith("LOAD_") and step.argval == name
-        for one in kind.__mro__
-        if not _is_packages(one)
-        for code in _codes_in(vars(one))
+        for code in own_codes(kind)
         for step in dis.get_instructions(code)
     )
-
-
-def _codes_in(members: Mapping[str, object]) -> Iterator[types.CodeType]:
-    for value in members.values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        waiting = [getattr(function, "__code__", None)]
-        while waiting:
-            code = waiting.pop()
-            if isinstance(code, types.CodeType):
-                yield code
-                waiting += [one for one in code.co_consts if isinstance(one, types.CodeType)]

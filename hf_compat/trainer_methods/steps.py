@@ -24,8 +24,8 @@ from hf_compat.engine.losses import (
     refuse,
     warn_of_mean,
 )
-from hf_compat.engine.strategies import is_compiled
-from hf_compat.errors import DataError, warn_once, warn_user
+from hf_compat.engine.strategies import is_compiled as is_compiled_model
+from hf_compat.errors import DataError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
@@ -37,7 +37,7 @@ from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of
 from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, takes_place
+from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, mentions, reads_parameter, takes_place
 from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
 from hf_compat.runtime.text import brief
@@ -73,6 +73,7 @@ class StepMethods(StepsBase):
         Mirrors:
             `transformers.Trainer.training_step`, 5.23.
         """
+        self._asks_for_count = False  # see `judge_count`
         context, inputs = self._prepare_context_parallel_inputs(model, inputs)
         with context():
             self._tree.train(model)
@@ -80,16 +81,12 @@ class StepMethods(StepsBase):
             if callable(optimizer_train):
                 optimizer_train()
             inputs = self._prepare_inputs(inputs)
-            is_asked = self._asks_for_count and self._may_ignore_count(num_items_in_batch)
-            items = Count.of(num_items_in_batch) if is_asked else num_items_in_batch  # type: ignore[arg-type]  # a tensor
             with self.compute_loss_context_manager():
                 compute_loss = accepting(self.compute_loss, ITEMS)
-                loss = compute_loss(model, inputs, num_items_in_batch=items)
+                loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
             if not is_trainable(loss):
                 self.check_loss(loss, inputs)
             assert isinstance(loss, torch.Tensor)
-            if isinstance(items, Count) and not items.uses:
-                self._warn_of_ignored_count(loss, inputs)
             del inputs
             every = self.args.torch_empty_cache_steps
             if every is not None and self.state.global_step % every == 0:
@@ -100,28 +97,51 @@ class StepMethods(StepsBase):
             self.accelerator.backward(loss)
             return loss.detach()
 
-    def _may_ignore_count(self, items: torch.Tensor | int | None) -> bool:
-        """Whether to find out if the loss depends on the items counted, as it is not divided by the micro-batches."""
-        self._asks_for_count = False
+    def watched_count(self, items: torch.Tensor | int | None) -> torch.Tensor | int | None:
+        """Watch what the first micro-batch of a run does with the items counted."""
         # another graph would be compiled to find out
-        if self._compiled_model is not None or is_compiled(self.model) or self.is_deepspeed_enabled:
-            return False
-        return type(items) is torch.Tensor and self._count_factor() > 1 and self._is_scaled_for_window(items)
+        is_compiled = self._compiled_model is not None or is_compiled_model(self.model) or self.is_deepspeed_enabled
+        is_watched = type(items) is torch.Tensor and not is_compiled and self._count_factor() > 1
+        return Count.of(items) if is_watched else items  # type: ignore[arg-type]  # a tensor
+
+    def judge_count(self, items: torch.Tensor | int | None, loss: torch.Tensor, inputs: Inputs) -> None:
+        """Warn if nothing divides the first micro-batch's loss: neither the items counted nor the micro-batches."""
+        is_own_step, self._asks_for_count = self._asks_for_count, False  # our step would have noted that it ran
+        if is_own_step:
+            divides = "training_step" in vars(self) or mentions(type(self), "accumulation")
+        else:
+            divides = not self._is_scaled_for_window(items)
+        if divides or self._count_factor() <= 1:
+            return
+        is_used = bool(items.uses) if isinstance(items, Count) else items is not None and self._reads_count()
+        if not is_used:
+            self._warn_of_ignored_count(loss, inputs, is_own_step)
+
+    def _reads_count(self) -> bool:
+        """Whether the code that computes the loss reads the items counted, or hands them on."""
+        if is_replaced(self, "compute_loss", StepMethods):
+            return reads_parameter(self.compute_loss, ITEMS)
+        if self.compute_loss_func is not None:
+            return reads_parameter(self.compute_loss_func, ITEMS)
+        return reads_parameter(type(model_with_forward(self)).forward, ITEMS)
 
     def _count_factor(self) -> int:
         """The number of times that a loss is too large if it is not divided by the items counted."""
         is_exchanged = self.args.average_tokens_across_devices and not is_replaced(self, "compute_loss", StepMethods)
         return self.current_gradient_accumulation_steps * (self.accelerator.num_processes if is_exchanged else 1)
 
-    def _warn_of_ignored_count(self, loss: torch.Tensor, inputs: Inputs) -> None:
+    def _warn_of_ignored_count(self, loss: torch.Tensor, inputs: Inputs, is_own_step: bool) -> None:
         facts, factor = self.facts_of_loss(loss, inputs), self._count_factor()
-        way_out = "set `trainer.loss_is_scaled_for_ga = False`"
-        if facts.maker is Maker.FORWARD:
+        who, way_out = facts.who, "set `trainer.loss_is_scaled_for_ga = False`"
+        if is_own_step:
+            who = f"`training_step` of {type(self).__name__}"
+            way_out = "divide each loss by `current_gradient_accumulation_steps`"
+        elif facts.maker is Maker.FORWARD:
             way_out = f"set `accepts_loss_kwargs = False` in {type(facts.model).__name__}"
         elif factor != self.current_gradient_accumulation_steps:
             way_out += " and `average_tokens_across_devices=False`"
         self._ignored_count = (
-            f"{facts.who} ignores `num_items_in_batch`, by which the losses of an update are divided. Loss and "
+            f"{who} ignores `num_items_in_batch`, by which the losses of an update are divided. Loss and "
             f"gradients are {factor} times too large, as in transformers.",
             f"divide the sum of the losses by it, or {way_out}",
         )
@@ -487,7 +507,12 @@ class OptimizationMethods(StepsBase):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler` unless they are set."""
-        self.create_optimizer()
+        made = self.create_optimizer()
+        if self.optimizer is None:
+            raise OverrideError(
+                f"`create_optimizer` of {type(self).__name__} has returned {type(made).__name__}, and has not set "
+                "`self.optimizer`.\n\nHint: set it to what is returned."
+            )
         self.optimizer = unprepared(self.optimizer)
         if self.is_deepspeed_enabled:  # its engine drops empty groups, for which a schedule would still have rates
             self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group["params"]]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
-import pickle
+import logging
 import re
+import shutil
 
 import lightning.pytorch as pl
-import numpy as np
 import optuna
 import pytest
 import torch
@@ -19,148 +17,9 @@ from torch import nn
 from helpers import toy
 from helpers.line import Line, points
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
-from hf_compat.engine.loss_count import Count
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, CheckpointError, OverrideError
 from hf_compat.trainer_methods.near_names import tell_of_callback_names
 from hf_compat.training_run.run import compare_arguments
-
-# The loss ------------------------------------------------------------------------------------------------------------
-
-
-class Dropping(Line):
-    """Takes keywords, and drops them."""
-
-    def forward(self, x, labels=None, **kwargs):
-        return super().forward(x, labels)
-
-
-class Wrapping(Line):
-    """Hands keywords to a part that drops them."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Dropping()
-
-    def forward(self, x, labels=None, **kwargs):
-        return self.inner(x, labels, **kwargs)
-
-
-class Dividing(Line):
-    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
-        out = super().forward(x, labels)
-        if num_items_in_batch is not None:
-            out["loss"] = out["loss"] * len(x) / num_items_in_batch
-        return out
-
-
-class DividingByNumber(Dividing):
-    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
-        items = num_items_in_batch if num_items_in_batch is None else num_items_in_batch.item()
-        return super().forward(x, labels, items)
-
-
-class OwnLoss(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        out = model(x=inputs["x"], labels=inputs["labels"])
-        return (out["loss"], out) if return_outputs else out["loss"]
-
-
-def squared(outputs, labels, num_items_in_batch=None):
-    return ((outputs["logits"] - labels) ** 2).mean()
-
-
-def accumulated(make_args, model, kind=Trainer, steps=4, after=lambda trainer: None, **parts):
-    values = {"max_steps": 1, "gradient_accumulation_steps": steps, "per_device_train_batch_size": 1}
-    args = make_args(**values, logging_steps=1, max_grad_norm=1e6, num_train_epochs=3.0)
-    trainer = kind(model, args, train_dataset=points(4), **parts)
-    after(trainer)
-    trainer.train()
-    return trainer.state.log_history[0]["loss"]
-
-
-def in_class(trainer):
-    type(trainer.model).accepts_loss_kwargs = False
-    trainer._introspect()
-
-
-def in_trainer(trainer):
-    trainer.loss_is_scaled_for_ga = False
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "parts", "who", "way_out"),
-    [
-        (Dropping, Trainer, {}, "`forward` of Dropping", in_class),
-        (Wrapping, Trainer, {}, "`forward` of Wrapping", in_class),
-        (Dividing, OwnLoss, {}, "`compute_loss` of OwnLoss", in_trainer),
-        (Line, Trainer, {"compute_loss_func": squared}, "`compute_loss_func` ignores", in_trainer),
-    ],
-)
-def test_a_loss_that_ignores_its_count_is_told_with_the_factor(make_args, told, model, kind, parts, who, way_out):
-    class Fresh(model):
-        pass
-
-    Fresh.__name__ = model.__name__
-    assert accumulated(make_args, Fresh(), kind, **parts) == pytest.approx(14.0), "as transformers"
-    assert f"{who}" in told() and "are 4 times too large" in told()
-    assert accumulated(make_args, Fresh(), kind, after=way_out, **parts) == pytest.approx(3.5), "by the way out"
-    assert told().count("too large") == 1
-
-
-@pytest.mark.parametrize("model", [Line, Dividing, DividingByNumber])
-def test_a_loss_that_is_divided_is_not_told(make_args, told, model):
-    assert accumulated(make_args, model()) == pytest.approx(3.5)
-    accumulated(make_args, Dropping(), steps=1)
-    assert "too large" not in told()
-
-
-USES_OF_A_COUNT = (
-    *(float, int, torch.Tensor.item, torch.Tensor.numpy, np.asarray, copy.deepcopy, math.log),
-    lambda n: 8 / n,
-    lambda n: torch.ones(2) / n.to("cpu"),
-    lambda n: torch.ones(()).div(n.clone()),
-    lambda n: n.long().item(),
-    lambda n: torch.stack([n]),
-    lambda n: pickle.loads(pickle.dumps(n)),
-)
-
-
-def test_a_count_under_watch_behaves_as_a_tensor():
-    items = torch.tensor(4.0)
-    count = Count.of(items)
-    assert count.dtype == items.dtype and count.shape == items.shape and f"{count:.1f}" == "4.0" and count.is_cpu
-    assert count and count > 3 and not count.uses
-    for use in USES_OF_A_COUNT:
-        count = Count.of(items)
-        found, right = use(count), use(items)
-        assert count.uses, use
-        assert torch.equal(torch.as_tensor(found), torch.as_tensor(right)), use
-        assert not isinstance(right / 1, Count)
-    count /= 2
-    assert items == 2.0, "code may change it in place"
-
-
-@pytest.mark.parametrize("kind", [Trainer, OwnLoss])
-def test_finding_out_calls_nothing_twice(make_args, told, kind):
-    calls = []
-
-    class Counting(kind):
-        def compute_loss(self, *given, **more):
-            calls.append("loss")
-            return super().compute_loss(*given, **more)
-
-    model = Dropping()
-    model.register_forward_hook(lambda *given: calls.append("forward"))
-    accumulated(make_args, model, Counting)
-    assert calls == ["forward", "loss"] * 4 or calls == ["loss", "forward"] * 4
-    assert told().count("too large") == 1
-
-
-def test_preflight_tells_of_an_ignored_count(make_args):
-    args = make_args(gradient_accumulation_steps=2, per_device_train_batch_size=2)
-    report = Trainer(Dropping(), args, train_dataset=points(8)).preflight()
-    assert any("2 times too large" in one.problem for one in report.warnings), report
-
 
 # The best ------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +48,11 @@ def scored(make_args, scores, name="score", **values):
         "loss_of_a",
         "eval_a_per",
         "bits_per_byte",
+        "miss_rate",
+        "hallucination_rate",
+        "minDCF",
+        "levenshtein",
+        "training_cost",
     ],
 )
 def test_an_error_that_counts_as_better_the_larger_it_is_is_told(make_args, told, name):
@@ -198,7 +62,20 @@ def test_an_error_that_counts_as_better_the_larger_it_is_is_told(make_args, told
 
 @pytest.mark.parametrize(
     "name",
-    ["accuracy", "f1", "eval_neg_mse", "layer_norm", "answer", "loss", "f1_per_class", "error_detection_f1", "1-wer"],
+    [
+        *(
+            "accuracy",
+            "f1",
+            "eval_neg_mse",
+            "layer_norm",
+            "answer",
+            "loss",
+            "f1_per_class",
+            "error_detection_f1",
+            "1-wer",
+        ),
+        *("error_rate_reduction", "levenshtein_similarity", "hamming_score", "inv_rmse", "entropy_bonus"),
+    ],
 )
 def test_other_metrics_and_a_chosen_direction_are_quiet(make_args, told, name):
     if name != "loss":
@@ -206,6 +83,15 @@ def test_other_metrics_and_a_chosen_direction_are_quiet(make_args, told, name):
     scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=True)
     scored(make_args, [0.5, 0.4, 0.3], "wer", greater_is_better=False)
     assert "looks like" not in told()
+
+
+@pytest.mark.parametrize("name", ["neg_log_loss", "negative_loss", "eval_-loss"])
+def test_the_opposite_of_a_loss_is_told_where_the_smallest_counts(make_args, told, name):
+    assert scored(make_args, [-0.5, -0.1, -0.3], name).state.best_global_step == 1, "as transformers"
+    assert "looks like the opposite of a loss" in told() and "set `greater_is_better=True`" in told()
+    assert scored(make_args, [-0.5, -0.1, -0.3], name, greater_is_better=True).state.best_global_step == 2
+    scored(make_args, [0.5, 0.1, 0.3], "log_loss")
+    assert told().count("looks like") == 1
 
 
 def test_a_direction_of_replaced_arguments_is_told(make_args, told):
@@ -260,6 +146,60 @@ def test_the_ways_out_load_the_best(make_args, told, name, scores, best, values)
     assert trainer.state.best_model_checkpoint == folder
     assert trainer.model.w.item() == load_file(f"{folder}/model.safetensors")["w"].item()
     assert "est evaluation" not in told() and "looks like" not in told()
+
+
+def resumed(make_args, scores, name="score", **values):
+    """Resume a run of three evaluations, of which the first one is the best, and evaluate once more."""
+    folder = make_args().output_dir
+    scored(make_args, [0.9, 0.5, 0.4], greater_is_better=True)
+    return scored_from(make_args, f"{folder}/checkpoint-3", scores, name, max_steps=4, **values)
+
+
+def scored_from(make_args, checkpoint, scores, name, **values):
+    left = iter(scores)
+    args = make_args(**{**BEST, "metric_for_best_model": name, "greater_is_better": True, **values})
+    parts = {"train_dataset": points(16), "eval_dataset": points(2)}
+    trainer = Trainer(Line(), args, **parts, compute_metrics=lambda p: {name: next(left)})
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("wer", {"greater_is_better": False}, "though no evaluation of the checkpoint has 'eval_wer'"),
+        ("score", {"greater_is_better": False}, "though it is the worst one by `greater_is_better=False`"),
+    ],
+)
+def test_a_best_evaluation_by_another_metric_is_told_at_a_resume(make_args, told, name, values, words):
+    resumed(make_args, [0.7], name, **values)
+    assert f"compared with the checkpoint's best (0.9, update 1), {words}" in told()
+    resumed(make_args, [0.7])
+    resumed(make_args, [0.95])
+    assert told().count("compared with") == 1, "not with the values of before"
+
+
+def test_a_best_checkpoint_that_a_resume_does_not_find_is_told(make_args, told, tmp_path):
+    scored(make_args, [0.9, 0.5, 0.4], greater_is_better=True)
+    shutil.copytree(tmp_path / "out" / "checkpoint-3", tmp_path / "other" / "checkpoint-3")
+    there = {"output_dir": str(tmp_path / "other"), "max_steps": 4}
+    scored_from(make_args, str(tmp_path / "other" / "checkpoint-3"), [0.7], "score", **there)
+    assert "update 1) has no checkpoint" in told() and "an output folder that has checkpoint-1, too" in told()
+    shutil.copytree(tmp_path / "out" / "checkpoint-1", tmp_path / "other" / "checkpoint-1")
+    trainer = scored_from(make_args, str(tmp_path / "other" / "checkpoint-3"), [0.7], "score", **there)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "other" / "checkpoint-1")
+    assert told().count("has no checkpoint") == 1
+
+
+def test_a_delay_of_evaluations_that_outlasts_the_run_is_told(make_args, told):
+    def run(**values):
+        args = make_args(max_steps=2, eval_strategy="steps", eval_steps=1, num_train_epochs=3.0, **values)
+        Trainer(Line(), args, train_dataset=points(16), eval_dataset=points(2)).train()
+
+    run(eval_delay=1)
+    assert "has evaluated nothing" not in told()
+    run(eval_delay=9)
+    assert "has evaluated nothing: it ended after 2 updates, with `eval_delay=9`" in told()
 
 
 def test_a_best_evaluation_that_was_saved_is_quiet(make_args, told):
@@ -323,6 +263,74 @@ def test_an_optimizer_made_before_a_layer_was_replaced_is_told(make_args, told):
     assert told().count("does not have") == 1
 
 
+class Changing(TrainerCallback):
+    """Changes the model after the first update."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        if state.global_step == 1:
+            self.change(model, optimizer)
+
+
+def unfreeze(model, optimizer):
+    model.outer.weight.requires_grad_(True)
+
+
+def unfreeze_and_add(model, optimizer):
+    unfreeze(model, optimizer)
+    optimizer.add_param_group({"params": [model.outer.weight], "lr": 0.1})
+
+
+def replace(model, optimizer):
+    model.outer = nn.Linear(model.outer.in_features, model.outer.out_features)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (unfreeze, "['outer.weight'] were unfrozen after the optimizer (AdamW) was made"),
+        (unfreeze_and_add, None),
+        (replace, "holds 2 parameters that the model (Classifier) does not have"),
+        (lambda model, optimizer: None, None),
+    ],
+)
+def test_parameters_that_come_after_the_optimizer_are_told(make_args, told, change, words):
+    model = toy.Classifier()
+    model.outer.weight.requires_grad_(change is replace)
+    args = make_args(max_steps=3, num_train_epochs=3.0, lr_scheduler_type="constant")
+    trainer = Trainer(model, args, train_dataset=toy.rows(16), callbacks=[Changing(change)])
+    before = model.outer.weight.detach().clone()
+    trainer.train()
+    if words is None:
+        assert not told()
+        assert torch.equal(before, model.outer.weight) == (change is not unfreeze_and_add)
+    else:
+        assert words in told() and told().count("Hint") == 1
+
+
+def test_parameters_that_are_frozen_when_the_training_begins_may_be_unfrozen(make_args, told):
+    class Freezing(Changing):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            model.outer.weight.requires_grad_(False)
+
+    model = toy.Classifier()
+    before = model.outer.weight.detach().clone()
+    args = make_args(max_steps=3, num_train_epochs=3.0)
+    Trainer(model, args, train_dataset=toy.rows(16), callbacks=[Freezing(unfreeze)]).train()
+    assert not told() and not torch.equal(before, model.outer.weight)
+
+
+def test_an_optimizer_that_is_returned_and_not_set_is_an_error(make_args):
+    class Own(Trainer):
+        def create_optimizer(self, model=None):
+            return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    with pytest.raises(OverrideError, match="`create_optimizer` of Own has returned SGD, and has not set"):
+        Own(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows(8)).train()
+
+
 def test_an_optimizer_without_parameters_is_refused(make_args):
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
     trainer = Trainer(Line(), make_args(max_steps=1), train_dataset=points(8), optimizers=(optimizer, None))
@@ -376,7 +384,7 @@ def test_near_names_of_overrides_and_attributes_are_told(make_args, told):
             pass
 
         def on_train_begin(self, args, state, control, **kwargs):
-            control.should_stop_training = control.should_sav = True
+            control.should_stop_training = control.should_sav = control.should_stop = True
 
     args = make_args(max_steps=1)
     args.learning_rte = 3
@@ -394,8 +402,33 @@ def test_near_names_of_overrides_and_attributes_are_told(make_args, told):
         "trainer.compute_metric": "compute_metrics",
         "control.should_sav": "should_save",
     }
+    assert (
+        "`control.should_stop` was set" in told() and "its flags are should_training_stop, should_epoch_stop" in told()
+    )
     others = ("on_batch", "compute_losses", "my_own", "something")  # `call_event` may fire the first one
     assert not any(name in told() for name in others)
+
+
+HIDDEN = ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics", "data_collator", "model_init")
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_methods_that_an_attribute_hides_are_told(make_args, told, name):
+    def method(self, *given, **more):
+        raise AssertionError("no Trainer calls it")
+
+    class Passing(Trainer):
+        def compute_metrics(self, prediction):
+            return {"n": len(prediction.predictions)}
+
+        def __init__(self, *given, **more):
+            super().__init__(*given, compute_metrics=self.compute_metrics, **more)
+
+    args = make_args(max_steps=1)
+    type("Own", (Trainer,), {name: method})(Line(), args, train_dataset=points(8), eval_dataset=points(4)).train()
+    assert f"Own has a method `{name}`, which no Trainer calls" in told() and f"set `trainer.{name}`" in told()
+    assert Passing(Line(), args, eval_dataset=points(4)).evaluate()["eval_n"] == 4
+    assert told().count("has a method") == 1
 
 
 def test_names_of_the_other_kind_of_callbacks_are_told(told):
@@ -448,6 +481,55 @@ def test_options_that_a_resume_takes_from_the_checkpoint_are_told(make_args, tol
     run(checkpoint, learning_rate=0.5, weight_decay=0.3, adam_beta1=0.2)
     assert "initial_lr is 0.01 (now set to 0.5), weight_decay is 0.0 (now set to 0.3), betas is" in told()
     assert "for another value of learning_rate, weight_decay, adam_beta1, adam_beta2" in told()
+
+
+class Seeing(Line):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x, labels=None):
+        self.seen += x.tolist()
+        return super().forward(x, labels)
+
+
+def test_a_resume_into_another_order_without_an_optimizer_or_without_updates_is_told(make_args, caplog):
+    caplog.handler.setLevel(logging.WARNING)
+
+    def run(resume=None, model=None, **values):
+        kept = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "num_train_epochs": 3, **values}
+        trainer = Trainer(model or Line(), make_args(**kept), train_dataset=points(16))
+        trainer.train(resume_from_checkpoint=resume)
+        return f"{trainer.args.output_dir}/checkpoint-"
+
+    first, rest = Seeing(), Seeing()
+    checkpoint = run(model=first)
+    run(f"{checkpoint}2", rest, seed=7)
+    assert not caplog.text and sorted(first.seen[:8] + rest.seen) == [float(i) for i in range(16)]
+    rest.seen.clear()
+    run(f"{checkpoint}2", rest, data_seed=7)
+    assert len(set(first.seen[:8] + rest.seen)) < 16
+    assert "The rest of the epoch has another order than its beginning: data_seed: 7" in caplog.text
+    run(f"{checkpoint}2", train_sampling_strategy="sequential")
+    assert "train_sampling_strategy: sequential (from args) != random" in caplog.text
+    run(f"{checkpoint}4")
+    assert "Nothing is left to train" in caplog.text
+    caplog.clear()
+    checkpoint = run(save_only_model=True)
+    run(f"{checkpoint}2")
+    assert "has no optimizer and schedule, so both start anew" in caplog.text
+
+
+def test_the_state_of_another_optimizer_is_refused(make_args):
+    def run(resume=None, **values):
+        args = make_args(save_strategy="steps", save_steps=2, max_steps=4, num_train_epochs=3, **values)
+        Trainer(Line(), args, train_dataset=points(16)).train(resume_from_checkpoint=resume)
+        return f"{args.output_dir}/checkpoint-2"
+
+    checkpoint = run()
+    with pytest.raises(CheckpointError, match="it is of no Adafactor"):
+        run(checkpoint, optim="adafactor")
+    run(run(optim="adafactor"), optim="adafactor")
 
 
 @pytest.mark.parametrize(
