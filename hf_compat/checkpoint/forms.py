@@ -203,6 +203,10 @@ def _check_group(path: str, optimizer: Any, own: Group, group: Group, states: Ma
         if optimizer.defaults.get(name) is not None and name not in group:
             refuse(path, f"`{name}` of a group is missing")
     is_torchs = type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, _NEED_MORE)
+    foreign, lacking = sorted(group.keys() - own.keys()), sorted(own.keys() - group.keys() - {"initial_lr"})
+    if foreign and lacking and not type(optimizer).__module__.startswith("torch.optim"):  # torch's add what they lack
+        kind = type(optimizer).__name__
+        refuse(path, f"its groups have {brief(foreign)} and lack {brief(lacking)}: it is of no {kind}")
     needed = list[str]()
     if is_torchs and states:
         # what an optimizer of this class keeps of a parameter after a step with these options

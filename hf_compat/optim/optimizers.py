@@ -556,11 +556,9 @@ def check_optimized(optimizer: object, model: nn.Module, warns: bool = True) -> 
     Raises:
         ArgumentError: It holds those of another model, frozen ones alone, or none at all.
     """
-    groups = getattr(optimizer, "param_groups", None)
-    # its groups, and those of transformers' own class of that name, hold none
-    if not isinstance(groups, list) or type(optimizer).__name__ == LayerWiseDummyOptimizer.__name__:
+    held = _held_by(optimizer)
+    if held is None:
         return
-    held = {id(parameter) for group in groups for parameter in group["params"]}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = [name for name, parameter in trained.items() if id(parameter) not in held]
     if trained and len(missing) == len(trained):
@@ -569,13 +567,47 @@ def check_optimized(optimizer: object, model: nn.Module, warns: bool = True) -> 
             f"that the model ({type(model).__name__}) would train, so nothing is trained.\n\nHint: make it from "
             "`trainer.model.parameters()`, after the model was changed or wrapped."
         )
+    if warns:
+        _tell_of_stale(optimizer, held, model, missing)
+
+
+def _held_by(optimizer: object) -> set[int] | None:
+    """The identities of an optimizer's parameters. None if its groups do not have them."""
+    groups = getattr(optimizer, "param_groups", None)
+    # the groups of this class, and of transformers' own one of that name, hold none
+    if not isinstance(groups, list) or type(optimizer).__name__ == LayerWiseDummyOptimizer.__name__:
+        return None
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _tell_of_stale(optimizer: object, held: set[int], model: nn.Module, missing: list[str]) -> None:
     stale = len(held.difference(map(id, model.parameters())))
-    if stale and missing and warns:
+    if stale and missing:
         warn_user(
             f"The optimizer ({type(optimizer).__name__}) holds {stale} parameters that the model "
             f"({type(model).__name__}) does not have, and does not train {brief(missing)}.\n\nHint: make it from "
             "`trainer.model.parameters()`, after the model was changed or wrapped."
         )
+
+
+def tell_of_later_parameters(optimizer: object, model: nn.Module, frozen: Sequence[nn.Parameter]) -> None:
+    """Warn of parameters that were unfrozen or replaced while the model trained, and that the optimizer lacks.
+
+    `frozen` are those that were not to be trained at first.
+    """
+    held = _held_by(optimizer)
+    if held is None:
+        return
+    missing = {name: one for name, one in model.named_parameters() if one.requires_grad and id(one) not in held}
+    first = set(map(id, frozen))
+    later = [name for name, one in missing.items() if id(one) in first]
+    if later:
+        warn_user(
+            f"{brief(later)} were unfrozen after the optimizer ({type(optimizer).__name__}) was made. It does not hold "
+            "them, so they were not trained.\n\nHint: call `optimizer.add_param_group` where they are unfrozen, or "
+            "freeze them in `on_train_begin`, once the optimizer was made of all parameters."
+        )
+    _tell_of_stale(optimizer, held, model, [name for name in missing if name not in later])
 
 
 # Options of an optimizer's groups, which a checkpoint has, and the arguments that set them.

@@ -33,6 +33,7 @@ from hf_compat.checkpoint.reading import (
     fitting,
     listed_as_it_is,
     plain_names,
+    read_manifest,
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import read_random_states
@@ -293,8 +294,9 @@ class CheckpointMethods(TrainerBase):
             with fitting(f"The optimizer's state in {checkpoint}"):
                 is_loaded = self._model_state.load_optimizer(checkpoint, unprepared(self.optimizer))
         if schedule is None or not is_loaded:
-            # an earlier warning covers a folder that is read as it is
-            level = logging.WARNING if listed_as_it_is(checkpoint) is None else logging.INFO
+            # an earlier warning covers files that a folder has lost
+            lost = {layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME}.intersection(read_manifest(checkpoint).files or ())
+            level = logging.INFO if lost and listed_as_it_is(checkpoint) is not None else logging.WARNING
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
         with fitting(schedule):

@@ -41,7 +41,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.optim.lr_schedulers import tell_of_other_optimizer
-from hf_compat.optim.optimizers import check_optimized
+from hf_compat.optim.optimizers import check_optimized, tell_of_later_parameters
 from hf_compat.optim.prepared import unprepared
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
@@ -64,6 +64,7 @@ from hf_compat.training_run.run import (
     flag_sources,
     run_summary,
     tell_of_best,
+    tell_of_no_evaluation,
 )
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ logger = logging.getLogger(__name__)
 
 class TrainingMethods(ModelSetupMethods, HubMethods):
     """The sequence of one `train()` call."""
+
+    _checks_optimizer = False  # whether the optimizer of the fit holds the model's own parameters, not shards
 
     def _inner_training_loop(
         self,
@@ -183,9 +186,7 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.is_world_process_zero():
-            tell_of_flags(self.control, FLAGS)
-            if self.args.load_best_model_at_end:
-                tell_of_best(self.args, self.state)
+            self._tell_after_training()
         if self.args.load_best_model_at_end and best is not None:
             with self._loading_whole_weights():
                 self._load_best_model()
@@ -200,6 +201,16 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         self._remove_neftune_noise()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)
+
+    def _tell_after_training(self) -> None:
+        """Warn of what the training has not done, though it was asked for."""
+        tell_of_flags(self.control, FLAGS)
+        if self.args.load_best_model_at_end:
+            tell_of_best(self.args, self.state, self._run.updates_before)
+        else:
+            tell_of_no_evaluation(self.args, self.state)
+        if self._checks_optimizer and self._run.flag_agreement.sources.in_updates:
+            tell_of_later_parameters(unprepared(self.optimizer), self.model, self._run.frozen)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(self.model, steps=self)
@@ -352,12 +363,15 @@ class TrainerModule(WindowModule):
         with failing_together(CheckpointError, host._resumer.is_loading):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
-        if not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled:
+        host._checks_optimizer = not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled
+        if host._checks_optimizer:
             is_first = self.trainer.global_rank == 0
             if host._optimizer_made_of is not host.model or host.optimizer is not host._own_optimizer:
                 check_optimized(unprepared(host.optimizer), host.model, warns=is_first)
             if not host._created_lr_scheduler and is_first:
                 tell_of_other_optimizer(host.lr_scheduler, host.optimizer)
+            if run.flag_agreement.sources.in_updates:
+                run.frozen = [one for one in host._tree.parameters(host.model) if not one.requires_grad]
         host._optimizer_made_of = None
         host.optimizer = host._own_optimizer = host.accelerator.take_up(host._fit_model_state, host.optimizer)
         handler = host.callback_handler

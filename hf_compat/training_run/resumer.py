@@ -28,8 +28,8 @@ from hf_compat.checkpoint.files import first_line, naming, problem
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.hints import no_checkpoint, nothing_to_resume
 from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_model_alone
-from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints
-from hf_compat.checkpoint.reading import Contents, read_manifest
+from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME, checkpoint_step, list_checkpoints
+from hf_compat.checkpoint.reading import Contents, read_manifest, read_torch_file
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
@@ -47,7 +47,7 @@ from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.runtime.text import shown
-from hf_compat.training_run.run import RunHost, TrainingRun, refuse_differences
+from hf_compat.training_run.run import RunHost, TrainingRun, refuse_differences, tell_of_other_best
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
@@ -282,6 +282,8 @@ class Resumer:
                 lines += f"\n\t{name}: {given} (from args) != {had} (from {TRAINER_STATE_NAME})"
         if lines:
             shared_logger.warning(f"The arguments are not those of the checkpoint, whose intervals count:{lines}")
+        if host.is_world_process_zero():
+            tell_of_other_best(host.args, state)
         state.best_model_checkpoint = self.best_of_state(state.best_model_checkpoint, checkpoint)
 
     def best_of_state(self, best: str | None, checkpoint: str) -> str | None:
@@ -320,6 +322,32 @@ class Resumer:
         if run.start.rng is None:  # read before the fit, so that a damaged file is found in time
             run.start = dataclasses.replace(run.start, rng=read_random_states(checkpoint, *ranks))
         self._warn_of_workers(run)
+        if run.updates_before >= run.counts.max_updates:
+            shared_logger.warning(
+                f"Nothing is left to train: {checkpoint} is of update {run.updates_before}, and the run has "
+                f"{run.counts.max_updates}. For more updates, raise `num_train_epochs` or `max_steps`."
+            )
+        elif not (host.args.ignore_data_skip or run.start.epoch_is_over):
+            self._warn_of_order(checkpoint)
+
+    def _warn_of_order(self, checkpoint: str) -> None:
+        """Warn of arguments that give the interrupted epoch another order than its beginning had."""
+        path = Contents(checkpoint).find(TRAINING_ARGS_NAME)
+        try:
+            saved = {} if path is None else dict(read_torch_file(path))
+        except (CheckpointError, TypeError, ValueError):  # transformers saves an object
+            return
+        now = self._host.args.to_dict()
+        lines = [
+            f"{name}: {now[name]} (from args) != {saved[name]} (from {TRAINING_ARGS_NAME})"
+            for name in ("data_seed", "train_sampling_strategy")
+            if name in saved and saved[name] != now[name]
+        ]
+        if lines:
+            shared_logger.warning(
+                f"The rest of the epoch has another order than its beginning: {'; '.join(lines)}. Some samples are "
+                "read twice, and others never. Resume with the values of before."
+            )
 
     def _warn_of_workers(self, run: TrainingRun) -> None:
         """Warn where the loader's workers make a resumed run differ from the uninterrupted one."""

@@ -37,7 +37,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import infers_direction
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback, eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
-from hf_compat.hf.metric_names import is_error
+from hf_compat.hf.metric_names import is_error, is_negated
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -204,6 +204,7 @@ class TrainingRun:
     learning_rate: float | None = field(default=None, init=False)  # of the last update, before the schedule stepped
     lightning_trainer: WindowTrainer | None = field(default=None, init=False)  # during the fit
     module: WindowModule | None = field(default=None, init=False)  # during the fit
+    frozen: list[nn.Parameter] = field(default_factory=list, init=False)  # at the start, if own code may unfreeze them
     stops_at_start: bool = field(default=False, init=False)  # a callback's time limit was over before the fit
     evaluated: set[str] = field(default_factory=set, init=False)  # sets whose persistent workers have started
     turn: int | None = field(default=None, init=False)  # number of this call of `train` in its output folder
@@ -307,20 +308,45 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
 
 
 def tell_of_direction(args: TrainingArguments) -> None:
-    """Warn of a metric that counts as better the larger it is, and whose name says the opposite."""
-    name = args.metric_for_best_model
-    if name is None or not infers_direction(args) or not args.greater_is_better:
+    """Warn of a metric whose direction follows from the end of its name, and whose other words say the opposite."""
+    name, rises = args.metric_for_best_model, bool(args.greater_is_better)
+    if name is None or not infers_direction(args) or args.eval_strategy == "no":
         return
-    if args.eval_strategy != "no" and is_error(name):
+    if is_error(name) if rises else is_negated(name):
+        kind, best = ("an error", "largest") if rises else ("the opposite of a loss", "smallest")
         warn_user(
-            f"`{shown('metric_for_best_model', name)}` looks like an error, and `greater_is_better` is not set: as in "
-            "transformers, the largest value counts as the best.\n\nHint: set `greater_is_better=False`, or True if "
-            "that is meant."
+            f"`{shown('metric_for_best_model', name)}` looks like {kind}, and `greater_is_better` is not set: as in "
+            f"transformers, the {best} value counts as the best.\n\nHint: set `greater_is_better={not rises}`, or "
+            f"{rises} if that is meant."
         )
 
 
-def tell_of_best(args: TrainingArguments, state: TrainerState) -> None:
-    """Warn if `load_best_model_at_end` cannot load the weights of the best evaluation."""
+def tell_of_other_best(args: TrainingArguments, state: TrainerState) -> None:
+    """Warn of a resumed best evaluation by another metric, or another direction, than that of the arguments."""
+    best, name = state.best_metric, args.metric_for_best_model
+    if best is None or name is None or args.eval_strategy == "no":
+        return
+    key = eval_metric_name(name)
+    metrics = [entry for entry in state.log_history if any(one.startswith("eval_") for one in entry)]
+    values = {entry[key] for entry in metrics if isinstance(entry.get(key), (int, float))}
+    if metrics and not values:
+        told = f"no evaluation of the checkpoint has {brief(key)}"
+    elif len(values) > 1 and best == (min if args.greater_is_better else max)(values):
+        told = f"it is the worst one by `{shown('greater_is_better', args.greater_is_better)}`"
+    else:
+        return
+    warn_user(
+        f"New evaluations are compared with the checkpoint's best ({best:g}, update {state.best_global_step}), though "
+        f"{told}.\n\nHint: resume with the `metric_for_best_model` and `greater_is_better` of before, or begin a new "
+        "run with the checkpoint's weights."
+    )
+
+
+def tell_of_best(args: TrainingArguments, state: TrainerState, updates_before: int = 0) -> None:
+    """Warn if `load_best_model_at_end` cannot load the weights of the best evaluation.
+
+    One of the `updates_before` was saved before the run was resumed.
+    """
     loaded, update = state.best_model_checkpoint, state.best_global_step
     if args.eval_strategy == "no" or (loaded is not None and checkpoint_step(loaded) == update):
         return
@@ -334,8 +360,23 @@ def tell_of_best(args: TrainingArguments, state: TrainerState) -> None:
     else:
         told = f"The best evaluation ({metric}={state.best_metric:g}, update {update}) has no checkpoint"
         way_out = "save after each evaluation (`save_steps` equal to `eval_steps`), or set `save_strategy='best'`"
+        if update <= updates_before:
+            way_out = f"resume in an output folder that has checkpoint-{update}, too"
     kept = "the weights of the last update stay" if loaded is None else f"{loaded} is loaded, the best that was saved"
     warn_user(f"{told}: {kept}.\n\nHint: {way_out}.")
+
+
+def tell_of_no_evaluation(args: TrainingArguments, state: TrainerState) -> None:
+    """Warn of a delay that lasts until the run's end, where transformers evaluates whatever the interval is."""
+    by_steps = args.eval_strategy == "steps"
+    done, unit = (state.global_step, "updates") if by_steps else (state.epoch or 0, "epochs")
+    if args.eval_strategy == "no" or args.eval_delay <= done or state.global_step < state.max_steps:
+        return
+    if not any(name.startswith("eval_") for entry in state.log_history for name in entry):
+        warn_user(
+            f"The training has evaluated nothing: it ended after {done:g} {unit}, "
+            f"with `{shown('eval_delay', args.eval_delay)}`.\n\nHint: set a lower one."
+        )
 
 
 def note_best_checkpoint(
