@@ -6,7 +6,9 @@ import functools
 import json
 import logging
 
+import numpy as np
 import pytest
+import torch
 
 from helpers import toy
 from helpers.forking import run_ranks
@@ -133,6 +135,12 @@ DIFFERENT = [
     ("eval_on_start", False, True),
     ("max_grad_norm", 0.0, 1.0),
     ("learning_rate", 0.1, 0.2),
+    ("seed", 0, 1),
+    ("data_seed", 0, 1),
+    ("train_sampling_strategy", "random", "sequential"),
+    ("remove_unused_columns", True, False),
+    ("optim", "adamw_torch", "sgd"),
+    ("label_smoothing_factor", 0.0, 0.1),
 ]
 
 
@@ -150,6 +158,62 @@ def test_arguments_that_differ_are_named_on_every_rank(tmp_path):
         with pytest.raises(ArgumentError, match="`resume_from_checkpoint` is None on rank 0; 'checkpoint-2' on rank 1"):
             trainer.train(resume_from_checkpoint=None if rank == 0 else str(tmp_path / "checkpoint-2"))
         assert trainer.train().global_step == 2  # the same Trainer, once the ranks agree
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+class Order(Trainer):
+    """Notes the samples that it trains on."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.samples += inputs["number"].tolist()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs.pop("number")
+        return super().compute_loss(model, inputs, return_outputs)
+
+
+def test_a_seed_of_each_rank_is_refused_as_its_epochs_would_lack_samples(tmp_path):
+    rows = [{**row, "number": place} for place, row in enumerate(toy.rows(16))]
+
+    def body(rank):
+        from torch.distributed import all_gather_object
+
+        for seeds in ((0, 1), (5, 5)):
+            plain = {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 1}
+            args = arguments(tmp_path / "out", seed=seeds[rank], remove_unused_columns=False, **plain)
+            trainer = Order(toy.Classifier(), args, train_dataset=rows)
+            trainer.samples = []
+            if seeds[0] != seeds[1]:
+                with pytest.raises(ArgumentError, match="`seed` is 0 on rank 0; 1 on rank 1"):
+                    trainer.train()
+                continue
+            trainer.train()
+            both = [None, None]
+            all_gather_object(both, trainer.samples)
+            assert sorted(both[0] + both[1]) == list(range(16)), "the hint, followed"
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+@pytest.mark.parametrize("samples", [13, 16])
+def test_rows_predicted_by_length_are_in_the_order_of_the_data_set(tmp_path, samples):
+    data = toy.sequences(samples)
+
+    def body(rank):
+        torch.manual_seed(0)
+        model = toy.Tagger()
+        values = {"per_device_eval_batch_size": 2, "train_sampling_strategy": "group_by_length"}
+        found = Trainer(model, arguments(tmp_path / "out", **values), data_collator=toy.pad).predict(data)
+        lengths = [len(row["labels"]) for row in data]
+        assert [int((row != -100).sum()) for row in found.label_ids] == lengths
+        model.eval()
+        for row, one in zip(data, found.predictions, strict=True):
+            right = model(**toy.pad([row]))["logits"][0].detach().numpy()
+            np.testing.assert_allclose(one[: len(row["labels"])], right, rtol=1e-4, atol=1e-6)
 
     ended = run_ranks(tmp_path / "logs", body)
     assert [rank.status for rank in ended] == [0, 0], ended
