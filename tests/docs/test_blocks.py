@@ -190,6 +190,7 @@ def folder(tmp_path, monkeypatch, request):
 @pytest.mark.filterwarnings("ignore:These were imported from transformers")  # by other tests of this process
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub under a newer httpx
+@pytest.mark.filterwarnings("error:(Without effect|This evaluation|The best evaluation)")  # elsewhere they are left out
 @pytest.mark.parametrize("page", ROWS)
 def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     page, _, is_whole = page.partition("-")

@@ -74,6 +74,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's CLI under today's jsonargparse
+@pytest.mark.filterwarnings("error:(Without effect|This evaluation|The best evaluation)")  # elsewhere they are left out
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.is_cheap])
 def test_an_example_in_this_process(name, tmp_path, monkeypatch, capsys):
     copied(name, tmp_path)
