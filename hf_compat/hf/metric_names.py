@@ -40,7 +40,7 @@ def is_error(name: str) -> bool:
 
 def is_negated(name: str) -> bool:
     """Whether a name is that of an error times -1, or below 1, which rises: `neg_log_loss`, `1-wer`."""
-    return _is_negated(_parts(name)[0])
+    return not _NEGATED.isdisjoint(_parts(name)[0]) or "1-" in name  # a data set of several may be named `1`
 
 
 def is_score(name: str) -> bool:
