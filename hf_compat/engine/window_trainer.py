@@ -64,6 +64,7 @@ from hf_compat.engine.strategies import (
 )
 from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.installed import names_no_entry_point
 from hf_compat.runtime.launch import Launch
 
 logger = logging.getLogger(__name__)
@@ -533,6 +534,8 @@ def _entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _entry_points_in(path: tuple[tuple[str, int], ...], group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+    if names_no_entry_point([folder for folder, _ in path], group):
+        return ()
     return tuple(importlib.metadata.entry_points(group=group))
 
 

@@ -10,6 +10,7 @@ from lightning.fabric.utilities import registry
 
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.engine import window_trainer
 
 
 class Registered(pl.Callback):
@@ -45,14 +46,13 @@ def test_a_package_that_is_installed_later_is_found(make_trainer, tmp_path, monk
     assert len(first) == len(second) == 1 and first[0] is not second[0]
 
 
-def test_packages_are_read_once(make_trainer, monkeypatch):
+def test_packages_are_looked_at_once(make_trainer, monkeypatch):
+    looked = []
+    monkeypatch.setattr(window_trainer, "names_no_entry_point", lambda path, group: looked.append(group) or True)
+    window_trainer._entry_points_in.cache_clear()
     make_trainer()
-    read, own = [], importlib.metadata.Distribution.entry_points.fget
-    monkeypatch.setattr(
-        importlib.metadata.Distribution, "entry_points", property(lambda self: read.append(self) or own(self))
-    )
     make_trainer()
-    assert read == []
+    assert looked == ["lightning.pytorch.callbacks_factory"]
 
 
 def test_lightning_searches_by_itself_outside_of_our_trainer(make_trainer):
