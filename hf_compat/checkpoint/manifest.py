@@ -12,7 +12,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -45,6 +44,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_lock import Owner, is_free, queueing
 from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.threads import Helpers
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def _replace_manifest(
     """
     written = root / f"{MANIFEST_WRITTEN_FIRST}{secrets.token_hex(8)}" if place is None else place / MANIFEST_NAME
     by = {} if writer is None else asdict(writer)
-    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
+    text = indented_json({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, 1)
     write_new(written, text.encode(), is_durable)
     try:
         if pin is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, Pa
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import Absent, is_secret
@@ -42,6 +42,7 @@ _HELPERS = {
     "_process_fsdp_args": "set `fsdp` and `fsdp_config`",
     "is_torch_greater_or_equal_than_2_8": "compare `torch.__version__`",
 }
+_IMMUTABLE = frozenset((bool, int, float, str, type(None)))
 _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
 
@@ -216,7 +217,7 @@ class ArgumentViews:
 
     def to_json_string(self) -> str:
         """Convert the fields to JSON."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
+        return indented_json(self.to_dict(), 2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, bool | float | str | torch.Tensor]:
         """Convert the fields and batch sizes to values that TensorBoard's hparams accept."""
@@ -419,4 +420,4 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         return plain
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return copy.copy(value)
+    return value if type(value) in _IMMUTABLE else copy.copy(value)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hf_compat.errors import CallbackError
 from hf_compat.hf.search import hp_params
+from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.text import brief
 
 if TYPE_CHECKING:
@@ -145,20 +146,27 @@ class TrainerState:
         Raises:
             CallbackError: A field holds a value that JSON does not have. The message names the field.
         """
+        names = [field.name for field in dataclasses.fields(self)]
         try:
-            text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
+            text = self._as_json(names)
         except (TypeError, ValueError, RecursionError) as error:
-            for field in dataclasses.fields(self):
+            for name in names:
                 try:
-                    json.dumps(getattr(self, field.name), sort_keys=True)
+                    json.dumps(getattr(self, name), sort_keys=True)
                 except (TypeError, ValueError, RecursionError) as found:
                     raise CallbackError(
-                        f"`state.{field.name}` cannot be saved: {found}.\n\n"
+                        f"`state.{name}` cannot be saved: {found}.\n\n"
                         "Hint: log numbers through `trainer.log`, which leaves out what JSON does not have."
                     ) from error
             raise CallbackError(f"The state cannot be saved: {error}.") from error
         with open(json_path, "w", encoding="utf-8") as file:
             file.write(text + "\n")
+
+    def _as_json(self, names: list[str]) -> str:
+        try:
+            return indented_json({name: getattr(self, name) for name in names}, 2, sort_keys=True)
+        except TypeError:  # a user's dataclass is among the values, perhaps
+            return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
