@@ -256,6 +256,20 @@ def _rows(numbers: Sequence[float], kind: torch.dtype) -> torch.Tensor:
     return (_gather_tensor(box) if is_distributed() else box).reshape(-1, len(numbers))
 
 
+def float_bits(number: float) -> int:
+    """A number in float32, as the whole number that has its bits. Those exchange it beside other whole numbers."""
+    return int(torch.tensor(number, dtype=torch.float32).view(torch.int32))
+
+
+def sum_of_bits(numbers: torch.Tensor) -> float:
+    """Add up such numbers in float32, as `transformers` does.
+
+    Shapes:
+        numbers: [ranks]
+    """
+    return float(numbers.cpu().to(torch.int32).view(torch.float32).sum())
+
+
 def highest_each(numbers: Sequence[int]) -> list[int]:
     """The highest number that a process has given, place by place. All processes ask equally often, and for as many.
 

@@ -47,7 +47,14 @@ from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import Rows, broadcast_text, failing_together, highest_each
+from hf_compat.runtime.collectives import (
+    Rows,
+    broadcast_text,
+    failing_together,
+    float_bits,
+    highest_each,
+    sum_of_bits,
+)
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
@@ -305,8 +312,11 @@ class Saver:
         """Whether the heartbeat of a lock has seen that the folder is another run's."""
         return self.folder is not None and any(lock.lost for lock in self.folder.locks.values())
 
-    def save(self, run_dir: str) -> None:
+    def save(self, run_dir: str, stores_flos: bool = False) -> None:
         """Write `checkpoint-<updates>` into a folder, after the save before has ended and was pushed.
+
+        With `stores_flos`, the ranks add up their floating-point operations, as `store_flos` does, in an exchange that
+        a save makes anyway.
 
         Raises:
             CheckpointWriteError: The disk is full, or cannot be written to. Earlier checkpoints are unchanged.
@@ -327,7 +337,8 @@ class Saver:
             in_place, timing = self._where_and_when(final)
             place = SavingPlace(final, folder.owner, in_place)
             ends_at_once = [int(timing not in _FINISHED_BESIDE)]  # on any rank, after the exchange
-            with self._together(place, ends_at_once):
+            flos = Rows([float_bits(host.current_flos)]) if stores_flos else None
+            with self._together(place, ends_at_once, flos):
                 if unwritten is not None:
                     raise unwritten
                 if host._pushes.unpushed is not None:
@@ -335,6 +346,8 @@ class Saver:
                 if args.should_save:
                     folder.hold(run_dir)
                     place.prepare(functools.partial(folder.hold, run_dir))
+            if flos is not None:
+                self._add_flos(flos)
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
                 state,
@@ -356,6 +369,14 @@ class Saver:
             except BaseException:
                 state.best_model_checkpoint = best_before
                 raise
+
+    def _add_flos(self, told: Rows) -> None:
+        """Add what the ranks have told, or this rank alone has counted, to the state."""
+        host, flos = self._host, self._host.current_flos
+        if told.of_all is not None:
+            flos = type(flos)(sum_of_bits(told.of_all[:, 0]))
+        host.state.total_flos += flos
+        host.current_flos = 0
 
     def _ask_lightning_callbacks(self) -> None:
         """Let Lightning callbacks add entries to the checkpoint, or replace the weights by averages."""
