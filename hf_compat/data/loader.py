@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
@@ -21,11 +21,18 @@ from hf_compat.data.collators import is_raised_by_user_code, stop_iteration_erro
 from hf_compat.data.types import Batch, DataSource, PositionState, Sample
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.interop.transformers_models import is_datasets_stream, knows_its_rank
-from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.collectives import broadcast_object, scatter_object
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import concatenate, copies_beside, find_batch_size, move_to_device, slice_nested
+from hf_compat.runtime.nested import (
+    concatenate,
+    copies_beside,
+    find_batch_size,
+    map_nested,
+    move_to_device,
+    slice_nested,
+)
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 from hf_compat.runtime.text import brief
 
@@ -269,43 +276,58 @@ class IterableDatasetSlice(IterableDataset[Sample]):
 def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
     """Yield one rank's part of batches that only rank 0 has and reads: (batch, samples of all ranks, is the last).
 
+    A rank gets no part of another one. All ranks raise an error of the reader.
+
     Mirrors:
         `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
     """
-    rank, world_size = ranks.rank, ranks.world_size
-    batches_of_a_round = 1 if ranks.split_batches else world_size
-    source = iter(batches) if batches is not None else iter(())
+    rounds = _rounds(batches if batches is not None else (), ranks, drop_last)
+    is_last = False
+    while not is_last:
+        parts: list[tuple[Batch, int, bool] | str | None] | None = None
+        failed: Exception | None = None
+        if ranks.rank == 0:
+            try:
+                parts = [*next(rounds, [None] * ranks.world_size)]
+            except Exception as error:  # the user's data may raise anything, and the other ranks wait for a message
+                failed, parts = error, [f"{type(error).__name__}: {error}"] * ranks.world_size
+        part = scatter_object(parts)
+        if failed is not None:
+            raise failed
+        if isinstance(part, str):
+            raise RuntimeError(f"Rank 0, which reads the data for all ranks, has failed: {part}")
+        if part is None:
+            return
+        is_last = part[2]
+        yield part
+
+
+def _rounds(batches: Iterable[Batch], ranks: RankSlice, drop_last: bool) -> Iterator[list[tuple[Batch, int, bool]]]:
+    """Read a round of batches ahead, and cut each one into the parts of all ranks."""
+    world_size, source = ranks.world_size, iter(batches)
     first: Batch = None
-    following = _next_round(source, rank, batches_of_a_round, drop_last)
+    following = _next_round(source, ranks, drop_last)
     while following is not None:
         joined = following
-        following = _next_round(source, rank, batches_of_a_round, drop_last)
+        following = _next_round(source, ranks, drop_last)
         samples = find_batch_size(joined) or 0
         if first is None:
             first = slice_nested(joined, 0, world_size)
         size, rest = divmod(samples, world_size)
         if following is None and rest and not drop_last:
             joined, size = concatenate([joined, first]), size + 1
-        yield slice_nested(joined, rank * size, (rank + 1) * size), samples, following is None
+        parts = [slice_nested(joined, rank * size, (rank + 1) * size) for rank in range(world_size)]
+        # a slice takes the memory of the whole tensor along
+        yield [(map_nested(torch.clone, part), samples, following is None) for part in parts]
 
 
-def _next_round(source: Iterator[Batch], rank: int, count: int, drop_last: bool) -> Batch | None:
-    """Read and broadcast the batches of one round, or return None at the end. All ranks raise a reader's error."""
-    message: tuple[Literal["batch", "end", "error"], Batch | str] = ("end", None)
-    failed: BaseException | None = None
-    if rank == 0:
-        try:
-            read = list(islice(source, count))
-            if read and not (drop_last and len(read) < count):
-                message = ("batch", concatenate(read) if len(read) > 1 else read[0])
-        except Exception as error:  # the user's data may raise anything, and the other ranks wait for a message
-            failed, message = error, ("error", f"{type(error).__name__}: {error}")
-    kind, content = broadcast_object(message)
-    if failed is not None:
-        raise failed
-    if kind == "error":
-        raise RuntimeError(f"Rank 0, which reads the data for all ranks, has failed: {content}")
-    return content if kind == "batch" else None
+def _next_round(source: Iterator[Batch], ranks: RankSlice, drop_last: bool) -> Batch | None:
+    """Read and join the batches of one round. None at the end."""
+    count = 1 if ranks.split_batches else ranks.world_size
+    read = list(islice(source, count))
+    if not read or (drop_last and len(read) < count):
+        return None
+    return concatenate(read) if len(read) > 1 else read[0]
 
 
 class OpenPasses:

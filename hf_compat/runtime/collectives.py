@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -395,6 +395,16 @@ def broadcast_object(data: Object) -> Object:
     box = [data]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def scatter_object(objects: list[Object] | None) -> Object:
+    """Give every process the object at its place in the first process's list. Others give None."""
+    if not is_distributed():
+        assert objects is not None
+        return objects[0]
+    box: list[Object | None] = [None]
+    distributed.scatter_object_list(box, objects, src=0)
+    return cast(Object, box[0])
 
 
 def raise_first(error: Exception | None) -> None:

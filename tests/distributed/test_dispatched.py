@@ -29,7 +29,10 @@ def test_each_rank_gets_what_accelerate_gives_it(tmp_path):
             has_none = drop_last and count < (4 if splits else 8)  # no whole round: theirs broadcasts None, and fails
             expected = [] if has_none else [batch.tolist() for batch in theirs]
             slice_ = RankSlice(rank=rank, world_size=2, split_batches=splits)
-            ours = [batch.tolist() for batch, _, _ in dispatched(loader if rank == 0 else None, slice_, drop_last)]
+            parts = [batch for batch, _, _ in dispatched(loader if rank == 0 else None, slice_, drop_last)]
+            for part in parts:
+                assert part.untyped_storage().nbytes() == part.nbytes, "it came without the parts of others"
+            ours = [part.tolist() for part in parts]
             found.append((expected, ours))
         (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
