@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import toy
-from hf_compat import Trainer
+from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint import manifest, reading
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.runtime.threads import BackgroundWriter
@@ -81,6 +82,25 @@ def test_without_a_limit_manifests_of_other_checkpoints_are_read_once_a_run(make
     train(make_args, many)
     of_others = [folder for folder in reads if "checkpoint-10" in folder]
     assert len(of_others) <= 3 * 40, "at the run's beginning, and not at every one of four saves"
+
+
+def test_with_a_limit_a_save_reads_no_manifest_of_kept_checkpoints(make_args, tmp_path, monkeypatch):
+    args = make_args(output_dir=str(tmp_path), max_steps=12, save_strategy="steps", save_steps=1, save_total_limit=50)
+    reads, read = [], reading.read_json
+    monkeypatch.setattr(reading, "read_json", lambda path: (reads.append(str(path)), read(path))[1])
+    by_save = []
+
+    class Noting(TrainerCallback):
+        reads_checkpoints = False
+
+        def on_save(self, args, state, control, **kwargs):
+            trainer._saver.background.wait()
+            by_save.append(len(reads))
+
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(32), callbacks=[Noting()])
+    trainer.train()
+    each = [after - before for before, after in itertools.pairwise(by_save)]
+    assert len(each) == 11 and max(each[5:]) <= max(each[:5]) <= 6
 
 
 def test_every_folder_of_a_nested_file_is_flushed(tmp_path, monkeypatch):

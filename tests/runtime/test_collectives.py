@@ -1,6 +1,8 @@
 """What two processes tell each other, against Accelerate's functions, in one start of two processes."""
 
+import contextlib
 import datetime
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 import torch.multiprocessing
 from torch import distributed
 
+from helpers.forking import run_ranks
 from hf_compat.errors import ProcessError
 from hf_compat.runtime import collectives
 from hf_compat.runtime import collectives as process_exit
@@ -126,6 +129,34 @@ def test_too_few_descriptors_are_an_error_before_any_socket_is_opened():
             collectives.start_processes(args)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def sockets() -> int:
+    names = []
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the scan's own
+            names.append(os.readlink(entry.path))
+    return sum(name.startswith("socket:") for name in names)
+
+
+@pytest.mark.parametrize("world", [3, 10])
+def test_flags_of_updates_open_a_few_sockets_however_many_ranks_there_are(tmp_path, world):
+    def body(rank):
+        distributed.init_process_group("gloo")
+        distributed.barrier()
+        before = sockets()
+        assert collectives.highest_on_host([rank], 60.0) == [world - 1]
+        none = sockets() - before
+        # what takes the place of a group that knows GPUs alone
+        assert collectives._highest([rank], collectives._cpu_group(distributed.group.WORLD, 60.0)) == [world - 1]
+        (tmp_path / f"{rank}").write_text(f"{none} {sockets() - before}")
+        distributed.barrier()
+
+    for ended in run_ranks(tmp_path / "logs", body, world):
+        assert ended.status == 0, ended.said
+    found = [(tmp_path / f"{rank}").read_text().split() for rank in range(world)]
+    assert {none for none, _ in found} == {"0"}
+    assert max(int(few) for _, few in found) <= collectives.FEW_SOCKETS
 
 
 SCRIPT = """
