@@ -8,6 +8,7 @@ unpickler reads the index once, and torch gets the result. Values are read with 
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import math
 import os
@@ -49,6 +50,8 @@ from hf_compat.runtime.text import brief
 
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
+_WHOLE = 0.9  # of a file's bytes: a process that reads so many reads the rest as well, and compares the hash
+_CHUNK = 2**20  # bytes that are read at a time where only the hash needs them
 _ZIP_BEGINS = b"PK\x03\x04"  # torch writes each entry as a file of its own
 _OPTIMIZER_PREFIXES = ("optim.", "optimizer.")
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -103,35 +106,46 @@ class DcpFolder(FileSystemReader):
     """A folder of torch.distributed.checkpoint, and its index, which was read and found right.
 
     torch reads it by this index, and never opens `.metadata`, which may be another by now. Each entry is checked when
-    it is read: a process opens the files that it needs, each once, and none of those that others read.
+    it is read: a process opens the files that it needs, each once, and none of those that others read. A file that it
+    reads whole has its hash besides, from the same pass.
 
     Args:
         path: The folder.
         index: What `.metadata` says.
         need: Finds the path of a file of the folder that may be read.
+        hash_of: Gives the SHA-256 of a file, if a manifest has one.
     """
 
-    def __init__(self, path: str, index: Metadata, need: Callable[[str], str]) -> None:
+    def __init__(
+        self, path: str, index: Metadata, need: Callable[[str], str], hash_of: Callable[[str], str | None]
+    ) -> None:
         super().__init__(path)
-        self.index, self._need = index, need
+        self.index, self._need, self._hash_of = index, need, hash_of
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self.index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert isinstance(planner, DefaultLoadPlanner)
+        places = self.index.storage_data
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
-            by_file.setdefault(self.index.storage_data[item.storage_index].relative_path, []).append(item)
+            by_file.setdefault(places[item.storage_index].relative_path, []).append(item)
         for name, items in by_file.items():
-            with open_regular(self._need(name)) as file:
-                for item in items:
+            path = self._need(name)
+            lengths = {places[item.storage_index].offset: places[item.storage_index].length for item in items}
+            with open_regular(path, buffering=0) as opened:
+                file, expected = HashedFile(opened), self._hash_of(name)
+                file.is_hashed = expected is not None and sum(lengths.values()) >= _WHOLE * file.size
+                for item in sorted(items, key=lambda item: places[item.storage_index].offset):
                     self._read_item(file, item, planner)
+                if file.is_hashed and file.hexdigest() != expected:
+                    raise CheckpointError(f"{path} is damaged (its hash differs).")
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_item(self, file: BinaryIO, item: ReadItem, planner: DefaultLoadPlanner) -> None:
+    def _read_item(self, file: HashedFile, item: ReadItem, planner: DefaultLoadPlanner) -> None:
         """Read what a plan asks for into the planner's state."""
         key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
         if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
@@ -162,21 +176,20 @@ class DcpFolder(FileSystemReader):
 
     def read_entry(self, place: MetadataIndex) -> Plain:
         """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
-        with open_regular(self._need(self.index.storage_data[place].relative_path)) as file:
-            return self._read(file, place)
+        with open_regular(self._need(self.index.storage_data[place].relative_path), buffering=0) as file:
+            return self._read(HashedFile(file), place)
 
-    def _read(self, file: BinaryIO, place: MetadataIndex) -> Plain:
+    def _read(self, file: HashedFile, place: MetadataIndex) -> Plain:
         info, expected = self.index.storage_data[place], self.index.state_dict_metadata[place.fqn]
         path = os.path.join(self.path, info.relative_path)
-        size, end = os.fstat(file.fileno()).st_size, info.offset + info.length
-        if end > size:
-            raise CheckpointError(f"{path} is cut off: it has {size} bytes, and an entry ends at {end}.")
-        file.seek(info.offset)
-        entry = io.BytesIO(file.read(info.length))
+        end = info.offset + info.length
+        if end > file.size:
+            raise CheckpointError(f"{path} is cut off: it has {file.size} bytes, and an entry ends at {end}.")
+        entry = io.BytesIO(file.read(info.offset, info.length))
         if not entry.getbuffer()[: len(_ZIP_BEGINS)] == _ZIP_BEGINS:
             raise CheckpointError(f"{path} is damaged: at {info.offset} begins no entry.")
         is_value = isinstance(expected, BytesStorageMetadata)
-        if not is_value and not is_whole_zip(entry):
+        if not is_whole_zip(entry):
             raise CheckpointError(f"{path} is damaged: {brief(place.fqn)} does not have its checksum.")
         entry.seek(0)
         try:
@@ -196,6 +209,35 @@ class DcpFolder(FileSystemReader):
                 f"{path} is damaged: it holds another tensor as {brief(place.fqn)} than {METADATA_NAME} says."
             )
         return found
+
+
+class HashedFile:
+    """An open file, which may be hashed as it is read in the order of its bytes."""
+
+    is_hashed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._hashed = file, hashlib.sha256(), 0
+        self.size = os.fstat(file.fileno()).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read bytes, and what lies between them and those before if all are hashed."""
+        if self.is_hashed and self._hashed < offset <= self._hashed + _CHUNK:
+            self.read(self._hashed, offset - self._hashed)
+        self._file.seek(offset)
+        content = self._file.read(length)
+        while len(content) < length and (more := self._file.read(length - len(content))):
+            content += more
+        if self.is_hashed and offset <= self._hashed < offset + len(content):
+            self._digest.update(memoryview(content)[self._hashed - offset :])
+            self._hashed = offset + len(content)
+        return content
+
+    def hexdigest(self) -> str:
+        """Hash the rest, and return the hash of the whole file."""
+        while self._hashed < self.size and self.read(self._hashed, min(_CHUNK, self.size - self._hashed)):
+            continue
+        return self._digest.hexdigest()
 
 
 class _IndexOnly(pickle.Unpickler):
@@ -227,7 +269,12 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     for info in index.storage_data.values():
         if not is_plain_name(info.relative_path):
             raise CheckpointError(f"{path} names {brief(info.relative_path)}, which is outside the checkpoint.")
-    return DcpFolder(os.path.dirname(path), index, lambda name: contents.need(before + name))
+
+    def hash_of(name: str) -> str | None:
+        facts = (contents.listed or {}).get(before + name)
+        return facts.get("sha256") if isinstance(facts, dict) else None
+
+    return DcpFolder(os.path.dirname(path), index, lambda name: contents.need(before + name), hash_of)
 
 
 def _problem(index: object) -> str | None:

@@ -165,7 +165,7 @@ def find_edits(root: Path, listed: Listed, share: Share = ALONE) -> Edits:
     """Compare a share of a folder with the files that its manifest lists. The first process finds what is added."""
     edits = Edits()
     for name in sorted(share.of(listed)):
-        wrong = manifest.compare(root, name, listed[name])
+        wrong = manifest.compare(root, name, listed[name], share.hashes(name))
         if wrong is None:
             edits.kept.append(name)
         elif isinstance(wrong, Refused) and not layout.is_part_of_checkpoint(name):

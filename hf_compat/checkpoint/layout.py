@@ -57,6 +57,7 @@ def rank_of(name: str) -> int | None:
 
 
 MODEL_FOLDER, OPTIMIZER_FOLDER = "pytorch_model_fsdp_0", "optimizer_0"  # of shards that torch writes
+SHARD_SUFFIX = ".distcp"
 WEIGHTS_NAME = "pytorch_model.bin"
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 SAFE_WEIGHTS_NAME = "model.safetensors"

@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import io
 import logging
 import os
 import pickle
+import stat
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import safetensors.torch
 import torch
@@ -26,12 +29,15 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import (
     Named,
     Plain,
+    WithEnds,
     check_bounds,
     first_line,
     is_inside,
     is_plain_name,
+    open_regular,
     pinned,
     read_json,
+    reading,
     refusal_behind,
     walked_torch_file,
 )
@@ -44,6 +50,10 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_WRITTEN_FIRST = f".{MANIFEST_NAME}."  # the beginning of its name until it is whole
 MANIFEST_KIND = "hf_compat checkpoint"
 _LARGEST_TURN = 2**53
+# Within this time a file may be written twice and look the same: a disk's clock advances a few milliseconds at once
+_SETTLED_NS = 10**8
+# Files of `torch.save` up to this size, in bytes, are read into memory by one call. A reader of a file makes hundreds.
+_READ_AT_ONCE = 2**22
 
 Listed = dict[str, object]  # by name of each file: its entry in the manifest
 
@@ -80,15 +90,31 @@ class Manifest:
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read the manifest of a folder. An output folder may hold thousands."""
     path = os.path.join(folder, MANIFEST_NAME)
+    facts: os.stat_result | None = None
     try:
-        os.lstat(path)
+        facts = os.lstat(path)
     except (OSError, ValueError) as error:
         if refusal_behind(error) is None:
             return Manifest()
     try:
-        content = read_json(path)
+        if facts is None or time.time_ns() - facts.st_ctime_ns < _SETTLED_NS:
+            return _as_manifest(path, read_json(path))
+        return _settled_manifest(path, _identity_of(facts))
     except CheckpointError as error:
         return Manifest(exists=True, error=error)
+
+
+@functools.lru_cache(maxsize=64)
+def _settled_manifest(path: str, identity: tuple[int, ...]) -> Manifest:
+    """Read a manifest that nobody has written to just now: another one has another identity."""
+    return _as_manifest(path, read_json(path))
+
+
+def _identity_of(facts: os.stat_result) -> tuple[int, ...]:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _as_manifest(path: str, content: object) -> Manifest:
     if not isinstance(content, dict) or content.get("kind") != MANIFEST_KIND:
         return Manifest(exists=True)
     listed, saving, run, turn = content.get("files"), content.get("saving"), content.get("run"), content.get("turn")
@@ -97,7 +123,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN:
         writer = Writer(run, turn)
     return Manifest(
-        exists=not is_saving or content.get("name") == Path(folder).name,
+        exists=not is_saving or content.get("name") == os.path.basename(os.path.dirname(path)),
         files=listed if isinstance(listed, dict) else None,
         writer=writer,
         saving=saving if is_saving else None,
@@ -110,7 +136,7 @@ def written_by(folder: str) -> tuple[bool, Writer | None]:
         facts = os.lstat(os.path.join(folder, MANIFEST_NAME))
     except OSError:
         return False, None
-    return _read_writer(folder, (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+    return _read_writer(folder, _identity_of(facts))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,10 +204,16 @@ class Contents:
         None if the folder lacks it, or, with a warning, if the manifest does not list it.
         """
         path = self.folder / name
-        if not is_plain_name(name) or not os.path.lexists(path) or os.path.isdir(path):
+        try:
+            mode = os.lstat(path).st_mode if is_plain_name(name) else stat.S_IFDIR
+        except (OSError, ValueError):
+            return None
+        is_link = stat.S_ISLNK(mode)
+        if stat.S_ISDIR(mode) or (is_link and os.path.isdir(path)):
             return None
         # a link with a listed name may lead elsewhere
-        if self.listed is not None and not (name in self.listed and is_inside(self.folder, name)):
+        is_own = not is_link and "/" not in name
+        if self.listed is not None and not (name in self.listed and (is_own or is_inside(self.folder, name))):
             logger.warning("%s is not read: %s does not list it.", path, MANIFEST_NAME)
             return None
         return str(path)
@@ -239,6 +271,13 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False, object
     So may the `allowed` ones, and with `objects` any other, for whose objects a `Named` stands. With `mmap`, tensors
     stay on the disk until they are used, if torch can.
     """
+    with open_regular(path, buffering=0) as file, reading(path):
+        if os.fstat(file.fileno()).st_size <= _READ_AT_ONCE:
+            return load_plain(path, io.BytesIO(file.read()), allowed, objects=objects)
+        if not mmap and hasattr(os, "preadv"):
+            source = cast(BinaryIO, WithEnds(file.fileno()))
+            if zipfile.is_zipfile(source):
+                return load_plain(path, source, allowed, objects=objects)
     with pinned(path) as opened:
         return load_plain(path, opened, allowed, mmap, objects)
 
@@ -250,16 +289,18 @@ def load_plain(
     with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
         walked_torch_file(path, file)
         file.seek(0)
-    is_zip = isinstance(source, str) and zipfile.is_zipfile(source)
-    with knowing_types(source, allowed, objects):
-        content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    with knowing_types(source, allowed, objects) as is_zip:
+        may_map = mmap and is_zip and isinstance(source, str)
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=may_map)
     check_bounds(path, content)
     return content
 
 
 @contextlib.contextmanager
-def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool = False) -> Iterator[None]:
+def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool = False) -> Iterator[bool]:
     """Let torch read the types of optimizers' states, and the `allowed` ones, in a file that `torch.save` wrote.
+
+    The context's value is whether the file is a zip file.
 
     With `objects`, a `Named` stands for any other object. No code of its class runs.
     """
@@ -286,7 +327,7 @@ def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool 
             types.append((type(name, (Named,), {"module": module, "name": name}), full))
     try:
         with torch.serialization.safe_globals(types):
-            yield
+            yield is_zip
     except pickle.UnpicklingError as error:
         if not objects:
             raise

@@ -16,6 +16,12 @@ class Share(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
+    # a resume reads each entry of a shard with its checksum, and its own shards whole
+    checks_shards_later: bool = False
+
+    def hashes(self, name: str) -> bool:
+        """Whether a file is hashed before it is read, and not by who reads it."""
+        return not (self.checks_shards_later and name.endswith(layout.SHARD_SUFFIX))
 
     def of(self, listed: Mapping[str, object]) -> list[str]:
         """Name the files that this rank reads itself, and a part of the others: of each rank about as many bytes."""

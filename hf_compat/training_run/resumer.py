@@ -31,7 +31,7 @@ from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_mo
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME, checkpoint_step, list_checkpoints
 from hf_compat.checkpoint.reading import Contents, read_manifest, read_torch_file
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
-from hf_compat.checkpoint.shares import ALONE, Share
+from hf_compat.checkpoint.shares import Share
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import (
@@ -42,7 +42,7 @@ from hf_compat.runtime.collectives import (
     highest_each,
 )
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.inspection import home_of, is_replaced
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _FILE, _MODEL = "a file", "a model without a training"  # to what a path leads
+_SHARD_READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -182,8 +183,11 @@ class Resumer:
     @property
     def _share(self) -> Share:
         """The files that this process verifies. With node-local disks, it verifies all that it sees."""
-        args = self._host.args
-        return ALONE if args.save_on_each_node else Share(args.process_index, args.world_size)
+        args, own = self._host.args, __name__.partition(".")[0]
+        loaders = [getattr(self._host, stage.method) for stage in STAGES if stage.method in _SHARD_READERS]
+        is_ours = all(home_of(loader).partition(".")[0] == own for loader in loaders)
+        place = (0, 1) if args.save_on_each_node else (args.process_index, args.world_size)
+        return Share(*place, checks_shards_later=is_ours)
 
     def _problems(self, path: str) -> list[str]:
         """List what any rank finds wrong with its share of a checkpoint's files."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import random
 import tempfile
 from pathlib import Path
 
@@ -79,3 +81,40 @@ def test_a_link_out_of_the_folder_is_not_inside(tmp_path):
     (folder / "circle").symlink_to("circle")
     assert files.is_inside(folder, "a.txt")
     assert not files.is_inside(folder, "up/a.txt") and not files.is_inside(folder, "circle/a.txt")
+
+
+def test_a_file_with_its_ends_in_memory_reads_as_any_other(tmp_path):
+    draw = random.Random(0)
+    for size in (0, 10, 2**16, 2**16 + 1, 300_000):
+        content = draw.randbytes(size)
+        (tmp_path / "file").write_bytes(content)
+        with open(tmp_path / "file", "rb") as file:
+            theirs, ours = io.BytesIO(content), files.WithEnds(file.fileno())
+            for _ in range(200):
+                place, whence = draw.randrange(size + 10), draw.choice((os.SEEK_SET, os.SEEK_CUR, os.SEEK_END))
+                place -= size if whence == os.SEEK_END else 0
+                assert ours.seek(place, whence) == theirs.seek(place, whence) == ours.tell()
+                count = draw.choice((0, 1, 30, 5000, 10**6))
+                assert ours.read(count) == theirs.read(count)
+            ours.seek(0)
+            assert ours.read() == content
+            with pytest.raises(OSError, match="Invalid argument"):
+                ours.seek(-1)
+
+
+@pytest.mark.parametrize("link", [None, "folder", "file", "inner"])
+def test_what_is_inside_a_folder(tmp_path, link):
+    root = tmp_path / "root"
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "file").write_text("")
+    (root / "inner").mkdir(parents=True)
+    (root / "own").write_text("")
+    if link == "folder":
+        (tmp_path / "named").symlink_to(root)
+        root = tmp_path / "named"
+    elif link is not None:
+        (root / "inner" / "file").symlink_to(tmp_path / "away" / "file" if link == "file" else root / "own")
+        (root / "lead").symlink_to(tmp_path / "away" if link == "file" else root / "inner")
+    for name in ("own", "inner/file", "lead/file", "absent/file", "own/below"):
+        assert files.is_inside(root, name) is (root / name).resolve().is_relative_to(root.resolve()), name
+    assert not files.is_inside(root, "../away/file") and not files.is_inside(root, str(tmp_path / "away" / "file"))

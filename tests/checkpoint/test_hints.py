@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -395,7 +394,7 @@ def test_weights_that_a_disk_does_not_deliver_are_not_called_damaged(out, number
     def refuse(file, *_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(hashlib, "file_digest", refuse)
+    monkeypatch.setattr("hf_compat.checkpoint.manifest.sha256_of", refuse)
     assert get_last_checkpoint(out) is None
     assert f"cannot be read: {os.strerror(number)}" in caplog.text and "is not whole" not in caplog.text
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.reading import (
     names_of,
     plain_names,
+    read_manifest,
     read_torch_file,
     read_weights,
     read_weights_file,
@@ -96,3 +99,28 @@ def test_names_follow_the_model_compiled_or_not():
 def test_the_first_line_of_an_error():
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize("size", [10, 2**21])
+def test_a_file_of_torch_is_opened_once(tmp_path, size):
+    content = {"a": torch.arange(float(size)), "b": [1, "x"], "c": torch.ones(3, dtype=torch.bfloat16)}
+    torch.save(content, tmp_path / "own.pt")
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    found = read_torch_file(str(tmp_path / "own.pt"))
+    assert same(found, content)
+    assert opened.count(str(tmp_path / "own.pt")) == 1 and not [path for path in opened if path.startswith("/proc")]
+
+
+def test_a_manifest_that_was_written_anew_is_read_anew(tmp_path):
+    def write(name):
+        text = json.dumps({"kind": "hf_compat checkpoint", "files": {name: {}}})
+        (tmp_path / "manifest.json").write_text(text)
+
+    for name in ("one", "two", "six"):  # at once, with the same size
+        write(name)
+        assert list(read_manifest(tmp_path).files) == [name]
+    time.sleep(0.15)  # until its time of change is past
+    assert list(read_manifest(str(tmp_path)).files) == ["six"] and read_manifest(tmp_path) is read_manifest(tmp_path)
+    write("ten")
+    assert list(read_manifest(tmp_path).files) == ["ten"]

@@ -110,7 +110,7 @@ def test_what_is_gathered_trained_and_on_a_machine_is_said():
     assert "a machine's 8 processes hold 130 GiB" in whole
     assert "the first process reads 782.3 GiB of a checkpoint back" in whole
     assert "the first process reads 12.2 GiB of a checkpoint back" in sharded, "each hashes what it has written"
-    assert "a resume reads up to 24.4 GiB of a checkpoint in each process, and loads it part by part" in sharded
+    assert "a resume reads up to 12.2 GiB of a checkpoint in each process, and loads it part by part" in sharded
     assert "sockets to other processes: 63 of the first process, 1 of another one" in sharded
     assert "parameters 26.1, gradients 0.0, optimizer 0.1" in lora and "a checkpoint has 0 GiB" in lora
     with pytest.raises(ArgumentError, match="`trained=8"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from helpers import toy
@@ -16,6 +18,7 @@ from hf_compat.training_run.resumer import ResumeAt, Resumer
 
 WIDTH, LAYERS = 512, 4
 WHOLE = 4 * WIDTH * WIDTH * LAYERS  # bytes of the wide layers
+PYTHONS = 2_000_000  # bytes at most of the modules that a process imports meanwhile, and of small files
 
 
 class Wide(torch.nn.Module):
@@ -80,6 +83,44 @@ def resumed(folder: Path, kind: type[Trainer]) -> list[int]:
     return [json.loads((folder / f"read{rank}.json").read_text()) for rank in (0, 1)]
 
 
+SHARDS = {"state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Linear"]}
+
+
+def counts_of_resumes(folder: Path, world: int, names: tuple[str | bool, ...], **strategy) -> list[list[dict]]:
+    """What each rank of each resume reads in bytes, and opens of the run's folder, before its first update."""
+
+    class UntilTraining(TrainerCallback):
+        def __init__(self, rank):
+            self.rank, self.opened, self.before = rank, [], bytes_read()
+            sys.addaudithook(self.note)
+
+        def note(self, event, args):
+            if event == "open" and str(folder / "run") in str(args[0]):
+                self.opened.append(args[0])
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            counts = {"bytes": bytes_read() - self.before, "opened": list(map(str, self.opened))}
+            (folder / f"counts{self.rank}.json").write_text(json.dumps(counts))
+
+    def body(rank: int, name: str | bool | None) -> None:
+        args = TrainingArguments(
+            str(folder / "run"), max_steps=3 if name else 2, use_cpu=True, disable_tqdm=True, report_to="none",
+            save_strategy="no" if name else "steps", save_steps=2, **strategy,
+        )  # fmt: skip
+        trainer = Trainer(Wide(), args, train_dataset=toy.Table(toy.rows()))
+        if name:
+            trainer.add_callback(UntilTraining(rank))
+        trainer.train(resume_from_checkpoint=name)
+
+    found = []
+    for place, name in enumerate((None, *names)):
+        for ended in run_ranks(folder / f"logs{place}", functools.partial(body, name=name), world):
+            assert ended.status == 0, ended.said
+        if name:
+            found.append([json.loads((folder / f"counts{rank}.json").read_text()) for rank in range(world)])
+    return found
+
+
 def sums_in_two_lives(folder: Path, between, resume: str | bool) -> list[float]:
     """Train, change what was saved, begin from it. Return sums of a layer: at updates 2 and 4, and where it began."""
 
@@ -141,6 +182,20 @@ def test_damaged_shards_are_passed_over_for_an_older_checkpoint(tmp_path):
     assert begun == at_2 != at_4
 
 
+@pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"])
+def test_damage_in_anothers_shard_is_found_by_its_reader_and_told_to_all(tmp_path, part):
+    """Whoever reads a shard compares its hash, as the manifest has it. All ranks take the older checkpoint then."""
+
+    def damage(run):
+        shard = run / "checkpoint-4" / part / "__1_0.distcp"
+        content = bytearray(shard.read_bytes())
+        content[content.rindex(b"ZZZZ")] ^= 1  # what torch fills up with, which no checksum of an entry covers
+        shard.write_bytes(content)
+
+    at_2, at_4, begun = sums_in_two_lives(tmp_path, damage, True)
+    assert begun == at_2 != at_4
+
+
 def test_each_rank_reads_its_own_parts(tmp_path):
     for read in resumed(tmp_path, Trainer):
         assert 0.4 * WHOLE < read < 0.75 * WHOLE
@@ -149,3 +204,30 @@ def test_each_rank_reads_its_own_parts(tmp_path):
 def test_an_override_of_the_users_finds_whole_weights(tmp_path):
     for read in resumed(tmp_path, OwnLoading):
         assert read > 0.9 * WHOLE
+
+
+def test_a_resume_reads_and_hashes_its_own_share_in_one_pass(tmp_path):
+    sharded = {"fsdp": True, "fsdp_config": SHARDS}
+    name = str(tmp_path / "2" / "run" / "checkpoint-2")
+    by_true, by_name = counts_of_resumes(tmp_path / "2", 2, (True, name), **sharded)
+    (of_four,) = counts_of_resumes(tmp_path / "4", 4, (True,), **sharded)
+    for counts in (by_true, by_name, of_four):
+        share = 3 * WHOLE / len(counts)  # weights, and two moments of each
+        assert all(share < one["bytes"] < 1.1 * share + PYTHONS for one in counts)
+    few, named, many = (max(len(one["opened"]) for one in counts) for counts in (by_true, by_name, of_four))
+    assert max(named, many) <= few
+
+
+def test_copies_read_the_optimizer_and_their_share_of_the_hashes_however_the_checkpoint_is_chosen(tmp_path):
+    ways = (True, str(tmp_path / "run" / "checkpoint-2"))
+    for counts in counts_of_resumes(tmp_path, 2, ways):
+        for one, hashed in zip(counts, (2 * WHOLE, WHOLE), strict=True):  # the optimizer's file; the weights'
+            assert hashed < one["bytes"] - 2 * WHOLE < 1.1 * hashed + PYTHONS  # the weights are mapped
+            assert len(one["opened"]) <= 16, "each file once for its hash and once to load it"
+
+
+def test_a_whole_optimizer_is_opened_by_the_first_rank_alone(tmp_path):
+    options = {"fsdp": True, "fsdp_config": {**SHARDS, "state_dict_type": "FULL_STATE_DICT"}}
+    ((first, second),) = counts_of_resumes(tmp_path, 2, (True,), **options)
+    opened = [sum(path.endswith("/optimizer.pt") for path in one["opened"]) for one in (first, second)]
+    assert opened[0] and not opened[1]
