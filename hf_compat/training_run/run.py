@@ -43,12 +43,14 @@ from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.collectives import (
+    Rows,
     are_equal,
     as_numbers,
     as_text,
     gather_objects,
     highest_on_host,
     is_distributed,
+    sum_of_bits,
 )
 from hf_compat.runtime.inspection import home_of, kept_per_class
 from hf_compat.runtime.signals import StopSignals
@@ -559,3 +561,12 @@ class RunHost(TrainingSteps, Protocol):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
     def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
+
+
+def add_flos(host: RunHost, told: Rows) -> None:
+    """Add the operations that the ranks have told, or this rank alone has counted, to the state."""
+    flos = host.current_flos
+    if told.of_all is not None:
+        flos = type(flos)(sum_of_bits(told.of_all[:, 0]))
+    host.state.total_flos += flos
+    host.current_flos = 0

@@ -47,21 +47,14 @@ from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import (
-    Rows,
-    broadcast_text,
-    failing_together,
-    float_bits,
-    highest_each,
-    sum_of_bits,
-)
+from hf_compat.runtime.collectives import Rows, broadcast_text, failing_together, float_bits, highest_each
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
-from hf_compat.training_run.run import RunHost, TrainingRun, note_best_checkpoint
+from hf_compat.training_run.run import RunHost, TrainingRun, add_flos, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -347,7 +340,7 @@ class Saver:
                     folder.hold(run_dir)
                     place.prepare(functools.partial(folder.hold, run_dir))
             if flos is not None:
-                self._add_flos(flos)
+                add_flos(host, flos)
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
                 state,
@@ -369,14 +362,6 @@ class Saver:
             except BaseException:
                 state.best_model_checkpoint = best_before
                 raise
-
-    def _add_flos(self, told: Rows) -> None:
-        """Add what the ranks have told, or this rank alone has counted, to the state."""
-        host, flos = self._host, self._host.current_flos
-        if told.of_all is not None:
-            flos = type(flos)(sum_of_bits(told.of_all[:, 0]))
-        host.state.total_flos += flos
-        host.current_flos = 0
 
     def _ask_lightning_callbacks(self) -> None:
         """Let Lightning callbacks add entries to the checkpoint, or replace the weights by averages."""
