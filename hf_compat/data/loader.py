@@ -25,14 +25,7 @@ from hf_compat.runtime.collectives import broadcast_object, scatter_object
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import (
-    concatenate,
-    copies_beside,
-    find_batch_size,
-    map_nested,
-    move_to_device,
-    slice_nested,
-)
+from hf_compat.runtime.nested import concatenate, copies_beside, find_batch_size, move_to_device, part_of, slice_nested
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 from hf_compat.runtime.text import brief
 
@@ -276,8 +269,6 @@ class IterableDatasetSlice(IterableDataset[Sample]):
 def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
     """Yield one rank's part of batches that only rank 0 has and reads: (batch, samples of all ranks, is the last).
 
-    A rank gets no part of another one. All ranks raise an error of the reader.
-
     Mirrors:
         `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
     """
@@ -316,9 +307,8 @@ def _rounds(batches: Iterable[Batch], ranks: RankSlice, drop_last: bool) -> Iter
         size, rest = divmod(samples, world_size)
         if following is None and rest and not drop_last:
             joined, size = concatenate([joined, first]), size + 1
-        parts = [slice_nested(joined, rank * size, (rank + 1) * size) for rank in range(world_size)]
-        # a slice takes the memory of the whole tensor along
-        yield [(map_nested(torch.clone, part), samples, following is None) for part in parts]
+        begins = [rank * size for rank in range(world_size)]
+        yield [(part_of(joined, begin, begin + size), samples, following is None) for begin in begins]
 
 
 def _next_round(source: Iterator[Batch], ranks: RankSlice, drop_last: bool) -> Batch | None:

@@ -167,6 +167,11 @@ def slice_nested(data: Nested, start: int, stop: int) -> Nested:
     return map_nested(lambda tensor: tensor[start:stop] if tensor.ndim else tensor, data)
 
 
+def part_of(data: Nested, start: int, stop: int) -> Nested:
+    """Slice nested tensors, and copy the slices: one that is pickled takes the memory of its whole tensor along."""
+    return map_nested(torch.clone, slice_nested(data, start, stop))
+
+
 def find_batch_size(tensors: Nested) -> int | None:
     """Return the first dimension of the first tensor or array in a nested batch, or None without any.
 
