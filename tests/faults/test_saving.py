@@ -245,6 +245,21 @@ def test_a_save_without_training_takes_the_folder_as_well(make_args, tmp_path, l
         trainer._save_checkpoint(trainer.model, None)
 
 
+def test_a_checkpoint_that_user_code_asks_for_is_finished_when_it_is_there(make_args, tmp_path, monkeypatch):
+    """It may be copied or changed at once, so its hashes do not come beside the training."""
+
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step in (1, 3):
+                trainer._save_checkpoint(trainer.model, None)
+
+    beside, finish = [], manifest.finish
+    monkeypatch.setattr(manifest, "finish", lambda folder: (beside.append(Path(folder).name), finish(folder)))
+    trainer = make(make_args, tmp_path / "out", callbacks=[Asks()], save_steps=2, max_steps=4)
+    trainer.train()
+    assert beside == ["checkpoint-2", "checkpoint-4"]
+
+
 class Fails(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
