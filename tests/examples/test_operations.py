@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -99,6 +100,63 @@ def test_two_pods_of_the_manifest_train_together(folder):
     told = [pod.communicate(timeout=240)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], told
     assert "[rank 0]: updates: 60, last loss" in told[0]
+
+
+def task_of_skypilot(folder) -> tuple[dict, dict[str, str]]:
+    """Return SkyPilot's task, and a folder of commands in which `hf-compat` is this package's."""
+    tools = folder / "bin"
+    tools.mkdir()
+    (tools / "hf-compat").write_text(f'#!/bin/bash\nexec {sys.executable} -m hf_compat "$@"\n')
+    (tools / "hf-compat").chmod(0o755)
+    task = yaml.safe_load((EXAMPLES / "skypilot.yaml").read_text())
+    path = f"{tools}:{os.environ['PATH']}"
+    return task, {**os.environ, **task["envs"], "PATH": path, "OMP_NUM_THREADS": "1", "SKYPILOT_NUM_NODES": "2"}
+
+
+def test_skypilots_task_gives_its_machines(folder):
+    task, variables = task_of_skypilot(folder)
+    (folder / "bin" / "hf-compat").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    variables |= {
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "2",
+    }
+    done = subprocess.run(["bash", "-c", task["run"]], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "run"
+    chosen = make_parser().parse_args(done.stdout.splitlines()[1:])
+    assert (chosen.nodes, chosen.node_rank, chosen.devices) == ((task["num_nodes"],) * 2, 1, "2")
+    assert chosen.main_address == "10.0.0.4:29500" and chosen.script == "preemptible.py"
+    mounted = task["file_mounts"].keys() & {str(Path(word).parent) for word in chosen.arguments}
+    assert mounted == {"/checkpoints"}, "the checkpoints outlive the machines"
+
+
+@pytest.mark.matrix
+def test_skypilots_task_trains_on_two_machines(folder):
+    task, variables = task_of_skypilot(folder)
+    words = task["run"].replace("29500", str(free_port())).replace("/checkpoints", ".")
+    variables |= {"SKYPILOT_NODE_IPS": "localhost\nlocalhost", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}
+    nodes = [
+        subprocess.Popen(
+            ["bash", "-c", words], cwd=folder, env={**variables, "SKYPILOT_NODE_RANK": str(rank)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    told = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    assert "\nupdates: 60, last loss" in told[0]
+
+
+def test_the_commands_for_sagemaker_and_the_hub_are_ones_that_both_sides_take():
+    text = (ROOT / "docs" / "operations.md").read_text().replace("\\\n", " ")
+    sagemaker, hub = re.findall(r"^```bash\n((?:hf-compat run|hf jobs) .*)\n```", text, re.MULTILINE)
+    words = shlex.split(hub)
+    place = words.index("hf-compat")
+    for chosen in map(make_parser().parse_args, (shlex.split(sagemaker)[2:], words[place + 2 :])):
+        assert chosen.script == "preemptible.py" and chosen.arguments[0] == "--output_dir"
+    command = [sys.executable, "-m", "huggingface_hub.cli.hf", "jobs", "run", "--dry-run", *words[3:]]
+    shown = subprocess.run(command, env={**os.environ, "HF_TOKEN": "hf_no"}, capture_output=True, text=True)
+    assert shown.returncode == 0 and "hf-compat run preemptible.py" in shown.stdout, shown.stdout + shown.stderr
 
 
 def test_the_image_has_what_its_command_and_the_manifest_start():
