@@ -35,7 +35,7 @@ def is_error(name: str) -> bool:
     """Whether a name is that of an error: `wer`, `eval_mse`, `MeanSquaredError`."""
     parts, last = _parts(name)
     is_falling = not _FALLING.isdisjoint(parts) or any("error" in part for part in parts) or last in _FALLING_AT_END
-    return is_falling and last not in _RISING_AT_END and not _is_negated(parts)
+    return is_falling and last not in _RISING_AT_END and not is_negated(name)
 
 
 def is_negated(name: str) -> bool:
@@ -46,11 +46,7 @@ def is_negated(name: str) -> bool:
 def is_score(name: str) -> bool:
     """Whether a name is that of a score: `accuracy`, `eval_f1_macro`."""
     parts, _ = _parts(name)
-    return not _is_negated(parts) and not is_error(name) and not _RISING.isdisjoint(parts)
-
-
-def _is_negated(parts: list[str]) -> bool:
-    return not _NEGATED.isdisjoint(parts) or "1" in parts[:-1]  # `1-wer`, but not `recall@1`
+    return not is_negated(name) and not is_error(name) and not _RISING.isdisjoint(parts)
 
 
 def _parts(name: str) -> tuple[list[str], str]:
