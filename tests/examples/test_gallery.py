@@ -58,7 +58,7 @@ ROWS = {
 }
 # The scripts of the main job and the digits' configuration have tests of their own (tests/house/test_main_job.py).
 # Ray is in no environment of the tests: tests/sweeps/ray/run.py trains with it. The manifests: test_operations.py.
-OPERATIONS = {"Dockerfile", "preemptible.py", "kubernetes.yaml", "train.sbatch", "ray_train.py"}
+OPERATIONS = {"Dockerfile", "preemptible.py", "kubernetes.yaml", "skypilot.yaml", "train.sbatch", "ray_train.py"}
 ELSEWHERE = {"run.py", "digits.py", "digits.yaml", "language_model.py"} | OPERATIONS
 
 
