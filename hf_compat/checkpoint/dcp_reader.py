@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import logging
 import math
 import os
 import pickle
@@ -43,10 +44,12 @@ from hf_compat.checkpoint.files import (
     reading,
     walked,
 )
-from hf_compat.checkpoint.reading import Contents, StoredTensor, load_plain
+from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, StoredTensor, listed_as_it_is, load_plain
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.text import brief
+
+logger = logging.getLogger(__name__)
 
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
@@ -114,13 +117,19 @@ class DcpFolder(FileSystemReader):
         index: What `.metadata` says.
         need: Finds the path of a file of the folder that may be read.
         hash_of: Gives the SHA-256 of a file, if a manifest has one.
+        may_be_edited: Whether a file with another hash is told of, and read. Otherwise it is refused.
     """
 
     def __init__(
-        self, path: str, index: Metadata, need: Callable[[str], str], hash_of: Callable[[str], str | None]
+        self,
+        path: str,
+        index: Metadata,
+        need: Callable[[str], str],
+        hash_of: Callable[[str], str | None],
+        may_be_edited: bool,
     ) -> None:
         super().__init__(path)
-        self.index, self._need, self._hash_of = index, need, hash_of
+        self.index, self._need, self._hash_of, self._may_be_edited = index, need, hash_of, may_be_edited
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self.index
@@ -140,7 +149,9 @@ class DcpFolder(FileSystemReader):
                 for item in sorted(items, key=lambda item: places[item.storage_index].offset):
                     self._read_item(file, item, planner)
                 if file.is_hashed and file.hexdigest() != expected:
-                    raise CheckpointError(f"{path} is damaged (its hash differs).")
+                    if not self._may_be_edited:
+                        raise CheckpointError(f"{path} is damaged (its hash differs).")
+                    logger.warning("%s differs from its %s and is read as it is.", path, MANIFEST_NAME)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -270,11 +281,13 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
         if not is_plain_name(info.relative_path):
             raise CheckpointError(f"{path} names {brief(info.relative_path)}, which is outside the checkpoint.")
 
+    as_it_is = listed_as_it_is(contents.folder) is not None
+
     def hash_of(name: str) -> str | None:
         facts = (contents.listed or {}).get(before + name)
         return facts.get("sha256") if isinstance(facts, dict) else None
 
-    return DcpFolder(os.path.dirname(path), index, lambda name: contents.need(before + name), hash_of)
+    return DcpFolder(os.path.dirname(path), index, lambda name: contents.need(before + name), hash_of, as_it_is)
 
 
 def _problem(index: object) -> str | None:

@@ -13,9 +13,10 @@ import functools
 import logging
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from hf_compat.checkpoint import layout, manifest
@@ -193,7 +194,7 @@ def as_named(folder: str, warns: bool = True, output_dir: str | None = None, sha
     hint for the run that saves into `output_dir`. Processes that share the folder look at a part of its files each.
     """
     try:
-        edits = _judged(Path(folder), share)
+        edits, unhashed = _judged(Path(folder), share)
     except NotADirectoryError:
         raise no_checkpoint(folder, output_dir=output_dir) from None
     except (CheckpointError, OSError) as error:
@@ -201,12 +202,12 @@ def as_named(folder: str, warns: bool = True, output_dir: str | None = None, sha
     if edits and warns:
         text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
         logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
-    with reading_edited(folder, edits):
+    with reading_edited(folder, edits, unhashed):
         yield
 
 
-def _judged(root: Path, share: Share) -> Edits:
-    """Find the edits of a folder, and refuse it where it cannot be read as it is."""
+def _judged(root: Path, share: Share) -> tuple[Edits, Listed]:
+    """Find the edits of a folder, and the files that their reader hashes. Refuse one that cannot be read as it is."""
     found, edits, differ, is_shared = read_manifest(root), Edits(), [0], share.world_size > 1
     with failing_together(is_wanted=is_shared, numbers=differ):
         if not root.is_dir():
@@ -228,12 +229,14 @@ def _judged(root: Path, share: Share) -> Edits:
                     check_files(root, edits.changed + edits.added)
     elif is_shared:
         edits.kept = list(found.files or ())
-    return edits
+    return edits, {name: facts for name, facts in (found.files or {}).items() if not share.hashes(name)}
 
 
-def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:
+def reading_edited(
+    folder: str, edits: Edits, unhashed: Mapping[str, object] = MappingProxyType({})
+) -> contextlib.AbstractContextManager[None]:
     """Let readers read the files that an edited folder has now. One without edits is read by its manifest."""
-    files = edits.kept + edits.changed + edits.added
+    files = {name: unhashed.get(name, {}) for name in edits.kept + edits.changed + edits.added}
     return reading_as_it_is(folder, files) if files else contextlib.nullcontext()
 
 

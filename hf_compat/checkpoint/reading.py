@@ -15,7 +15,7 @@ import pickle
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +151,13 @@ _AS_IT_IS: ContextVar[_AsItIs] = ContextVar("_AS_IT_IS", default=MappingProxyTyp
 
 
 @contextlib.contextmanager
-def reading_as_it_is(folder: str | os.PathLike[str], files: Iterable[str]) -> Iterator[None]:
-    """Let readers read these files of a folder for a while, as if its manifest listed them and no others.
+def reading_as_it_is(folder: str | os.PathLike[str], files: Listed) -> Iterator[None]:
+    """Let readers read these files of a folder for a while, as if its manifest listed them so, and no others.
 
     This ends when the manifest is replaced, since what a run saves into the folder is another checkpoint.
     """
     path = os.path.realpath(folder)
-    listed: Listed = {name: {} for name in files}
-    token = _AS_IT_IS.set({**_AS_IT_IS.get(), path: (listed, _identity(Path(path)))})
+    token = _AS_IT_IS.set({**_AS_IT_IS.get(), path: (files, _identity(Path(path)))})
     try:
         yield
     finally:

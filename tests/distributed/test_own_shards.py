@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -138,6 +139,7 @@ def sums_in_two_lives(folder: Path, between, resume: str | bool) -> list[float]:
             self.note(model)
 
     def body(rank: int, life: str) -> None:
+        logging.getLogger("hf_compat").addHandler(logging.StreamHandler())  # pytest's keeps silent
         set_seed(len(life))  # other weights at first
         options = {"state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Linear"]}
         args = TrainingArguments(
@@ -150,8 +152,9 @@ def sums_in_two_lives(folder: Path, between, resume: str | bool) -> list[float]:
         (folder / f"{life}{rank}.json").write_text(json.dumps(sums.found))
 
     for life in ("first", "second"):
-        for ended in run_ranks(folder / f"logs of the {life}", functools.partial(body, life=life)):
-            assert ended.status == 0, ended.said
+        ranks = run_ranks(folder / f"logs of the {life}", functools.partial(body, life=life))
+        assert [ended.status for ended in ranks] == [0, 0], ranks
+        (folder / f"said in the {life}").write_text("\n".join(ended.said for ended in ranks))
         if life == "first":
             between(folder / "run")
     _, at_2, at_4 = json.loads((folder / "first0.json").read_text())
@@ -231,3 +234,16 @@ def test_a_whole_optimizer_is_opened_by_the_first_rank_alone(tmp_path):
     ((first, second),) = counts_of_resumes(tmp_path, 2, (True,), **options)
     opened = [sum(path.endswith("/optimizer.pt") for path in one["opened"]) for one in (first, second)]
     assert opened[0] and not opened[1]
+
+
+def test_an_edited_shard_of_a_named_checkpoint_is_told_of(tmp_path):
+    def edit(run):
+        shard = run / "checkpoint-4" / "pytorch_model_fsdp_0" / "__1_0.distcp"
+        content = bytearray(shard.read_bytes())
+        content[content.rindex(b"ZZZZ")] ^= 1  # each entry is whole by itself
+        shard.write_bytes(content)
+
+    _, at_4, begun = sums_in_two_lives(tmp_path, edit, str(tmp_path / "run" / "checkpoint-4"))
+    assert begun == at_4
+    told = (tmp_path / "said in the second").read_text()
+    assert told.count("__1_0.distcp differs from its manifest.json and is read as it is") == 1
