@@ -304,13 +304,14 @@ def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool 
     With `objects`, a `Named` stands for any other object. No code of its class runs.
     """
     types, is_zip = list(allowed), zipfile.is_zipfile(source)  # torch before 1.6 wrote none
+    if not isinstance(source, str):
+        source.seek(0)  # the look for a zip file's end has left it there
 
     def unknown() -> list[str]:
         if not is_zip:
             return []
         if isinstance(source, str):
             return torch.serialization.get_unsafe_globals_in_checkpoint(source)
-        source.seek(0)
         found = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         source.seek(0)
         return found
