@@ -25,7 +25,8 @@ from sweeps.libraries.library_cases import LIBRARIES
 UPDATES, MIDDLE = 30, 15
 # Durations are the machine's; the last two are rows of docs/differences.md.
 NOT_COMPARED = ("_runtime", "_per_second", "_preparation_time", "step_time", "nonfinite_steps")
-OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_1.pt")
+# The lock goes when the first process is done, which others do not wait for
+OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_1.pt", "hf_compat.lock")
 
 ARGUMENTS = {
     "max_steps": UPDATES,
