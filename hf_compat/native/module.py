@@ -101,7 +101,7 @@ from hf_compat.plan.argument_support import (
 )
 from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.collectives import leave_at_exit
-from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.inspection import UntilSet, is_replaced
 from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.trainer_methods.run_parts import run_parts
@@ -197,10 +197,10 @@ class HFModule(OverridePoints, LoadableModule):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        said = cls.automatic_optimization
-        if isinstance(said, bool):  # in the body of the class, where it would hide the property
-            cls._said_automatic = said
-            cls.automatic_optimization = HFModule.automatic_optimization
+        said, ours = cast(object, cls.automatic_optimization), cast(object, HFModule.automatic_optimization)
+        if isinstance(said, (bool, property)) and said is not ours:  # it would hide the property
+            cls._said_automatic = said if isinstance(said, bool) else UntilSet(said)  # type: ignore[assignment]
+            cls.automatic_optimization = HFModule.automatic_optimization  # type: ignore[method-assign]
         refuse_unheard_methods(cls)
         keep_hooks(cls, HFModule)
 

@@ -107,9 +107,12 @@ class LightningSchedules:
     def _posing(self, own: list[LRSchedulerConfig]) -> Iterator[None]:
         """Show Lightning these schedules, and automatic optimization."""
         strategy, attributes = self.module.trainer.strategy, vars(self.module)
-        configs, said = strategy.lr_scheduler_configs, self.module._said_automatic
+        configs, set_before = strategy.lr_scheduler_configs, "_said_automatic" in attributes
+        said = self.module._said_automatic  # or the class says it
         strategy.lr_scheduler_configs, attributes["_said_automatic"] = own, True
         try:
             yield
         finally:
             strategy.lr_scheduler_configs, attributes["_said_automatic"] = configs, said
+            if not set_before:
+                del attributes["_said_automatic"]

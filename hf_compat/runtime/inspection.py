@@ -208,6 +208,16 @@ def is_of_packages(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in PACKAGES
 
 
+class UntilSet:
+    """Reads an attribute by a property, until an object has a value of its own in its place."""
+
+    def __init__(self, read: property) -> None:
+        self.read = read
+
+    def __get__(self, holder: object, kind: type) -> object:
+        return self if holder is None else self.read.__get__(holder, kind)
+
+
 def own_codes(kind: type) -> Iterator[types.CodeType]:
     """Yield the code of all functions that the user's classes among a class's bases define, with inner ones."""
     for one in kind.__mro__:

@@ -246,6 +246,34 @@ def test_what_an_author_says_of_the_optimization_holds_wherever_it_is_said(make,
     assert not module.automatic_optimization
 
 
+@pytest.mark.parametrize("automatic", [True, False])
+def test_a_property_may_say_who_makes_the_updates(make, lightning, automatic):
+    class Own(HFModule):
+        is_automatic = automatic
+
+        @property
+        def automatic_optimization(self):
+            return self.is_automatic
+
+        def training_step(self, batch, batch_idx):
+            loss = self.model(**batch)["loss"]
+            if automatic:
+                return loss
+            self.manual_backward(loss)
+            self.optimizers().step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = type("Heir", (Own,), {})(Classifier(), make())
+    before, trainer = weights(module), lightning()
+    trainer.fit(module, DataLoader(rows(16), 4))
+    assert module.automatic_optimization is automatic and trainer.global_step == 4
+    assert not torch.equal(before, weights(module))
+    module.is_automatic = not automatic
+    assert module.automatic_optimization is not automatic
+
+
 def test_a_hook_that_automatic_optimization_alone_calls_leaves_the_updates_to_lightning(make, lightning):
     called = []
 
