@@ -53,8 +53,6 @@ NOT_RUN = {
     "hf-compat compare --against ": "needs an environment of that release",
     "python tests/sweeps/releases/matrix.py": "needs an environment of each release",
     "accelerate launch --use_fsdp … ": "needs devices that Accelerate knows; `tests/distributed` starts it",
-    "hf jobs run ": "needs an account; `tests/examples/test_operations.py` asks for its plan",
-    "hf-compat run preemptible.py --output_dir /opt/ml": "needs SageMaker's folder",
     "deepspeed script.py ": "its launcher needs GPUs",
     "from ray.train": "needs a Ray cluster; `tests/sweeps/ray/run.py` starts one",
 }

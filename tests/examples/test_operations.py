@@ -149,7 +149,8 @@ def test_skypilots_task_trains_on_two_machines(folder):
 
 def test_the_commands_for_sagemaker_and_the_hub_are_ones_that_both_sides_take():
     text = (ROOT / "docs" / "operations.md").read_text().replace("\\\n", " ")
-    sagemaker, hub = re.findall(r"^```sh\n((?:hf-compat run|hf jobs) .*)\n```", text, re.MULTILINE)
+    (sagemaker,) = re.findall(r"`(hf-compat run preemptible\.py [^`]+)`", text)
+    (hub,) = re.findall(r"^```\n(hf jobs .*)\n```", text, re.MULTILINE)
     words = shlex.split(hub)
     place = words.index("hf-compat")
     for chosen in map(make_parser().parse_args, (shlex.split(sagemaker)[2:], words[place + 2 :])):
