@@ -224,6 +224,9 @@ def own_codes(kind: type) -> Iterator[types.CodeType]:
         for value in () if is_of_packages(one) else vars(one).values():
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             waiting = [getattr(function, "__code__", None)]
+            while "__wrapped__" in getattr(function, "__dict__", ()):  # what a decorator stands around
+                function = function.__wrapped__
+                waiting.append(getattr(function, "__code__", None))
             while waiting:
                 code = waiting.pop()
                 if isinstance(code, types.CodeType):

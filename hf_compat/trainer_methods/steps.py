@@ -107,11 +107,8 @@ class StepMethods(StepsBase):
     def judge_count(self, items: torch.Tensor | int | None, loss: torch.Tensor, inputs: Inputs) -> None:
         """Warn if nothing divides the first micro-batch's loss: neither the items counted nor the micro-batches."""
         is_own_step, self._asks_for_count = self._asks_for_count, False  # our step would have noted that it ran
-        if is_own_step:
-            divides = "training_step" in vars(self) or mentions(type(self), "accumulation")
-        else:
-            divides = not self._is_scaled_for_window(items)
-        if divides or self._count_factor() <= 1:
+        divides = "training_step" in vars(self) if is_own_step else not self._is_scaled_for_window(items)
+        if divides or self._count_factor() <= 1 or mentions(type(self), "accumulation"):
             return
         is_used = bool(items.uses) if isinstance(items, Count) else items is not None and self._reads_count()
         if not is_used:

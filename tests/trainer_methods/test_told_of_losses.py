@@ -167,6 +167,32 @@ USES_OF_A_COUNT = (
 )
 
 
+def timed(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+class DividingByBatches(Trainer):
+    """As TRL's GRPOTrainer, whose helper only a decorated method calls."""
+
+    @timed
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = model(**inputs)["loss"] / self.current_gradient_accumulation_steps
+        self._log_metric(loss)
+        return loss
+
+    def _log_metric(self, loss):
+        self.noted = loss.item()
+
+
+def test_a_decorated_loss_that_divides_by_the_micro_batches_is_not_told(make_args, told):
+    accumulated(make_args, Dropping(), DividingByBatches)
+    assert not told()
+
+
 def test_a_count_under_watch_behaves_as_a_tensor():
     items = torch.tensor(4.0)
     count = Count.of(items)
