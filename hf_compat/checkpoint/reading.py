@@ -106,7 +106,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 @functools.lru_cache(maxsize=64)
 def _settled_manifest(path: str, identity: tuple[int, ...]) -> Manifest:
-    """Read a manifest that nobody has written to just now: another one has another identity."""
+    """Read a manifest, once for each identity of its file."""
     return _as_manifest(path, read_json(path))
 
 

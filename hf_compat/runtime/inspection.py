@@ -218,20 +218,25 @@ class UntilSet:
         return self if holder is None else self.read.__get__(holder, kind)
 
 
+def codes_of(member: object) -> Iterator[types.CodeType]:
+    """Yield the code of a function, method or property, of what decorators stand around, and of inner functions."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    waiting = [getattr(function, "__code__", None)]
+    while "__wrapped__" in getattr(function, "__dict__", ()):
+        function = function.__wrapped__
+        waiting.append(getattr(function, "__code__", None))
+    while waiting:
+        code = waiting.pop()
+        if isinstance(code, types.CodeType):
+            yield code
+            waiting += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+
+
 def own_codes(kind: type) -> Iterator[types.CodeType]:
-    """Yield the code of all functions that the user's classes among a class's bases define, with inner ones."""
+    """Yield the code of all functions that the user's classes among a class's bases define."""
     for one in kind.__mro__:
-        for value in () if is_of_packages(one) else vars(one).values():
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            waiting = [getattr(function, "__code__", None)]
-            while "__wrapped__" in getattr(function, "__dict__", ()):  # what a decorator stands around
-                function = function.__wrapped__
-                waiting.append(getattr(function, "__code__", None))
-            while waiting:
-                code = waiting.pop()
-                if isinstance(code, types.CodeType):
-                    yield code
-                    waiting += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        for member in () if is_of_packages(one) else vars(one).values():
+            yield from codes_of(member)
 
 
 def mentions(kind: type, word: str) -> bool:

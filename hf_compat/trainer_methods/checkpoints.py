@@ -46,13 +46,12 @@ from hf_compat.optim.optimizers import tell_of_kept_options
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import is_replaced, reads_parameter
+from hf_compat.runtime.inspection import home_of, reads_parameter
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
-from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.training_run.saver import remove_surplus
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class CheckpointMethods(TrainerBase):
             `transformers.Trainer._save_checkpoint`, 5.23.
         """
         stores_flos = self.hp_search_backend is None and trial is None
-        if stores_flos and is_replaced(self, "store_flos", LogMethods):
+        if stores_flos and home_of(self.store_flos).partition(".")[0] != "hf_compat":
             self.store_flos()
             stores_flos = False
         self._saver.save(self._get_output_dir(trial=trial), stores_flos)

@@ -13,7 +13,7 @@ from hf_compat.engine.evaluation import is_metric_source
 from hf_compat.hf.callbacks import PrinterCallback, ProgressCallback
 from hf_compat.hf.inert import RunParts
 from hf_compat.optim.optimizers import unread_arguments
-from hf_compat.runtime.inspection import has_length, is_replaced
+from hf_compat.runtime.inspection import codes_of, has_length, is_replaced
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
@@ -55,9 +55,9 @@ def run_parts(steps: StepsBase) -> RunParts:
 def _own_loss(steps: StepsBase) -> str | None:
     """The name of the user's own function or method that computes the loss, without ours."""
     if is_replaced(steps, "compute_loss", StepMethods):
-        code = getattr(getattr(steps, "compute_loss", None), "__code__", None)
+        codes = list(codes_of(getattr(steps, "compute_loss", None)))
         ours = {"compute_loss", "label_smoother"}  # it may call ours, or smooth the labels itself
-        return "compute_loss" if code is not None and ours.isdisjoint(_names_in(code)) else None
+        return "compute_loss" if codes and ours.isdisjoint(_names_in(codes)) else None
     return None if steps.compute_loss_func is None else "compute_loss_func"
 
 
@@ -72,24 +72,18 @@ def _is_mentioned(steps: StepsBase, callbacks: Iterable[object], name: str) -> b
     """Whether the user's own callbacks, methods or functions mention a name in their code."""
     functions = (steps.compute_loss_func, steps.compute_metrics, steps.preprocess_logits_for_metrics)
     holders = (steps, *callbacks, steps.data_collator, *functions)
-    return any(name in _names_in(code) for holder in holders for code in _codes_of(holder))
+    return any(name in _names_in(_codes_in(holder)) for holder in holders)
 
 
-def _codes_of(holder: object) -> Iterator[types.CodeType]:
+def _codes_in(holder: object) -> Iterator[types.CodeType]:
     """Yield the code of a function, or of the methods that an object's own classes define."""
     kinds = [one for one in type(holder).__mro__ if one.__module__.partition(".")[0] not in _PACKAGES]
     for value in (holder, *(value for owner in (holder, *kinds) for value in getattr(owner, "__dict__", {}).values())):
-        function = getattr(value, "__func__", value)
-        home = str(getattr(function, "__module__", None)).partition(".")[0]
-        code = getattr(function, "__code__", None)
-        if isinstance(code, types.CodeType) and home not in _PACKAGES:
-            yield code
+        home = str(getattr(getattr(value, "__func__", value), "__module__", None)).partition(".")[0]
+        if home not in _PACKAGES:
+            yield from codes_of(value)
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """The names and texts in a function's code, and in the functions that it defines."""
-    found = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found |= _names_in(inner)
-    return found
+def _names_in(codes: Iterable[types.CodeType]) -> set[str]:
+    """The names and texts in code."""
+    return {name for code in codes for name in (*code.co_names, *code.co_consts) if isinstance(name, str)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import io
 import logging
 import types
@@ -333,6 +334,32 @@ def test_what_own_code_mentions_may_have_an_effect(make_args):
             return super().evaluate(*given, **kwargs) if self.state.epoch > self.args.eval_delay else {}
 
     assert set(named(Delaying(toy.Classifier(), args))) == {"save_total_limit"}
+
+    def timed(function):
+        @functools.wraps(function)
+        def call(*given, **kwargs):
+            return function(*given, **kwargs)
+
+        return call
+
+    class Decorated(Trainer):
+        evaluate = timed(Delaying.evaluate)
+        compute_loss = timed(Trainer.compute_loss)
+
+        @property
+        def limit(self):
+            return self.args.save_total_limit
+
+    assert not named(Decorated(toy.Classifier(), args))
+    smoothing = make_args(label_smoothing_factor=0.1)
+    assert not named(Decorated(toy.Classifier(), smoothing)), "the method calls ours, which smooths"
+
+    class OwnLoss(Trainer):
+        @timed
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs)["loss"]
+
+    assert set(named(OwnLoss(toy.Classifier(), smoothing))) == {"label_smoothing_factor"}
 
 
 def test_values_that_follow_from_others_are_not_named(make_args, tmp_path):
