@@ -223,7 +223,7 @@ def codes_of(member: object) -> Iterator[types.CodeType]:
     function = getattr(member, "fget", None) or getattr(member, "__func__", member)
     waiting = [getattr(function, "__code__", None)]
     while "__wrapped__" in getattr(function, "__dict__", ()):
-        function = function.__wrapped__
+        function = vars(function)["__wrapped__"]
         waiting.append(getattr(function, "__code__", None))
     while waiting:
         code = waiting.pop()
