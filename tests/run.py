@@ -3,10 +3,9 @@
 python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
 Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
-is for two cores: many tests wait for processes, timeouts or the disk. The type checker runs beside it. Files that fork
-run in processes of their own, which no other test has filled with threads: a fork inherits their locks, and may wait
-for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where five or fewer
-failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
+is for two cores: many tests wait for processes, timeouts or the disk. The type checker runs beside it. Tests with
+ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again, alone.
+Their first failures stay printed, and what passes alone is named at the end.
 
 --quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
 of what was changed since a commit (HEAD, if none is named) and of what imports it. --record writes
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
-NO_TEST = 5
 ON_WORKERS = ("-m", "not matrix", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
@@ -39,34 +36,13 @@ def _environment():
     return module
 
 
-def _forking_files() -> list[str]:
-    """List the files whose tests fork the process that runs them."""
-    forks = re.compile(r"\bforking\b|\bos\.fork\(")
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(path.relative_to(ROOT)) for path in files if forks.search(path.read_text())]
-
-
-def _failed_of(environment, *selection: str) -> tuple[int, list[str]]:
-    """Run tests on three workers; return pytest's exit status, and what has failed."""
-    LAST_FAILED.unlink(missing_ok=True)
-    status = environment.status("-m", "pytest", *ON_WORKERS, *selection)
-    return status, list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
-
-
 def _suite(environment, words: list[str]) -> int:
-    """Run the tests; return pytest's exit status, that of the second run where few have failed."""
-    forking = _forking_files()
-    runs = [
-        _failed_of(environment, *words, *forking),
-        _failed_of(environment, *words, *(f"--ignore={path}" for path in forking)),
-    ]
-    statuses = [status for status, _ in runs]
-    if set(statuses) != {NO_TEST}:  # one of the two runs may have nothing to do
-        statuses = [0 if status == NO_TEST else status for status in statuses]
-    failed = [test for _, tests in runs for test in tests]
-    worst = max(statuses, key=abs)  # that of a killed run is negative
-    if worst != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
-        return worst
+    """Run the tests on three workers; return pytest's exit status, that of the second run where few have failed."""
+    LAST_FAILED.unlink(missing_ok=True)
+    status = environment.status("-m", "pytest", *ON_WORKERS, *words)
+    failed = list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
+    if not 0 < len(failed) <= MOST_TO_REPEAT:
+        return status
     print(f"\n{len(failed)} failed beside other tests; now alone:", flush=True)
     status = environment.status("-m", "pytest", "-n", "0", *failed)
     if status == 0:

@@ -3,7 +3,8 @@
 `--quick` leaves the fastest tests of each file, as many as take some seconds; fewer where they start processes or
 compare whole runs. `--changed REV` leaves the tests of what was changed since a commit and of what imports it. Files
 come longest first, by the recorded durations, so that no worker idles at the end. Those that are not recorded come
-before: they may be long. `--record` writes the durations anew.
+before: they may be long. First of all come the files that fork, while no other test has filled the worker with threads:
+a fork inherits their locks, and may wait for one for ever. `--record` writes the durations anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ DURATIONS = TESTS / "durations.json"
 # Tests of whole runs stand above every module: a change of the package takes a sample of them.
 WHOLE_RUNS = ("parity", "distributed", "faults", "libraries", "scripts", "examples", "releases", "house", "")
 STARTS_PROCESSES = re.compile(r"\b(subprocess|sys\.executable|os\.fork|forking|launching|multiprocessing)\b")
+FORKS = re.compile(r"\bforking\b|\bos\.fork\(")
 # In `--quick` the tests of a file run, fastest first, until they have taken so long. Of a file that starts processes
 # none runs if the fastest takes longer than `SECONDS_OF_A_TEST`.
 SECONDS_OF_A_FILE = 3.0
@@ -50,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
-    files = {item.path: sum(recorded.get(_name(item.path), {"": math.inf}).values()) for item in items}
-    items.sort(key=lambda item: files[item.path], reverse=True)
+    keys = {path: _place(path, recorded) for path in {item.path for item in items}}
+    items.sort(key=lambda item: keys[item.path])
     chosen = items
     if since := config.getoption("--changed"):
         changed = Changed(changed_files(since))
@@ -67,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.enable()
+
+
+def _place(path: Path, recorded: dict[str, dict[str, float]]) -> tuple[bool, float, Path]:
+    """Where a file comes among the others."""
+    return not FORKS.search(path.read_text()), -sum(recorded.get(_name(path), {"": math.inf}).values()), path
 
 
 def _name(path: Path) -> str:

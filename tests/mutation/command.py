@@ -202,15 +202,11 @@ def listed() -> dict[str, str]:
 
 def record(everything: bool) -> None:
     """Run the tests that the map does not know yet, or all, and write the map."""
-    import run
-
     earlier = None if everything else Reached()
-    forking = run._forking_files()
     keep = Path(tempfile.gettempdir()) / f"hf_compat-reached-{recording.state_of_package()}"
     words = ["-q", "-m", "not matrix", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    groups = [forking, [f"--ignore={path}" for path in forking]]
     functions = bodies()
-    write(*recording.record(words, groups, keep, earlier.unchanged() if earlier else []), functions, earlier)
+    write(*recording.record(words, keep, earlier.unchanged() if earlier else []), functions, earlier)
     shutil.rmtree(keep)
 
 

@@ -153,14 +153,11 @@ def digests(text: str) -> dict[str, tuple[int, str]]:
     return found
 
 
-def record(
-    arguments: list[str], groups: list[list[str]], keep: Path, known: list[str]
-) -> tuple[list[list], list[dict], bytes]:
+def record(arguments: list[str], keep: Path, known: list[str]) -> tuple[list[list], list[dict], bytes]:
     """Run tests over an instrumented view; return the statements, what each test and what the import has reached.
 
     Args:
         arguments: Of pytest.
-        groups: More arguments: one run for each.
         keep: A folder for what is found; what an earlier run has left in it is taken as well.
         known: Tests that need not run.
     """
@@ -170,13 +167,13 @@ def record(
         pid = os.fork()
         if pid == 0:
             view.enter(Path(folder))
-            os._exit(_recorded(Path(folder), arguments, groups, keep))
+            os._exit(_recorded(Path(folder), arguments, keep))
         os.waitpid(pid, 0)
     found = [json.loads(line) for path in keep.glob("*.jsonl") for line in path.read_text().splitlines()]
     return json.loads((keep / "statements.json").read_text()), found, (keep / "at_import").read_bytes()
 
 
-def _recorded(folder: Path, arguments: list[str], groups: list[list[str]], keep: Path) -> int:
+def _recorded(folder: Path, arguments: list[str], keep: Path) -> int:
     if first := os.fork():  # process 1 of the namespace: all others end with it
         return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
     view.see_processes()
@@ -196,9 +193,8 @@ def _recorded(folder: Path, arguments: list[str], groups: list[list[str]], keep:
         file.write(f'\npytest_plugins.append("mutation.recorder")\nos.environ["REACHED_KEEP"] = {str(keep)!r}\n')
     python = str(ROOT / ".venv" / "bin" / "python")
     subprocess.run([python, "-c", AT_IMPORT, str(keep / "at_import")], cwd=ROOT, check=True)
-    for words in groups:
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments, *words]
-        print(subprocess.run(command, cwd=ROOT).returncode, flush=True)
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    print(subprocess.run(command, cwd=ROOT).returncode, flush=True)
     sys.stdout.flush()
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 
 import hf_compat
 from helpers import (
-    forking,  # noqa: F401 - files that fork run by themselves
+    forking,  # noqa: F401 - files that fork run first
     toy,
 )
 from helpers.hub_runs import TOKEN, make, make_model, pushed_by
@@ -157,21 +158,30 @@ def test_what_goes_while_it_is_set_aside_is_left_out(tmp_path):
         client.set_aside(files, str(tmp_path), {"gone.tmp": files["gone.tmp"]})
 
 
-def test_adapters_arrive_as_upstreams(tmp_path, monkeypatch):
-    def adapted():
-        config = LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
-        return get_peft_model(make_model(), config)
+def adapted():
+    return get_peft_model(make_model(), LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
 
+
+def in_shards():
+    model = make_model()
+    model.save_pretrained = functools.partial(model.save_pretrained, max_shard_size="1KB")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "arriving"), [(adapted, "adapter_model.safetensors"), (in_shards, "model.safetensors.index.json")]
+)
+def test_adapters_and_shards_arrive_as_upstreams(tmp_path, monkeypatch, model, arriving):
     values = {"hub_strategy": "checkpoint", "save_steps": 4}
-    theirs, _ = pushed_by(transformers, tmp_path / "theirs", monkeypatch, adapted, **values)
-    ours, _ = pushed_by(hf_compat, tmp_path / "ours", monkeypatch, adapted, **values)
+    theirs, _ = pushed_by(transformers, tmp_path / "theirs", monkeypatch, model, **values)
+    ours, _ = pushed_by(hf_compat, tmp_path / "ours", monkeypatch, model, **values)
     assert [commit.message for commit in ours] == [commit.message for commit in theirs]
     for mine, other in zip(ours, theirs, strict=True):
         extra = {"last-checkpoint/manifest.json", "last-checkpoint/run_state.pt"}
         assert set(mine.files) - extra == set(other.files)
         same = [name for name in other.files if name.endswith((".md", ".safetensors", "adapter_config.json"))]
         assert [name for name in same if mine.files[name] != other.files[name]] == []
-    assert "adapter_model.safetensors" in ours[0].files
+    assert arriving in ours[0].files
 
 
 def test_a_lightning_trainer_of_ones_own_says_that_it_pushes_nothing(tmp_path, make_args):
