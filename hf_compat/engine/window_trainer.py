@@ -397,8 +397,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         """Look up the hooks of the current callbacks."""
         trainer = self.trainer
         self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
-        is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
-        self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation") if is_usual else None
+        self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation")
 
     def on_run_end(self) -> list[Mapping[str, float]]:  # type: ignore[override]  # Lightning's own type is private
         """End an evaluation, or a part of one."""

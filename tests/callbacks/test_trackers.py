@@ -226,6 +226,23 @@ def test_a_subclass_writes_histograms_as_the_page_shows(make_args, tmp_path):
     assert [event.step for event in reader.Histograms("outer.bias")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("argument", "variable", "chosen"),
+    [("mine", None, "mine"), (None, "theirs", "theirs"), ("mine", "theirs", "mine"), (None, None, "runs")],
+)
+@pytest.mark.filterwarnings("ignore:`logging_dir")
+def test_tensorboards_files_are_where_the_argument_or_the_variable_says(
+    make_args, tmp_path, monkeypatch, argument, variable, chosen
+):
+    monkeypatch.chdir(tmp_path)
+    if variable is not None:
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", variable)
+    place = {} if argument is None else {"logging_dir": argument}
+    make(make_args, tmp_path, report_to="tensorboard", output_dir=".", **place).train()
+    found = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("events.out.*")}
+    assert found == {chosen}
+
+
 def test_any_lightning_logger_may_be_passed(make_args, tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 

@@ -215,3 +215,12 @@ def test_a_removal_that_is_killed_leaves_no_folder_that_looks_whole(folder, monk
     assert not folder.exists()
     manifest.recover(str(folder.parent), has_lock=True)
     assert list(folder.parent.iterdir()) == []
+
+
+def test_a_rank_lists_its_own_files_that_are_there_and_none_elsewhere(folder, monkeypatch):
+    (folder.parent / "secret").write_text("not of this folder")
+    on_disk = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: on_disk.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    found = manifest.flushed(str(folder), ["a.txt", "part/b.txt", "../secret", "never_written"])
+    assert found == {name: read_manifest(folder).files[name] for name in ("a.txt", "part/b.txt")}
+    assert sorted(on_disk) == [str(folder / name) for name in ("a.txt", "part/b.txt")]

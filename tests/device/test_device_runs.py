@@ -16,8 +16,8 @@ from sweeps.device.device_matrix import run_apart, verdict
 from sweeps.device.waits import APIS, CONFIGURATIONS, difference, waits
 
 SAMPLE = [
-    "fp16_overflow_adamw_torch_fused", "fp16_overflow_adamw_torch", "fp16_callback_steps", "load_best", "tf32",
-    "bf16_causal_lm",
+    "fp16_overflow_adamw_torch_fused", "fp16_overflow_adamw_torch", "fp16_callback_steps", "fp16_overflow_resumed",
+    "load_best", "tf32", "bf16_causal_lm",
 ]  # fmt: skip
 
 

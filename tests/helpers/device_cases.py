@@ -82,7 +82,7 @@ case("fp16_overflow_accumulated", {**FP16, "gradient_accumulation_steps": 3}, mo
 case(
     "fp16_overflow_not_clipped", {**FP16, "optim": "adamw_torch", "max_grad_norm": 0.0}, model=Overflowing, after=_scale
 )
-case("fp16_overflow_saved", {**FP16, **SAVE, **EVAL}, model=Overflowing, after=_scale)
+case("fp16_overflow_resumed", {**FP16, **SAVE, **EVAL}, model=Overflowing, after=_scale_and_resume)
 case(
     "fp16_callback_steps", {**FP16, "gradient_accumulation_steps": 2}, model=Overflowing, extra=_callback_steps,
     after=_scale,

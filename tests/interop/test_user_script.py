@@ -33,3 +33,16 @@ def test_its_folder_takes_the_place_of_the_commands(tmp_path, monkeypatch, scrip
     user_script.run_script(script, [])
     assert sys.found[: len(expected)] == [str(tmp_path) if one == "HERE" else one for one in expected]
     assert sys.argv == [script]
+
+
+def test_a_package_that_is_imported_on_the_way_sees_the_arguments_of_python_m(tmp_path, monkeypatch, script):
+    package = tmp_path / "package_on_the_way"
+    package.mkdir()
+    (package / "__init__.py").write_text("import sys\nsys.found = [sys.argv[:]]\n")
+    (package / "inner.py").write_text("import sys\nsys.found.append(sys.argv[:])\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "package_on_the_way", raising=False)
+    user_script.run_module("package_on_the_way.inner", ["--epochs", "3"])
+    monkeypatch.delitem(sys.modules, "package_on_the_way")
+    assert sys.found == [["-m", "--epochs", "3"], [str(package / "inner.py"), "--epochs", "3"]]

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
@@ -42,11 +42,15 @@ def test_a_refused_tuner_changes_nothing(make, lightning, tmp_path, method):
     assert trainer.global_step == 8
 
 
-@pytest.mark.parametrize("kind", [HFModule, Automatic])
-def test_a_callback_of_the_users_own_stays_refused(make, lightning, kind):
-    trainer = lightning(callbacks=[BatchSizeFinder()])
+@pytest.mark.parametrize(
+    ("kind", "callback", "with_what"),
+    [(HFModule, BatchSizeFinder, "HFDataModule"), (Automatic, BatchSizeFinder, "HFDataModule"),
+     (HFModule, lambda: GradientAccumulationScheduler({0: 2}), "HFModule")],
+)  # fmt: skip
+def test_a_callback_of_the_users_own_stays_refused(make, lightning, kind, callback, with_what):
+    trainer = lightning(callbacks=[callback()])
     for _ in range(2):
-        with pytest.raises(CallbackError, match="cannot work with an HFDataModule"):
+        with pytest.raises(CallbackError, match=f"cannot work with an {with_what}"):
             trainer.fit(kind(Classifier(), make()), HFDataModule(None, rows(32)))
 
 

@@ -95,25 +95,26 @@ def _without_preparation_time(value):
     return value
 
 
-def _resumed(expect=_uninterrupted) -> Difference:
+def resumed(expect=_uninterrupted) -> Difference:
+    """What a resumed run tells of the run that it goes on with."""
     return Difference("The loss that a resumed run reports", expect)
 
 
 OWN_LOADER = Difference("Evaluation on a loader of your own", _mended, "own_eval_loader_mended")
 IN_ONE_PROCESS = {
     "own_eval_loader": OWN_LOADER,
-    "resume_within_an_epoch": _resumed(),
-    "resume_at_an_epoch_end": _resumed(),
-    "resume_early_stopping": _resumed(),
-    "resume_last_ignoring_data": _resumed(),
-    "seq2seq_resume": _resumed(),
+    "resume_within_an_epoch": resumed(),
+    "resume_at_an_epoch_end": resumed(),
+    "resume_early_stopping": resumed(),
+    "resume_last_ignoring_data": resumed(),
+    "seq2seq_resume": resumed(),
 }
 IN_TWO_PROCESSES = {
     "own_eval_loader": OWN_LOADER,
     "evaluate_before_training": Difference(
         "Evaluating before training, in several processes", _mended, "evaluate_before_training_mended"
     ),
-    "resume_within_an_epoch": _resumed(_uninterrupted_in_several_processes),
+    "resume_within_an_epoch": resumed(_uninterrupted_in_several_processes),
 }
 
 

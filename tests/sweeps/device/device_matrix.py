@@ -35,12 +35,13 @@ import torch
 from helpers.device_cases import DEVICE_CASES, NOT_COMPARED
 from helpers.parity.cases import CASES
 from helpers.parity.compare import first_difference, same
-from helpers.parity.differences import IN_ONE_PROCESS, MENDED, names_to_run
+from helpers.parity.differences import IN_ONE_PROCESS, MENDED, names_to_run, resumed
 from helpers.parity.runner import run_case, wait_for
 from helpers.pretended import pretended_device
 
 APIS = ("transformers", "hf_compat")
 ALL = {**CASES, **DEVICE_CASES, **MENDED}
+DIFFERENCES = {**IN_ONE_PROCESS, "fp16_overflow_resumed": resumed()}
 FORKING = threading.Lock()  # filelock refuses a fork during another one
 
 
@@ -136,7 +137,7 @@ def run_apart(folder: Path, names: Iterable[str], kind: str = "cuda") -> None:
 
 
 def _differences(names: list[str]) -> dict:
-    return {name: difference for name, difference in IN_ONE_PROCESS.items() if name in names}
+    return {name: difference for name, difference in DIFFERENCES.items() if name in names}
 
 
 def read(folder: Path, api: str, name: str) -> dict | str:
@@ -161,7 +162,7 @@ def _found(folder: Path, name: str) -> tuple[str, str]:
     for api, found in zip(APIS, (theirs, ours), strict=True):
         if isinstance(found, str):
             return "DIFFERENT", f"{api}: {found[-1500:]}"
-    difference = IN_ONE_PROCESS.get(name)
+    difference = DIFFERENCES.get(name)
     expected = theirs["result"]
     if difference is not None:
         mended = read(folder, "transformers", difference.mended)["result"] if difference.mended else None

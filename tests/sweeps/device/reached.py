@@ -24,7 +24,7 @@ from sweeps.device import device_matrix
 
 # By file and text of a line: why nothing here can reach it.
 NOT_REACHED: dict[tuple[str, str], str] = {}
-CONFIGURATIONS = ["fp16_overflow_saved", "resume_within_an_epoch", "cpu_beside_a_device", "full_determinism",
+CONFIGURATIONS = ["fp16_overflow_resumed", "resume_within_an_epoch", "cpu_beside_a_device", "full_determinism",
                   "bf16_full_eval"]  # fmt: skip
 BESIDE = ["trainer_methods/test_device_maps.py", "trainer_methods/test_memory_tracker.py",
           "preflight/test_unchanged.py"]  # fmt: skip
