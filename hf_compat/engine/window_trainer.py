@@ -336,7 +336,6 @@ class LeanEvaluationLoop(_EvaluationLoop):
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # as in training
     _part: EvaluationPart = WHOLE  # of the running evaluation
-    _verified: tuple[pl.LightningModule, int] | None = None
 
     def setup_data(self) -> None:
         """Take `EvaluationBatches` as they are.
@@ -354,11 +353,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         self._seen_batches_per_dataloader = defaultdict(int)
 
     def _verify_dataloader_idx_requirement(self) -> None:
-        """Look at the signatures of a module's hooks once. Each evaluation of a fit has the same module."""
-        now = (self.trainer.lightning_module, self.num_dataloaders)
-        if self._verified != now:
-            super()._verify_dataloader_idx_requirement()
-            self._verified = now
+        """Look at no signature. The hooks are those of a `WindowModule`, and there is one loader."""
 
     @contextlib.contextmanager
     def _hearing(self, is_heard: bool) -> Iterator[None]:

@@ -438,6 +438,7 @@ def test_a_callback_that_names_them_sees_the_inside(make_args):
     assert float(loss) == pytest.approx(trainer.state.log_history[0]["loss"]) and not loss.requires_grad
     assert inputs["x"].shape == (4, 8) and outputs["logits"].shape == (4, 3)
     assert not outputs["logits"].requires_grad and not trainer.model._forward_hooks
+    assert trainer.callback_handler.requestable_kwargs["outputs"] is None, "they take memory"
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])

@@ -5,6 +5,7 @@ Where MLflow is not installed, a stand-in for the package takes its place. trans
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -13,6 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from helpers import toy
+from hf_compat import Trainer
 
 HERE = Path(__file__).resolve().parent
 TRAIN = """
@@ -114,3 +118,23 @@ def test_a_run_that_mlflow_no_longer_has_is_begun_anew(live, tmp_path):
     assert sorted(status for _, status, _ in runs) == ["FINISHED", "RUNNING"]
     assert "names MLflow's run 0123456789abcdef0123456789abcdef, and a new run is started" in done.stderr
     assert json.loads(record.read_text())["mlflow"]["id"] in [run for run, status, _ in runs if status == "FINISHED"]
+
+
+def test_a_training_that_goes_on_in_this_process_goes_on_in_its_run(tmp_path, monkeypatch, make_args):
+    monkeypatch.syspath_prepend(str(HERE / "mlflow_stand_in"))
+    for name in ("mlflow", "mlflow.utils", "mlflow.utils.validation"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'runs'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logs = []
+    for epochs, checkpoint in ((2, None), (3, "checkpoint-2")):  # updates 3 to 6 are made, and logged, twice
+        same = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+        args = make_args(report_to="mlflow", logging_steps=1, num_train_epochs=epochs, **same)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(12))
+        trainer.train(resume_from_checkpoint=checkpoint and os.path.join(args.output_dir, checkpoint))
+        logs.append(trainer.state.log_history)
+    client = importlib.import_module("mlflow").MlflowClient()
+    [run] = importlib.import_module("mlflow").search_runs(output_format="list")
+    losses = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
+    assert run.info.status == "FINISHED"
+    assert losses == [(log["step"], log["loss"]) for log in logs[-1] if "loss" in log] and len(losses) == 9

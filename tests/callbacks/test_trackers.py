@@ -30,7 +30,7 @@ from helpers.toy import tiny_gpt2, blocks
 folder, tracker, *more = sys.argv[2:]
 api.set_seed(3)
 args = api.TrainingArguments(
-    output_dir=folder, report_to=tracker, run_name="a run", per_device_train_batch_size=4, num_train_epochs=2,
+    output_dir=folder, report_to=tracker, run_name="a-run", per_device_train_batch_size=4, num_train_epochs=2,
     logging_steps=2, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=5, use_cpu=True,
     disable_tqdm=True,
 )
@@ -161,7 +161,7 @@ def without_time(row):
 
 def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
     for api in ("transformers", "hf_compat"):
-        run(api, tmp_path / f"of_{api}", "wandb", "predict", WANDB_PROJECT="a-project")
+        run(api, tmp_path / f"of_{api}", "wandb", "predict", WANDB_PROJECT="a-project", WANDB_LOG_MODEL="end")
     theirs, ours = (wandb_of(tmp_path / f"of_{api}") for api in ("transformers", "hf_compat"))
     assert [without_time(row) for row in ours[0]] == [without_time(row) for row in theirs[0]]
     assert [sorted(row) for row in ours[0]] == [sorted(row) for row in theirs[0]]
@@ -171,8 +171,9 @@ def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
     configurations = [{k: v for k, v in one[2].items() if not k.startswith("_")} for one in (ours, theirs)]
     assert configurations[0] == configurations[1]
     assert configurations[0]["model/num_parameters"] > 0
-    assert [run[1:] for run in ours[3]][:1] == [run[1:] for run in theirs[3]][:1] == [("a run", "a-project")]
+    assert [run[1:] for run in ours[3]][:1] == [run[1:] for run in theirs[3]][:1] == [("a-run", "a-project")]
     assert set(ours[4]) == set(theirs[4])
+    assert ours[5] == theirs[5] == [("model", ["base_model"]), ("model", ["final_model"])]
 
 
 @pytest.mark.matrix

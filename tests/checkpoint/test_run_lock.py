@@ -140,6 +140,21 @@ def test_a_run_whose_lock_is_gone_never_takes_it_again(tmp_path):
     RunLock(str(tmp_path)).acquire()  # a run that starts there now takes it
 
 
+@pytest.mark.parametrize("by", ["another run", "nobody", "whoever removed the folder"])
+def test_a_run_learns_at_its_end_whose_the_folder_is(tmp_path, by):
+    folder = tmp_path / "run"
+    lock = RunLock(str(folder))
+    lock.acquire()
+    (folder / LOCK_NAME).unlink()
+    if by == "another run":
+        lock_of(folder, host="elsewhere")
+    elif by != "nobody":
+        folder.rmdir()
+    lock.release()
+    told = {"another run": "on elsewhere", "nobody": "is gone. Another run may have saved there"}.get(by)
+    assert lock.lost is None if told is None else told in lock.lost
+
+
 def test_a_run_that_lost_its_lock_to_one_that_was_killed_does_not_take_it_over(tmp_path):
     lock = RunLock(str(tmp_path))
     lock.acquire()

@@ -31,6 +31,10 @@ TEXTS = {
         f"model:\n  a: &a {'[' * 15}x{']' * 15}\n  b: &b {'[' * 14}*a{']' * 14}\n  c: {'[' * 11}*b{']' * 11}\n",
         "nests more than 40 levels",
     ),
+    "deep by aliases, with nothing in it": (
+        f"model:\n  a: &a {'[' * 15}{']' * 15}\n  b: &b {'[' * 14}*a{']' * 14}\n  c: {'[' * 10}*b{']' * 10}\n",
+        "nests more than 40 levels",
+    ),
     "digits": (f"args: {{seed: {'9' * 6000}}}\n", "a number of 6000 digits, line 1"),
     "sexagesimal": (f"args: {{seed: 1{':30' * 100_000}}}\n", "a number of"),
     "NUL": ("model: a\0b\n", "control characters are not allowed"),
@@ -51,6 +55,11 @@ TEXTS = {
     "Python": ("model: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
     "cut off": ("args: {hub_token: hf_SECRET\n", "not valid YAML"),
 }
+
+
+def test_as_many_levels_as_the_message_says():
+    deepest = f"a: &a {'[' * 15}{']' * 15}\nb: &b {'[' * 14}*a{']' * 14}\nc: {'[' * 10}*b{']' * 10}\n"
+    assert set(configuration.load(deepest)) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("kind", TEXTS)

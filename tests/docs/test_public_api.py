@@ -56,3 +56,10 @@ def test_the_commands_are_those_of_the_page(capsys):
 
 def test_the_package_says_what_is_public():
     assert "docs/public_api.md" in (hf_compat.__doc__ or "")
+
+
+def test_a_public_name_is_there_when_it_is_first_asked_for(monkeypatch):
+    for name in hf_compat.__all__:
+        later = getattr(hf_compat, name)
+        monkeypatch.delitem(vars(hf_compat), name)
+        assert getattr(hf_compat, name) is later is not None

@@ -52,3 +52,13 @@ def test_a_warning_names_the_users_line(way, tmp_path, monkeypatch):
     [warning] = told
     assert "has no effect" in str(warning.message) or "Without effect" in str(warning.message)
     assert warning.filename == __file__ and first < warning.lineno < first + len(lines)
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_one_rank_of_a_launcher_warns(tmp_path, monkeypatch, rank, times):
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.resetwarnings()  # the user's filters, as these of the tests, go before
+        TrainingArguments(str(tmp_path), use_cpu=True, past_index=3)
+    assert len(told) == times

@@ -130,10 +130,13 @@ def test_a_failed_push_never_ends_a_training(tmp_path, hub, caplog):
     assert hub.messages() == ["End of training"]
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_repository_that_is_not_ones_own_is_found_at_once(tmp_path, hub, status):
+@pytest.mark.parametrize(
+    ("status", "way_out"),
+    [*((status, "`hub_token`") for status in (401, 403, 404)), (400, "check `hub_model_id` and the connection")],
+)
+def test_a_repository_that_cannot_be_made_is_told_at_once_with_the_way_out(tmp_path, hub, status, way_out):
     hub.fail = lambda number, method, path: status
-    with pytest.raises(HubError, match=r"no repository 'run' to push to(?s:.*)`hub_token`") as caught:
+    with pytest.raises(HubError, match=rf"no repository 'run' to push to(?s:.*)Hint: .*{way_out}") as caught:
         make(tmp_path)
     assert isinstance(caught.value, huggingface_hub.errors.HfHubHTTPError) and TOKEN not in str(caught.value)
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError):
