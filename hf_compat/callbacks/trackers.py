@@ -55,7 +55,7 @@ def _is_record(value: object) -> bool:
         return False
     run, counts = value.get("id", "a"), (value.get("step", 0), value.get("logs", 0))
     is_run = isinstance(run, str) and _RUN_ID.fullmatch(run) is not None
-    return is_run and all(type(count) is int and -1 <= count < 2**63 for count in counts)
+    return is_run and all(type(count) is int and 0 <= count < 2**63 for count in counts)
 
 
 class RunMemory:

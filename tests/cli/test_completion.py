@@ -146,11 +146,13 @@ def test_the_arguments_of_lightnings_command_line_have_the_schema_of_theirs(sche
     assert len(args) > 3 and wrong({**schema["$defs"]["arguments"]}, json.dumps(args)) == []
 
 
-def test_the_schema_takes_a_printed_configuration(schema, capsys):
+@pytest.mark.parametrize(("how", "says_unset"), [("", True), ("=skip_unset", False)])
+def test_the_schema_takes_a_printed_configuration(schema, capsys, how, says_unset):
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", str(ROOT / "examples" / "digits.yaml"), "--print_config"])
+        main(["fit", "--config", str(ROOT / "examples" / "digits.yaml"), f"--print_config{how}"])
     text = capsys.readouterr().out
     assert ended.value.code == 0 and "per_device_train_batch_size: 32" in text and wrong(schema, text) == []
+    assert (": null" in text) is says_unset
 
 
 @pytest.mark.parametrize(
