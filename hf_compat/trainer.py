@@ -104,6 +104,7 @@ class Trainer(
         `lightning_trainer` is the Lightning trainer of the last call. A checkpoint is either complete or absent.
     """
 
+    @with_brief_traceback
     def __init__(
         self,
         model: nn.Module | None = None,

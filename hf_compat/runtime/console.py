@@ -8,15 +8,21 @@ import logging
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from tqdm.auto import tqdm
+from tqdm import TqdmWarning
 
+from hf_compat.errors import HfCompatError
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import brief
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets a bar of text is as good
+    from tqdm.auto import tqdm
 
 # A bar of tqdm, as text in a terminal and as a widget in a notebook.
 progress_bar = functools.partial(tqdm, dynamic_ncols=True)
@@ -32,6 +38,7 @@ def in_notebook() -> bool:
 _OURS = {"hf_compat", "lightning", "lightning_fabric", "pytorch_lightning"}
 # Packages whose frames between two of ours, or between ours and the user's, explain nothing.
 _BETWEEN = {"contextlib", "functools", "torch"}
+_CALLS_OF_FORWARD = "torch.nn.modules.module"  # nor do two frames for each module, between the user's
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -40,7 +47,8 @@ _R = TypeVar("_R")
 def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Omit inner frames from the traceback of any error that leaves the method, which the object may explain before.
 
-    The frame that raised the error always stays. `HF_COMPAT_TRACEBACKS=full` keeps all frames.
+    The frame that raised the error stays, unless it is one of ours and the error says it all. With
+    `HF_COMPAT_TRACEBACKS=full` all frames stay.
     """
 
     @functools.wraps(method)
@@ -48,7 +56,7 @@ def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return method(*args, **kwargs)  # HF_COMPAT_TRACEBACKS=full shows the frames that are left out below
         except BaseException as error:
-            explain = getattr(args[0], "_explain_error", None) if args else None
+            explain = getattr(args[0], "_explain_error", None) if args and method.__name__ != "__init__" else None
             if explain is not None and isinstance(error, Exception):
                 explain(error)
             if environment.get("HF_COMPAT_TRACEBACKS") != "full":
@@ -58,28 +66,30 @@ def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
                     one = waiting.pop()
                     if one is not None and id(one) not in seen:
                         seen.add(id(one))
-                        one.__traceback__ = _shortened(one.__traceback__, keeps_first=one is error)
+                        one.__traceback__ = _shortened(one, keeps_first=one is error)
                         waiting += [one.__cause__, one.__context__]
             raise
 
     return without_inner_frames
 
 
-def _shortened(trace: TracebackType | None, keeps_first: bool) -> TracebackType | None:
-    parts: list[TracebackType] = []
+def _shortened(error: BaseException, keeps_first: bool) -> TracebackType | None:
+    trace, parts = error.__traceback__, []
     while trace is not None:
         parts.append(trace)
         trace = trace.tb_next
-    if not parts:
-        return None
     shown: list[TracebackType] = []
     hiding = False
-    for part in parts[:-1]:
-        package = part.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    for part in parts:
+        module = part.tb_frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
         hiding = package in _OURS or (hiding and package in _BETWEEN)
-        if not hiding or (keeps_first and part is parts[0]):
+        explains_nothing = hiding or module == _CALLS_OF_FORWARD
+        if part is parts[-1]:  # where the error was raised
+            explains_nothing = isinstance(error, HfCompatError) and package == "hf_compat"
+        if not explains_nothing or (keeps_first and part is parts[0]):
             shown.append(part)
-    short = parts[-1]  # where the error was raised
+    short: TracebackType | None = None
     for part in reversed(shown):
         short = TracebackType(short, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return short
@@ -141,9 +151,17 @@ def follow_level(level: int | None) -> None:
 
 
 class _AboveBars(logging.StreamHandler[TextIO]):
-    """Writes lines above the progress bars and redraws the bars below them."""
+    """Writes lines to stderr, above the progress bars, and redraws the bars below them.
+
+    A notebook shows stderr in red, so there only warnings go to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._stderr = self.stream
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stdout if record.levelno < logging.WARNING and in_notebook() else self._stderr
         with tqdm.external_write_mode(self.stream):
             super().emit(record)
 
@@ -155,7 +173,7 @@ def show_logs(level: int | None) -> None:
     """
     package = logging.getLogger("hf_compat")
     if not package.handlers and not logging.getLogger().handlers:
-        handler = _AboveBars(sys.stderr)
+        handler = _AboveBars()
         handler.setFormatter(logging.Formatter("%(message)s"))
         package.addHandler(handler)
     if level is not None:

@@ -28,6 +28,8 @@ def trainer(api, model=toy.Classifier, **values):
     "trainer(hf_compat, Wrong).train()",
     "trainer(transformers, Wrong).train()",
     "hf_compat.explain(t.args)",
+    "hf_compat.Trainer(t.model, t.args, train_dataset=[1])",
+    "trainer(hf_compat, eval_strategy='sometimes')",
 ]
 
 
@@ -49,7 +51,7 @@ def pages(outputs, kind="text/html"):
 
 
 def test_no_cell_but_the_wrong_ones_fails(outputs):
-    assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [3, 4]
+    assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [3, 4, 6, 7]
 
 
 def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
@@ -57,8 +59,10 @@ def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
     [page] = pages(shown)
     assert "<progress value='6' max='6'" in page and re.search(r"\[6/6 00:\d\d, Epoch 3/3\]", page)
     assert page.count("<tr") == 1 + 3 and page.count("<progress") == 1  # the bars of the evaluations are gone
-    text = "".join(one.text for one in outputs[1] if one.output_type == "stream")
-    assert "%|" not in text and "'loss'" not in text and "IProgress" not in text
+    said = {name: "".join(one.text for one in outputs[1] if one.get("name") == name) for name in ("stdout", "stderr")}
+    assert "%|" not in "".join(said.values()) and "'loss'" not in said["stdout"]
+    assert "Training on Lightning: " in said["stdout"] and "hf_compat" not in said["stderr"], "stderr is shown in red"
+    assert "Lightning" not in said["stderr"]
 
 
 def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):
@@ -66,15 +70,23 @@ def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):
     assert "<progress value='2' max='2'" in bar and "<th>Validation Loss</th>" in table
 
 
-def test_a_traceback_is_shorter_than_transformers(outputs):
-    def lines(outputs):
-        [error] = [one for one in outputs if one.output_type == "error"]
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
-        assert "in Wrong.forward" in plain
-        return plain.splitlines()
+def lines(outputs):
+    [error] = [one for one in outputs if one.output_type == "error"]
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).splitlines()
 
+
+def test_a_traceback_is_shorter_than_transformers(outputs):
     ours, theirs = lines(outputs[3]), lines(outputs[4])
+    assert all(any("in Wrong.forward" in line for line in found) for found in (ours, theirs))
     assert len(ours) < len(theirs) and sum(".py:" in line for line in ours) == 1, "\n".join(ours)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"), [(6, "didn't pass an `eval_dataset`"), (7, "`eval_strategy='sometimes'` is not")]
+)
+def test_an_error_of_a_constructor_fits_the_screen(outputs, cell, message):
+    found = lines(outputs[cell])
+    assert len(found) <= 25 and any(message in line for line in found), "\n".join(found)
 
 
 def test_an_explanation_as_the_last_line_of_a_cell_is_a_page(outputs):

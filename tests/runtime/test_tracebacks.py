@@ -52,11 +52,17 @@ def test_the_users_frames_stay(make_args, method, raised):
     ]
 
 
-def test_where_it_was_raised_stays(make_args):
-    trainer = Trainer(Classifier(), make_args(max_steps=2))
-    error = failed(trainer.train, HfCompatError)
-    assert len(names(error)) == 3 and "hf_compat" in traceback.extract_tb(error.__traceback__)[-1].filename
+@pytest.mark.parametrize(
+    "call",
+    [lambda args: Trainer(Classifier(), args).train(), lambda args: Trainer(Classifier, args),
+     lambda args: OwnLoss(Classifier(), args, callbacks=[1])],
+)  # fmt: skip
+def test_an_error_of_ours_says_it_all_without_frames_of_ours(make_args, call):
+    error = failed(lambda: call(make_args(max_steps=2)), HfCompatError)
+    assert names(error) == ["failed", "<lambda>", "<lambda>", "without_inner_frames"]
 
+
+def test_where_it_was_raised_stays(make_args):
     def shapes(x, labels=None):
         return {"loss": torch.nn.functional.linear(x, torch.zeros(1, 99)).sum()}
 
