@@ -8,7 +8,6 @@ unpickler reads the index once, and torch gets the result. Values are read with 
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import logging
 import math
@@ -16,7 +15,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,6 +34,7 @@ from torch.futures import Future
 
 from hf_compat.checkpoint.files import (
     Plain,
+    ReadOnce,
     first_line,
     is_plain_name,
     is_whole_zip,
@@ -45,6 +45,7 @@ from hf_compat.checkpoint.files import (
     walked,
 )
 from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, StoredTensor, listed_as_it_is, load_plain
+from hf_compat.checkpoint.verifying import RunningHash, refuse_damaged
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.text import brief
@@ -54,7 +55,6 @@ logger = logging.getLogger(__name__)
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
 _WHOLE = 0.9  # of a file's bytes: a process that reads so many reads the rest as well, and compares the hash
-_CHUNK = 2**20  # bytes that are read at a time where only the hash needs them
 _ZIP_BEGINS = b"PK\x03\x04"  # torch writes each entry as a file of its own
 _OPTIMIZER_PREFIXES = ("optim.", "optimizer.")
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -144,19 +144,20 @@ class DcpFolder(FileSystemReader):
             path = self._need(name)
             lengths = {places[item.storage_index].offset: places[item.storage_index].length for item in items}
             with open_regular(path, buffering=0) as opened:
-                file, expected = HashedFile(opened), self._hash_of(name)
-                file.is_hashed = expected is not None and sum(lengths.values()) >= _WHOLE * file.size
+                expected, size = self._hash_of(name), os.fstat(opened.fileno()).st_size
+                is_hashed = expected is not None and sum(lengths.values()) >= _WHOLE * size
+                file = ReadOnce(opened, RunningHash() if is_hashed else None)
                 for item in sorted(items, key=lambda item: places[item.storage_index].offset):
                     self._read_item(file, item, planner)
-                if file.is_hashed and file.hexdigest() != expected:
+                if is_hashed and file.hexdigest() != expected:
                     if not self._may_be_edited:
-                        raise CheckpointError(f"{path} is damaged (its hash differs).")
+                        refuse_damaged(path)
                     logger.warning("%s differs from its %s and is read as it is.", path, MANIFEST_NAME)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_item(self, file: HashedFile, item: ReadItem, planner: DefaultLoadPlanner) -> None:
+    def _read_item(self, file: ReadOnce, item: ReadItem, planner: DefaultLoadPlanner) -> None:
         """Read what a plan asks for into the planner's state."""
         key, is_value = item.dest_index.fqn, item.type == LoadItemType.BYTE_IO
         if is_value and isinstance(planner.state_dict[key], torch.Tensor):  # torch refuses the opposite
@@ -188,15 +189,15 @@ class DcpFolder(FileSystemReader):
     def read_entry(self, place: MetadataIndex) -> Plain:
         """Read an entry. Refuse one that is not as the index says, or does not have its checksum."""
         with open_regular(self._need(self.index.storage_data[place].relative_path), buffering=0) as file:
-            return self._read(HashedFile(file), place)
+            return self._read(ReadOnce(file), place)
 
-    def _read(self, file: HashedFile, place: MetadataIndex) -> Plain:
+    def _read(self, file: ReadOnce, place: MetadataIndex) -> Plain:
         info, expected = self.index.storage_data[place], self.index.state_dict_metadata[place.fqn]
         path = os.path.join(self.path, info.relative_path)
         end = info.offset + info.length
         if end > file.size:
             raise CheckpointError(f"{path} is cut off: it has {file.size} bytes, and an entry ends at {end}.")
-        entry = io.BytesIO(file.read(info.offset, info.length))
+        entry = file.read_at(info.offset, info.length)
         if not entry.getbuffer()[: len(_ZIP_BEGINS)] == _ZIP_BEGINS:
             raise CheckpointError(f"{path} is damaged: at {info.offset} begins no entry.")
         is_value = isinstance(expected, BytesStorageMetadata)
@@ -220,35 +221,6 @@ class DcpFolder(FileSystemReader):
                 f"{path} is damaged: it holds another tensor as {brief(place.fqn)} than {METADATA_NAME} says."
             )
         return found
-
-
-class HashedFile:
-    """An open file, which may be hashed as it is read in the order of its bytes."""
-
-    is_hashed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self._hashed = file, hashlib.sha256(), 0
-        self.size = os.fstat(file.fileno()).st_size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Read bytes, and what lies between them and those before if all are hashed."""
-        if self.is_hashed and self._hashed < offset <= self._hashed + _CHUNK:
-            self.read(self._hashed, offset - self._hashed)
-        self._file.seek(offset)
-        content = self._file.read(length)
-        while len(content) < length and (more := self._file.read(length - len(content))):
-            content += more
-        if self.is_hashed and offset <= self._hashed < offset + len(content):
-            self._digest.update(memoryview(content)[self._hashed - offset :])
-            self._hashed = offset + len(content)
-        return content
-
-    def hexdigest(self) -> str:
-        """Hash the rest, and return the hash of the whole file."""
-        while self._hashed < self.size and self.read(self._hashed, min(_CHUNK, self.size - self._hashed)):
-            continue
-        return self._digest.hexdigest()
 
 
 class _IndexOnly(pickle.Unpickler):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from hf_compat.checkpoint.disks import force
+from hf_compat.checkpoint.verifying import CHUNK, RunningHash, comparing, kept_content, sha256_of_mapped
 from hf_compat.errors import CheckpointError, MissingCheckpoint
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
@@ -31,7 +32,6 @@ STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updat
 
 
 _OPENED = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # else a FIFO waits for a writer
-_CHUNK = 2**20  # bytes of a file that are hashed at a time
 
 
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
@@ -44,26 +44,23 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     return open(descriptor, "rb", buffering=buffering)
 
 
-def sha256_of(file: BinaryIO) -> str:
-    """Hash a file from its place on."""
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+class ReadOnce(io.RawIOBase):
+    """An open file for a reader that moves about in it, as readers of zip files do. Each byte is read once, as a rule.
 
+    In memory are the file's end, where such a reader looks first, and some bytes after those that were read last, which
+    the same call of the system brings.
 
-class WithEnds(io.RawIOBase):
-    """An open file for reading, with its first and last bytes in memory, where readers of zip files look many times.
-
-    Each other read is one call of the system. Windows lacks that call.
+    Args:
+        file: It has no buffer.
+        running: Is told of all bytes in their order, also of those that the reader leaves out.
     """
 
-    _BYTES = 2**16
+    _END, _AFTER = 2**16, 2**14  # bytes in memory
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._size, self._place = descriptor, os.fstat(descriptor).st_size, 0
-        last = max(self._size - self._BYTES, 0)
-        self._ends = [(start, os.pread(descriptor, self._BYTES, start)) for start in {0, last}]
+    def __init__(self, file: BinaryIO, running: RunningHash | None = None) -> None:
+        self._file, self._running = file, running
+        self.size, self._place, self._next = os.fstat(file.fileno()).st_size, 0, 0
+        self._held: dict[str, tuple[int, memoryview]] = {}  # by name of a part: where it begins
 
     def readable(self) -> bool:
         return True
@@ -75,7 +72,7 @@ class WithEnds(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         self._place = base + offset
@@ -83,15 +80,85 @@ class WithEnds(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # readers give these
         """Fill a buffer, or read up to the end of the file."""
-        view, done = memoryview(buffer).cast("B"), 0
-        for start, end in self._ends:
-            if start <= self._place and self._place + len(view) <= start + len(end):
-                view[:] = end[self._place - start :][: len(view)]
-                done = len(view)
-        while done < len(view) and (more := os.preadv(self._descriptor, [view[done:]], self._place + done)):
-            done += more
+        view = memoryview(buffer).cast("B")
+        if self._running is not None and self._place <= self._running.place + CHUNK:
+            self._hash_up_to(self._running, self._place)
+        done = self._fill(view, self._place)
+        if self._running is not None:
+            self._running.add(self._place, view[:done])
         self._place += done
         return done
+
+    def read_at(self, offset: int, length: int) -> io.BytesIO:
+        """Read some bytes into a stream of their own, and no second copy of them. Its rest is zero past the end."""
+        found = io.BytesIO(bytes(length))
+        self.seek(offset)
+        with found.getbuffer() as content:
+            self.readinto(content)
+        return found
+
+    def hexdigest(self) -> str:
+        """Hash the rest, and return the hash of the whole file."""
+        running = RunningHash() if self._running is None else self._running
+        self._hash_up_to(running, self.size)
+        return running.hexdigest()
+
+    def _hash_up_to(self, running: RunningHash, place: int) -> None:
+        while running.place < place:
+            part = memoryview(bytearray(min(CHUNK, place - running.place)))
+            done = self._fill(part, running.place)
+            if not done:
+                break
+            running.add(running.place, part[:done])
+
+    def _fill(self, view: memoryview, place: int) -> int:
+        """Fill a view with the bytes from a place on. Return how many there are."""
+        done = 0
+        while done < len(view):
+            more = self._from_memory(view[done:], place + done) or self._from_disk(view[done:], place + done)
+            if not more:
+                break
+            done += more
+        return done
+
+    def _from_memory(self, view: memoryview, place: int) -> int:
+        for start, held in self._held.values():
+            if start <= place < start + len(held):
+                part = held[place - start :][: len(view)]
+                view[: len(part)] = part
+                return len(part)
+        return 0
+
+    def _from_disk(self, view: memoryview, place: int) -> int:
+        end = max(self.size - self._END, 0)
+        if place >= self.size:
+            return 0
+        if "end" not in self._held and end <= place != self._next:
+            return self._hold("end", end, self.size) and self._from_memory(view, place)
+        stop = self._held["end"][0] if "end" in self._held else self.size
+        if len(view) < self._AFTER:
+            return self._hold("after", place, min(place + self._AFTER, stop)) and self._from_memory(view, place)
+        view = view[: stop - place]
+        after = memoryview(bytearray(min(self._AFTER, stop - place - len(view))))
+        count = self._read([view, after], place)
+        if count > len(view):
+            self._held["after"] = place + len(view), after[: count - len(view)]
+        return min(count, len(view))
+
+    def _hold(self, part: str, begin: int, stop: int) -> int:
+        held = memoryview(bytearray(stop - begin))
+        self._held[part] = begin, held[: self._read([held], begin)]
+        return len(self._held[part][1])
+
+    def _read(self, views: list[memoryview], place: int) -> int:
+        if hasattr(os, "preadv"):
+            count = os.preadv(self._file.fileno(), views, place)
+        else:  # Windows
+            self._file.seek(place)
+            content = self._file.read(len(views[0]))
+            views[0][: len(content)], count = content, len(content)
+        self._next = place + count
+        return count
 
 
 def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = False) -> None:
@@ -119,19 +186,28 @@ def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
     On Linux, which has names for open files, the reader gets the file that was checked. A FIFO that takes its place in
     between does not make it wait.
     """
-    with open_regular(path) as file, reading(path):
+    with open_regular(path, buffering=0) as file, reading(path), comparing(path, lambda: sha256_of_mapped(file)):
         by_descriptor = f"/proc/self/fd/{file.fileno()}"
         yield by_descriptor if os.path.exists(by_descriptor) else os.fspath(path)
 
 
 def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> bytes:
     """Read a file that is expected to be small."""
-    with open_regular(path, buffering=0) as file, reading(path):
-        content = b""
-        while len(content) <= limit and (more := file.read(limit + 1 - len(content))):
-            content += more
+    content = kept_content(path)
+    if content is None:
+        with open_regular(path, buffering=0) as file, reading(path):
+            content = _read_compared(file, path, limit)
     if len(content) > limit:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: it has more than {limit} bytes.")
+    return content
+
+
+def _read_compared(file: BinaryIO, path: str | os.PathLike[str], limit: int) -> bytes:
+    """Read up to one byte more than a limit."""
+    content = b""
+    with comparing(path, lambda: hashlib.sha256(content).hexdigest()):
+        while len(content) <= limit and (more := file.read(limit + 1 - len(content))):
+            content += more
     return content
 
 

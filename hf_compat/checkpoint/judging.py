@@ -166,7 +166,7 @@ def find_edits(root: Path, listed: Listed, share: Share = ALONE) -> Edits:
     """Compare a share of a folder with the files that its manifest lists. The first process finds what is added."""
     edits = Edits()
     for name in sorted(share.of(listed)):
-        wrong = manifest.compare(root, name, listed[name], share.hashes(name))
+        wrong = manifest.compare(root, name, listed[name], share)
         if wrong is None:
             edits.kept.append(name)
         elif isinstance(wrong, Refused) and not layout.is_part_of_checkpoint(name):
@@ -200,10 +200,27 @@ def as_named(folder: str, warns: bool = True, output_dir: str | None = None, sha
     except (CheckpointError, OSError) as error:
         raise no_checkpoint(folder, error, output_dir) from error
     if edits and warns:
-        text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
-        logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
+        _tell_of(edits, folder)
+    if share.unread is not None:
+        share.unread.tell = functools.partial(_judge_late, folder, output_dir)
     with reading_edited(folder, edits, unhashed):
         yield
+
+
+def _tell_of(edits: Edits, folder: str) -> None:
+    text = "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again."
+    logger.warning(text, folder, MANIFEST_NAME, "; ".join(edits.described()), folder)
+
+
+def _judge_late(folder: str, output_dir: str | None, path: str) -> None:
+    """Judge a file that shows to be another than the manifest's when it is loaded, in one process."""
+    name = os.path.basename(path)
+    try:
+        if not _is_whole(Path(path)):
+            raise CheckpointError(f"{name} is cut off or damaged.")
+    except CheckpointError as error:
+        raise no_checkpoint(folder, error, output_dir) from error
+    _tell_of(Edits(changed=[name]), folder)
 
 
 def _judged(root: Path, share: Share) -> tuple[Edits, Listed]:
@@ -229,7 +246,7 @@ def _judged(root: Path, share: Share) -> tuple[Edits, Listed]:
                     check_files(root, edits.changed + edits.added)
     elif is_shared:
         edits.kept = list(found.files or ())
-    return edits, {name: facts for name, facts in (found.files or {}).items() if not share.hashes(name)}
+    return edits, {name: facts for name, facts in (found.files or {}).items() if share.leaves_to_readers(name)}
 
 
 def reading_edited(

@@ -85,12 +85,22 @@ _PARTS_OF_CHECKPOINTS = re.compile(
     )""",
     re.VERBOSE,
 )
+# What a resume may load itself, where all processes have the whole of it
+_LOADED = re.compile(
+    r"(adapter_|pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)|trainer_state\.json|training_args\.bin"
+    r"|(optimizer|scheduler|scaler|(rng|run)_state(_\d+)?)\.(pt|pth)"
+)
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 
 def is_part_of_checkpoint(name: str) -> bool:
     """Whether a file, named from its folder with `/`, is of a kind that checkpoints of any program have."""
     return any(_PARTS_OF_CHECKPOINTS.fullmatch(part) for part in name.split("/"))
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a resume loads a file of that name, or may."""
+    return _LOADED.fullmatch(name) is not None
 
 
 def checkpoint_path(folder: str, updates: int) -> str:

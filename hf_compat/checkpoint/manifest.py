@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.disks import flush
@@ -29,7 +30,6 @@ from hf_compat.checkpoint.files import (
     open_regular,
     problem,
     refusal_behind,
-    sha256_of,
     write_new,
 )
 from hf_compat.checkpoint.moving import marker_of, move, take_out
@@ -43,6 +43,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.run_lock import Owner, is_free, queueing
 from hf_compat.checkpoint.shares import ALONE, Share
+from hf_compat.checkpoint.verifying import sha256_of
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.threads import Helpers
@@ -583,7 +584,7 @@ def problems(folder: str, share: Share = ALONE) -> list[str]:
             return [problem(manifest.why_unreadable, manifest.error)]
         found = []
         for name in share.of(manifest.files):
-            wrong = compare(root, name, manifest.files[name], share.hashes(name))
+            wrong = compare(root, name, manifest.files[name], share)
             if wrong is not None:
                 found.append(wrong)
         return found
@@ -593,8 +594,8 @@ def problems(folder: str, share: Share = ALONE) -> list[str]:
         return [problem(first_line(error).removesuffix("."), error)]
 
 
-def compare(root: Path, name: str, facts: object, hashes: bool = True) -> str | None:
-    """Say what is wrong with a file, by its entry in the manifest. Without `hashes`, its reader compares the hash.
+def compare(root: Path, name: str, facts: object, share: Share = ALONE) -> str | None:
+    """Say what is wrong with a file, by its entry in the manifest. Where it is loaded later, its hash may come then.
 
     Raises:
         CheckpointError: No edit of the user's made this: it is outside the folder, or the disk refused it.
@@ -611,10 +612,9 @@ def compare(root: Path, name: str, facts: object, hashes: bool = True) -> str | 
             stat = os.fstat(file.fileno())
             if not isinstance(facts, dict) or stat.st_size != facts.get("bytes"):
                 return f"{name} has {stat.st_size} bytes, not what {MANIFEST_NAME} says"
-            if "sha256" in facts and not hashes:
-                return None
             if "sha256" in facts:
-                return None if sha256_of(file) == facts["sha256"] else f"{name} is damaged (its hash differs)"
+                is_right = _has_hash(file, str(root / name), name, facts["sha256"], stat.st_size, share)
+                return None if is_right else f"{name} is damaged (its hash differs)"
     except (OSError, CheckpointError) as error:
         refusal = error if isinstance(error, OSError) else refusal_behind(error)
         text = first_line(error) if refusal is None else f"cannot be read: {refusal.strerror}"
@@ -624,3 +624,12 @@ def compare(root: Path, name: str, facts: object, hashes: bool = True) -> str | 
     if not _is_of_this_boot(facts):
         return f"{name} was not on the disk when its system stopped, or was written on another machine, and has no hash"
     return None if stat.st_mtime_ns == facts.get("mtime_ns") else f"{name} was changed before it was hashed"
+
+
+def _has_hash(file: BinaryIO, path: str, name: str, expected: object, size: int, share: Share) -> bool:
+    """Whether an open file has its hash, as far as that is not left to whoever loads it."""
+    if share.leaves_to_readers(name):
+        return True
+    if share.unread is None or not isinstance(expected, str):
+        return sha256_of(file) == expected
+    return share.unread.is_right(path, file, size, expected, layout.is_loaded(name))

@@ -29,7 +29,7 @@ from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import (
     Named,
     Plain,
-    WithEnds,
+    ReadOnce,
     check_bounds,
     first_line,
     is_inside,
@@ -41,6 +41,7 @@ from hf_compat.checkpoint.files import (
     refusal_behind,
     walked_torch_file,
 )
+from hf_compat.checkpoint.verifying import READ_AT_ONCE, comparing, kept_content, running_hash
 from hf_compat.errors import CheckpointError, UnreadObjects
 from hf_compat.runtime.text import brief
 
@@ -52,8 +53,6 @@ MANIFEST_KIND = "hf_compat checkpoint"
 _LARGEST_TURN = 2**53
 # Within this time a file may be written twice and look the same: a disk's clock advances a few milliseconds at once
 _SETTLED_NS = 10**8
-# Files of `torch.save` up to this size, in bytes, are read into memory by one call. A reader of a file makes hundreds.
-_READ_AT_ONCE = 2**22
 
 Listed = dict[str, object]  # by name of each file: its entry in the manifest
 
@@ -166,7 +165,8 @@ def reading_as_it_is(folder: str | os.PathLike[str], files: Listed) -> Iterator[
 
 def listed_as_it_is(folder: str | os.PathLike[str]) -> Listed | None:
     """The files of a folder that is read as it is, after a warning about its differences. None for any other."""
-    listed, manifest = _AS_IT_IS.get().get(os.path.realpath(folder), (None, None))
+    known = _AS_IT_IS.get()
+    listed, manifest = known.get(os.path.realpath(folder), (None, None)) if known else (None, None)
     return listed if listed is not None and manifest == _identity(Path(folder)) else None
 
 
@@ -270,13 +270,17 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False, object
     So may the `allowed` ones, and with `objects` any other, for whose objects a `Named` stands. With `mmap`, tensors
     stay on the disk until they are used, if torch can.
     """
+    content = kept_content(path)
+    if content is not None:
+        with reading(path):
+            return load_plain(path, io.BytesIO(content), allowed, objects=objects)
     with open_regular(path, buffering=0) as file, reading(path):
-        if os.fstat(file.fileno()).st_size <= _READ_AT_ONCE:
-            return load_plain(path, io.BytesIO(file.read()), allowed, objects=objects)
-        if not mmap and hasattr(os, "preadv"):
-            source = cast(BinaryIO, WithEnds(file.fileno()))
-            if zipfile.is_zipfile(source):
-                return load_plain(path, source, allowed, objects=objects)
+        source = ReadOnce(file, running_hash(path))
+        with comparing(path, source.hexdigest):
+            if source.size <= READ_AT_ONCE:
+                return load_plain(path, source.read_at(0, source.size), allowed, objects=objects)
+            if not mmap and zipfile.is_zipfile(cast(BinaryIO, source)):
+                return load_plain(path, cast(BinaryIO, source), allowed, objects=objects)
     with pinned(path) as opened:
         return load_plain(path, opened, allowed, mmap, objects)
 

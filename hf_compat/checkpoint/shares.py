@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.reading import Listed
+from hf_compat.checkpoint.verifying import Unread
 
 
 class Share(NamedTuple):
@@ -16,12 +17,11 @@ class Share(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    # a resume reads each entry of a shard with its checksum, and its own shards whole
-    checks_shards_later: bool = False
+    unread: Unread | None = None  # takes the files that this process loads later
 
-    def hashes(self, name: str) -> bool:
-        """Whether a file is hashed before it is read, and not by who reads it."""
-        return not (self.checks_shards_later and name.endswith(layout.SHARD_SUFFIX))
+    def leaves_to_readers(self, name: str) -> bool:
+        """Whether a file is a shard. Its reader checks each entry, and compares the hash if it reads the whole."""
+        return self.unread is not None and self.unread.defers and name.endswith(layout.SHARD_SUFFIX)
 
     def of(self, listed: Mapping[str, object]) -> list[str]:
         """Name the files that this rank reads itself, and a part of the others: of each rank about as many bytes."""
@@ -31,7 +31,8 @@ class Share(NamedTuple):
         for name, facts in listed.items():
             size = facts.get("bytes") if isinstance(facts, dict) else 0
             sizes[name] = size if isinstance(size, int) else 0
-        owners = {name: layout.rank_of(name) for name in listed}
+        # FSDP 2 lets the first process alone read a whole optimizer
+        owners = {name: 0 if name == layout.OPTIMIZER_NAME else layout.rank_of(name) for name in listed}
         loads = [0] * self.world_size
         for name, owner in owners.items():
             if owner is not None:

@@ -91,8 +91,8 @@ def file_traffic(plan: LightningPlan, weights: float, optimizer: float, shares_o
     # DeepSpeed writes the states of ZeRO in parts, too
     in_parts = shards or (shares_optimizer and not is_fsdp)
     own_optimizer = optimizer / world if in_parts else optimizer
-    # Whole files are divided between the ranks, the largest of them is one rank's. Shards are hashed as they are read
-    hashed = 0 if shards else own_optimizer + (weights / world if in_parts else 0)
+    # Whole files and shards are hashed by the reading that loads them. DeepSpeed loads its own
+    hashed = own_optimizer + weights / world if in_parts and not shards else 0
     held_optimizer = own_optimizer if is_fsdp and not shards else own_optimizer * per_node
     return FileTraffic(
         read_back=weights + optimizer if on_one_machine else own_weights + own_optimizer,

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from torch.utils.data import IterableDataset
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.choice import candidates, newest_of
 from hf_compat.checkpoint.convert import read_lightning, to_hf
-from hf_compat.checkpoint.files import first_line, naming, problem
+from hf_compat.checkpoint.files import first_line, naming, open_regular, problem, reading
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.hints import no_checkpoint, nothing_to_resume
 from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_model_alone
@@ -32,6 +33,7 @@ from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME, 
 from hf_compat.checkpoint.reading import Contents, read_manifest, read_torch_file
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.checkpoint.shares import Share
+from hf_compat.checkpoint.verifying import Unread, comparing, loading, sha256_of
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.collectives import (
@@ -53,7 +55,8 @@ logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _FILE, _MODEL = "a file", "a model without a training"  # to what a path leads
-_SHARD_READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")
+# What they load may be hashed while they do so: they do not use it before. An override may
+_LARGE_READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -106,6 +109,7 @@ class Resumer:
         self._host = host
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
         self.later_weights: str | None = None  # the folder whose shards are loaded once the fit has sharded the model
+        self._unread = Unread()  # the files that are to be loaded, once they are known
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
 
     @contextlib.contextmanager
@@ -154,7 +158,11 @@ class Resumer:
         if not wanted and slurm_job_id() is not None and highest_each([self._is_requeued(output_dir)]) == [True]:
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
+        loaders = [getattr(self._host, stage.method) for stage in STAGES if stage.method in _LARGE_READERS]
+        own = __name__.partition(".")[0]
+        self._unread = Unread(defers=all(home_of(loader).partition(".")[0] == own for loader in loaders))
         with contextlib.ExitStack() as reading:
+            reading.enter_context(loading(self._unread))
             folder = None
             if wanted is True:
                 folder = self._newest(output_dir, unloadable)
@@ -162,6 +170,7 @@ class Resumer:
                 kind = self._kind(str(wanted))
                 with failing_together():
                     folder = self._named(str(wanted), kind, reading)
+            self._unread.only(folder)
             yield folder
 
     def _newest(self, output_dir: str, unloadable: Mapping[str, str]) -> str:
@@ -183,11 +192,9 @@ class Resumer:
     @property
     def _share(self) -> Share:
         """The files that this process verifies. With node-local disks, it verifies all that it sees."""
-        args, own = self._host.args, __name__.partition(".")[0]
-        loaders = [getattr(self._host, stage.method) for stage in STAGES if stage.method in _SHARD_READERS]
-        is_ours = all(home_of(loader).partition(".")[0] == own for loader in loaders)
+        args = self._host.args
         place = (0, 1) if args.save_on_each_node else (args.process_index, args.world_size)
-        return Share(*place, checks_shards_later=is_ours)
+        return Share(*place, self._unread)
 
     def _problems(self, path: str) -> list[str]:
         """List what any rank finds wrong with its share of a checkpoint's files."""
@@ -377,6 +384,13 @@ class Resumer:
                 "uninterrupted run."
             )
 
+    def _hash_the_rest(self, checkpoint: str) -> None:
+        """Compare the hashes of the large files that nothing has loaded."""
+        for path in self._unread.left():
+            with open_regular(path, buffering=0) as file, reading(path), comparing(path, partial(sha256_of, file)):
+                pass
+        self._unread.only(None)
+
     def _load_lightning_callbacks(self, checkpoint: str) -> None:
         run = self._host._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
@@ -409,6 +423,11 @@ STAGES: Sequence[Stage] = (
     Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", action=Resumer._load_lightning_callbacks),
     Stage(ResumeAt.OPTIMIZER_MADE, "optimizer and schedule", "_load_optimizer_and_scheduler"),
     Stage(ResumeAt.OPTIMIZER_MADE, "the gradient scaler", "_load_scaler"),
+    Stage(
+        ResumeAt.OPTIMIZER_MADE,
+        "nothing: large files that no stage has loaded are hashed",
+        action=Resumer._hash_the_rest,
+    ),
     Stage(ResumeAt.DATA_OPENED, "random states of Python, NumPy and torch", "_load_rng_state"),
 )
 

@@ -109,6 +109,7 @@ def test_what_is_gathered_trained_and_on_a_machine_is_said():
     assert "the first process gathers 782 GiB" in whole and "gathers" not in sharded
     assert "a machine's 8 processes hold 130 GiB" in whole
     assert "the first process reads 782.3 GiB of a checkpoint back" in whole
+    assert "a resume reads up to 782.3 GiB of a checkpoint in each process" in whole, "each file once"
     assert "the first process reads 12.2 GiB of a checkpoint back" in sharded, "each hashes what it has written"
     assert "a resume reads up to 12.2 GiB of a checkpoint in each process, and loads it part by part" in sharded
     assert "sockets to other processes: 63 of the first process, 1 of another one" in sharded
