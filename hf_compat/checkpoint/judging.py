@@ -103,14 +103,16 @@ def _is_whole(path: Path) -> bool:
 
 def has_weights(root: Path) -> bool:
     """Whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
-    found = [root / name for name in (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS, LATEST_NAME)]
+    known = (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS, LATEST_NAME)
     try:
-        places = list(root.iterdir())
+        with os.scandir(root) as places:
+            folders = {place.name: place.is_dir() for place in places}
     except OSError as error:
         raise CheckpointError(f"{root} cannot be listed: {error.strerror}.") from error
-    for place in places:  # adapters with a name, and shards
-        if place.is_dir():
-            found += [place / name for name in (*layout.ADAPTER_WEIGHTS, METADATA_NAME)]
+    if any(folders.get(name) is False for name in known):
+        return True
+    inside = (*layout.ADAPTER_WEIGHTS, METADATA_NAME)  # adapters with a name, and shards
+    found = [os.path.join(root, name, one) for name, is_folder in folders.items() if is_folder for one in inside]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
 
 

@@ -136,7 +136,7 @@ class ModelState(abc.ABC):
             read_dcp(open_dcp(contents, MODEL_FOLDER), state)
             loaded: LoadResult = set_model_state_dict(self.model, state["model"])
             return loaded
-        weights = as_held(self.model, read_weights(folder))
+        weights = as_held(self.model, read_weights(folder, contents))
         check_weights(folder, weights, self.model, ", ".join(weight_files(contents)[:3]))
         result = self.set_weights(weights)
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it

@@ -353,9 +353,9 @@ def weight_files(contents: Contents, adapter: str | None = None) -> list[str]:
     return []
 
 
-def read_weights(folder: str) -> Weights:
+def read_weights(folder: str, contents: Contents | None = None) -> Weights:
     """Read a folder's weights, under the names of an uncompiled model."""
-    contents = Contents(folder)
+    contents = Contents(folder) if contents is None else contents
     files = weight_files(contents)
     if not files and weight_files(contents, ""):
         raise CheckpointError(f"{folder} holds an adapter, and the model has none.\n\nHint: pass `get_peft_model(…)`.")

@@ -253,9 +253,11 @@ class CheckpointMethods(TrainerBase):
 
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
         """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
-        target = self.accelerator.unwrap_model(self.model)
-        tied = dict(target.named_parameters(remove_duplicate=False)).keys() - dict(target.named_parameters()).keys()
-        missing = set(load_result.missing_keys) - tied - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
+        missing = set(load_result.missing_keys)
+        if missing:
+            target = self.accelerator.unwrap_model(self.model)
+            tied = dict(target.named_parameters(remove_duplicate=False)).keys() - dict(target.named_parameters()).keys()
+            missing -= tied | set(getattr(target, "_keys_to_ignore_on_save", None) or [])
         self._weights_not_loaded = sorted(missing)
         if missing:
             shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")

@@ -296,8 +296,7 @@ class Saver:
         """
         held = [] if self.folder is None else [lock for lock in self.folder.locks.values() if lock.is_held]
         for lock in [*self._lost, *held]:
-            place = Path(lock.folder if path is None else path).resolve()
-            if Path(lock.folder).resolve() in (place, *place.parents):
+            if path is None or Path(path).resolve().is_relative_to(Path(lock.folder).resolve()):
                 lock.acquire()
 
     @property
