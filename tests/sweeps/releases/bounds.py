@@ -87,6 +87,7 @@ def optimizer(names: str) -> Row:
 
 
 ROWS = {
+    "fsspec": Row(("tests/faults/test_addresses.py",), linked=TRANSFORMERS),
     "jsonargparse": Row(COMMAND_LINE, linked=(*TRANSFORMERS, "datasets", "tensorboard")),
     "lightning": Row(
         (*ENGINE, "-n", "2", "--dist", "loadfile"), linked=(*TRANSFORMERS, "datasets", "tensorboard", "lomo-optim")
@@ -125,6 +126,7 @@ ROWS = {
     "ipykernel": Row(NOTEBOOKS, linked=("ipython", "nbclient")),
     "ipython": Row(NOTEBOOKS, linked=("ipykernel", "nbclient")),
     "nbclient": Row(NOTEBOOKS, linked=("ipykernel", "ipython")),
+    **dict.fromkeys(("flask", "flask-cors", "moto", "s3fs"), Row(left_out="the server of a test, and its client")),
     "mypy": Row(FIRST),
     "peft": Row(ADAPTERS, linked=TRANSFORMERS),
     "pytest": Row(FIRST),
