@@ -3,6 +3,7 @@
     hf-compat run --devices 2 preemptible.py --output_dir FOLDER
 
 Shows: a checkpoint when SIGTERM comes, an automatic resume from the newest whole one, and few checkpoints on the disk.
+FOLDER may be an object store: `s3://bucket/run`.
 `kubernetes.yaml` and `train.sbatch` start it in a cluster.
 """
 
@@ -52,7 +53,7 @@ def main() -> None:
     )
     set_seed(args.seed)
     trainer = Trainer(Classifier(), args, train_dataset=rows())
-    is_begun = os.path.isdir(words.output_dir) and get_last_checkpoint(words.output_dir) is not None
+    is_begun = os.path.isdir(args.output_dir) and get_last_checkpoint(args.output_dir) is not None
     trainer.train(resume_from_checkpoint=is_begun)
     if trainer.is_world_process_zero():
         print(f"updates: {trainer.state.global_step}, last loss: {trainer.state.log_history[-2]['loss']:.6f}")

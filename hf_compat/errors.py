@@ -97,6 +97,10 @@ class OutputFolderError(HfCompatError, OSError):
     """The output folder cannot be written to, or another run saves into it."""
 
 
+class StoreError(HfCompatError, OSError):
+    """An object store has refused something or cannot be reached, or a run's files are not in it at the end."""
+
+
 class HubError(HfCompatError, OSError):
     """The Hub has refused something, or cannot be reached. It is also of huggingface_hub's class, where that raised."""
 

@@ -51,6 +51,7 @@ from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.mirror import check_store
 from hf_compat.training_run.resumer import Resumer, wanted_checkpoint
 from hf_compat.training_run.run import TrainingRun, compare_arguments, tell_of_direction
 from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
@@ -167,6 +168,7 @@ class Trainer(
             self.optimizer, self.lr_scheduler = optimizers
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             self._validate_args()
+            check_store(self.args)
             if self.args.should_save:
                 has_data = self.train_dataset is not None or is_replaced(
                     self, "get_train_dataloader", DataloaderMethods
@@ -183,6 +185,7 @@ class Trainer(
             self._pushes = Pushes(self)
             overrides_saving = functools.partial(is_replaced, self, original=CheckpointMethods)
             self._saver, self._resumer = Saver(self, overrides_saving), Resumer(self)
+            _ = self._saver.mirror.uploads  # an error if a package is missing
             # an empty run, until `train` begins one
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._callbacks = CallbackSet(self)

@@ -265,6 +265,7 @@ class HFBridge(HFEvents, UpdateObserver):
             host._saver.end_of_event()
         if self._writer is not None:
             self._writer.wait()
+        host._saver.mirror.settle_now()
         if signals.asks_for_requeue and host.state.is_world_process_zero:
             requeue(str(host.args.output_dir))
         signals.obey()

@@ -52,6 +52,7 @@ from hf_compat.runtime.collectives import gather, highest_each
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.rotation import in_order_of_rotation, remove_surplus
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
     FlagAgreement,
@@ -63,7 +64,6 @@ from hf_compat.training_run.run import (
     run_summary,
     save_if_best,
 )
-from hf_compat.training_run.saver import in_order_of_rotation, remove_surplus
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import Refused, refusal_behind
 from hf_compat.checkpoint.manifest import is_ours, problems, recover
-from hf_compat.checkpoint.reading import read_manifest
+from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.paths import local_path
+from hf_compat.runtime.stores import store_of
 from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     damaged are skipped. A warning names each of them, with the reason.
 
     Raises:
-        ArgumentError: `folder` is an address of other storage.
+        ArgumentError: `folder` is an address that fsspec does not know.
         FileNotFoundError: It does not exist.
         CheckpointError: It cannot be listed.
 
@@ -57,8 +58,14 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         `transformers.trainer_utils.get_last_checkpoint`, 5.23.
 
     Differs:
-        Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs.
+        Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs. The
+        address of a store gives that of a checkpoint. What the store of an output folder has is fetched.
     """
+    address = store_of(os.fspath(folder)) if isinstance(folder, (str, os.PathLike)) else None
+    if address is not None:
+        from hf_compat.checkpoint.store import newest_in_store  # it builds on this file
+
+        return newest_in_store(address, os.fspath(folder))
     if not os.path.isdir(local_path("folder", folder)):
         try:
             os.stat(folder)
@@ -70,17 +77,22 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return newest_checkpoint(folder)[0]
 
 
-def candidates(folder: str | os.PathLike[str]) -> list[str]:
+def candidates(folder: str | os.PathLike[str], stored: Mapping[str, Writer | None] = MappingProxyType({})) -> list[str]:
     """List the checkpoints of an output folder in the order in which a resume tries them.
 
     The first is the one of the last turn with the most updates. An earlier turn may have left one with more.
     Checkpoints that name no turn, of `transformers` or of an earlier version, are ordered with those of the last turn.
+    The `stored` ones, by their path there, are in the folder's store.
     """
     paths, turns = layout.list_checkpoints(folder), {}
     for path in paths:
         writer = read_manifest(path).writer
         if writer is not None:
             turns[path] = writer.turn
+    for path, writer in stored.items():
+        if writer is not None:
+            turns[path] = max(turns.get(path, 0), writer.turn)
+    paths = sorted({*paths, *stored}, key=lambda path: (_updates(path), path))
     turns = dict.fromkeys(paths, max(turns.values(), default=0)) | turns
     return sorted(paths, key=turns.__getitem__)[::-1]
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import io
+import json
 import logging
 import os
 import pickle
@@ -111,6 +112,14 @@ def _settled_manifest(path: str, identity: tuple[int, ...]) -> Manifest:
 
 def _identity_of(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def manifest_of(path: str, content: bytes) -> Manifest:
+    """Read a manifest that came from elsewhere, and belongs at a path."""
+    try:
+        return _as_manifest(path, json.loads(content))
+    except (ValueError, RecursionError):
+        return Manifest(exists=True)
 
 
 def _as_manifest(path: str, content: object) -> Manifest:

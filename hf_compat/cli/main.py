@@ -36,6 +36,7 @@ _GROUPS = {
     "checkpoints": {
         "convert": "convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards",
         "seal": "check a checkpoint that was edited, and write its manifest again",
+        "upload": "copy a run's output folder to an object store",
     },
     "curves": {"plot": "draw the curves of runs as a picture and as a web page"},
     "shell and editor": {

@@ -17,6 +17,7 @@ from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifes
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.collectives import broadcast_text, failing_together
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.resumer import read_state
@@ -47,7 +48,7 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
     wanted = _as_word(config.ckpt_path)
     if wanted in _ELSEWHERE and not os.path.lexists(wanted):
         raise ArgumentError(f"`--ckpt_path {wanted}` is a value of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
-    if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
+    if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted) and store_address(wanted) is None:
         beside = layout.list_checkpoints(os.path.dirname(wanted) or ".")
         known = beside or layout.list_checkpoints(str(config.args.output_dir))
         names = ", ".join(map(os.path.normpath, known[-5:]))
@@ -113,6 +114,9 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
                     "Hint: name the run's folder as `--output_dir`, or a checkpoint's path."
                 )
             best = read_state(newest).best_model_checkpoint if wanted == BEST else None
+            if best is not None and (uploads := trainer._saver.mirror.uploads) is not None:
+                uploads.look()
+                uploads.bring_best(newest, best)
             found = newest if wanted == LAST else trainer._resumer.best_of_state(best, newest)
             if found is None:
                 raise CheckpointError(

@@ -35,13 +35,13 @@ from hf_compat.hf.value_types import (
     choice,
     either,
     list_of,
-    local_path_value,
     member,
     number,
     options_value,
     or_none,
     parts_of,
     passing,
+    path_or_store,
     path_value,
     plain,
     read_choice,
@@ -53,6 +53,7 @@ from hf_compat.hf.value_types import (
     typed,
     whole_number,
 )
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.text import brief, shown
 
 if TYPE_CHECKING:
@@ -299,7 +300,17 @@ MESH = or_none(passing("a ParallelismConfig of Accelerate", lambda value: hasatt
 def checkpoint(value: object) -> object:
     """A path, or a value that scripts test with `if args.resume_from_checkpoint`."""
     is_tested = isinstance(value, bool) or (isinstance(value, str) and not value)
-    return value if is_tested else local_path_value.read(value)
+    return value if is_tested else path_or_store.read(value)
+
+
+@or_none
+@typed("the address of a folder in other storage")
+def store(value: object) -> object:
+    """An address that fsspec knows."""
+    address = store_address(path_value.read(value))
+    if address is None:
+        raise Unreadable("write an address such as 's3://bucket/run', of a storage that fsspec knows.")
+    return address
 
 
 @_or_empty
@@ -433,6 +444,18 @@ OWN_ARGUMENTS = {
         "How logs are printed: as lines of a table, or as dicts. None: as a table on a terminal, as dicts elsewhere.",
         or_none(choice(("table", "dict"))),
         Row("printed logs", "nothing", subject="logs", inert=(PRINTS_NO_LOGS,)),
+    ),
+    "output_store": OwnArgument(
+        None,
+        "Object store that gets a copy of `output_dir`, as an address of fsspec: `s3://bucket/run`. Such an address as "
+        "`output_dir` sets it, and `output_dir` then is a folder in the user's cache.",
+        store,
+        Row(
+            "where checkpoints and results are stored",
+            "left out",
+            says="the project writes to its folder alone",
+            subject="checkpoints",
+        ),
     ),
     "compat": OwnArgument(
         None,

@@ -37,7 +37,7 @@ from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
-from hf_compat.hf.value_types import NAME, Range, local_path_value, options_value
+from hf_compat.hf.value_types import NAME, Range, options_value, path_or_store
 from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import nearest, shown
 
@@ -72,10 +72,12 @@ class AcceptOldNames(type):
         source = legacy.source_of_replace(cls, caller) if caller.f_code is legacy.REPLACE else None
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
+            of_source.pop("output_store", None)  # it follows the output folder
             kwargs = of_source | legacy.without_outdated(source, kwargs, takes.checks)
         launch = read_launch()
         if launch.process_index > 0:  # only rank 0 warns about arguments. The user's filters take precedence
             warnings.simplefilter("ignore", InertArgumentWarning, append=True)
+        kwargs = rules.with_store(source, by_place, kwargs)
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
         own_names = takes.own & kwargs.keys() & given.keys()
@@ -190,8 +192,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     # fmt: off
     output_dir: str | None = _arg(
-        None, "Folder for checkpoints and results, by default `trainer_output`.", Row(
-        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=local_path_value,
+        None, "Folder, or object store (`s3://…`), for checkpoints and results; by default `trainer_output`.", Row(
+        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=path_or_store,
         takes_none=True, form=values.folder, native="", per_rank=True))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
@@ -547,8 +549,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
                 warn_user(f"{told}\n\nHint: did you mean `{near}`?")
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
-        if is_complete and name in ROWS and (form := ROWS[name].form) is not None:
-            value = form(value)
+        if is_complete:
+            value = rules.formed(self, name, value)
         if name == "greater_is_better":
             self.__dict__.pop("_infers_direction", None)
         super().__setattr__(name, value)

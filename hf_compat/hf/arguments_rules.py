@@ -7,10 +7,12 @@ transformers. Under `patch()` or `hf-compat run`, a script's arguments have the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,13 +21,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
 from hf_compat.hf.legacy import Translation
 from hf_compat.hf.value_types import plain
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.launch import environment
-from hf_compat.runtime.text import brief
+from hf_compat.runtime.stores import folder_for, note_store, store_of
+from hf_compat.runtime.text import brief, shown
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -43,6 +47,9 @@ def normalise_arguments(args: TrainingArguments) -> None:
             object.__setattr__(args, name, copy.copy(row.none_means))
         if row.form is not None:  # the value has already been checked
             object.__setattr__(args, name, row.form(getattr(args, name)))
+    if (address := store_address(str(args.output_dir))) is not None:
+        object.__setattr__(args, "output_dir", folder_for(address))
+        args.__dict__["output_store"] = address
     if environment.get("KUBEFLOW_TRAINER_SERVER_URL") is not None:
         args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
     config: ArgumentValue = args.accelerator_config  # an object by now
@@ -56,6 +63,72 @@ def normalise_arguments(args: TrainingArguments) -> None:
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
+
+
+def formed(args: TrainingArguments, name: str, value: ArgumentValue) -> ArgumentValue:
+    """Normalise a value that is assigned to complete arguments. The store follows the output folder."""
+    row = ROWS.get(name)
+    if row is not None and row.form is not None:
+        value = row.form(value)
+    if name == "output_dir":
+        address = store_address(value)
+        args.__dict__["output_store"] = address or _store_after(args, value)
+        value = value if address is None else folder_for(address)
+        note_store(value, args.output_store)
+        if args.output_store is None and store_of(str(args.output_dir)) is not None:
+            warn_user(
+                f"`{shown('output_dir', value)}` is another folder, so nothing of it is stored in "
+                f"{store_of(str(args.output_dir))}.\n\nHint: set `output_store`, too, or an address as `output_dir`."
+            )
+    elif name == "output_store":
+        note_store(str(args.output_dir), value)
+        make_folder_of_store(args, value)
+    return value
+
+
+def _store_after(args: TrainingArguments, folder: str) -> str | None:
+    """The store of a folder that takes the place of the output folder: within the store, if it is within the folder."""
+    if args.output_store is None:
+        return None
+    name = os.path.relpath(folder, str(args.output_dir)).replace(os.sep, "/")
+    if name == ".":
+        return args.output_store
+    return None if name.startswith("..") else f"{args.output_store}/{name}"
+
+
+def with_store(
+    source: TrainingArguments | None, by_place: Mapping[str, object], given: dict[str, ArgumentValue]
+) -> dict[str, ArgumentValue]:
+    """Add the `output_store` that follows from the output folder of a call of the constructor.
+
+    Args:
+        source: The arguments of which `dataclasses.replace` makes others.
+        by_place: Values by position.
+        given: Values by name.
+
+    Raises:
+        ArgumentError: Two stores are named.
+    """
+    folder = {**by_place, **given}.get("output_dir")
+    address = store_address(folder) if isinstance(folder, str) else None
+    explicit = given.get("output_store")
+    if address is not None:
+        if explicit is not None and store_address(str(explicit)) != address:
+            raise ArgumentError(
+                f"`{shown('output_dir', folder)}` and `{shown('output_store', explicit)}` are two stores.\n\n"
+                "Hint: name one of them. With `output_store`, `output_dir` is the folder of this machine."
+            )
+        return {**given, "output_store": address}
+    if source is None or "output_store" in given or not isinstance(folder, str):
+        return given
+    return {**given, "output_store": _store_after(source, os.path.expanduser(folder))}
+
+
+def make_folder_of_store(args: TrainingArguments, address: str | None) -> None:
+    """Make the folder of this machine, in which scripts look for checkpoints before they make a Trainer."""
+    if address is not None:
+        with contextlib.suppress(OSError):  # the Trainer says so
+            os.makedirs(str(args.output_dir), exist_ok=True)
 
 
 def fill_in(args: TrainingArguments) -> None:

@@ -65,6 +65,7 @@ class ArgumentViews:
     async_save: ClassVar[bool] = False
     eval_loss_by_token: ClassVar[bool] = False
     log_format: ClassVar[str | None] = None
+    output_store: ClassVar[str | None] = None
     # Not annotated, so not a field. A subclass may have a field of that name.
     compat = NEWEST
     # Derived by arguments_rules.py.
@@ -210,7 +211,8 @@ class ArgumentViews:
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
-        for name in ("async_save", "eval_loss_by_token", "log_format"):  # transformers' class lacks them
+        of_ours = ("async_save", "eval_loss_by_token", "log_format", "output_store")  # transformers' class lacks them
+        for name in of_ours:
             if name not in dumped and getattr(self, name):
                 dumped[name] = getattr(self, name)
         return dumped

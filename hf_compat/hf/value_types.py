@@ -21,6 +21,7 @@ from typing import Any, Union
 import torch
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.paths import way_to_path
 from hf_compat.runtime.text import bool_or_none, brief, did_you_mean, nearest, shown
 
@@ -193,6 +194,12 @@ def local_path_value(value: object) -> str:
     if way_out:
         raise Unreadable(way_out)
     return path
+
+
+@typed("a path")
+def path_or_store(value: object) -> str:
+    """A path of this machine, or the address of a folder in other storage, as text."""
+    return store_address(path_value.read(value)) or local_path_value.read(value)
 
 
 def read_choice(value: object, choices: Iterable[str], within: bool = False) -> str:

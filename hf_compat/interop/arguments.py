@@ -99,7 +99,7 @@ def adopt_arguments(args: object) -> TrainingArguments:
     except TypeError as error:  # slots, or a metaclass of its own
         warn_once(f"The arguments are copied, later edits of them do not count: {error}.")
         return ours
-    names = {field.name for field in fields(ours)} | {"mixed_precision"}
+    names = {field.name for field in fields(ours)} | {"mixed_precision", "output_store"}
     vars(args).update({name: value for name, value in vars(ours).items() if name in names})
     for name in remembered(ours):  # a script has set them on transformers' own object
         vars(args).pop(name, None)

@@ -8,6 +8,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.text import brief, shown
 
 # A scheme has two characters or more: `C:` is a drive. fsspec chains schemes by `::`. `pathlib` and `normpath` leave
@@ -25,6 +26,8 @@ def way_to_path(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme in ("file", "local") and parts.netloc in ("", "localhost") and parts.path:
         return f"write it as {brief(unquote(parts.path))}."
+    if store_address(text) is None and store_address(with_two := re.sub(r"(?<=[a-z0-9]):/(?!/)", "://", text, count=1)):
+        return f"paths and `normpath` leave one slash of two: write it as the text {brief(with_two)}."
     return (
         "it is an address of other storage. Only folders of this machine are written and read, mounted ones included: "
         f"name one, and copy between it and {brief(text)} with a tool of that storage."

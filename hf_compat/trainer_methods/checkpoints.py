@@ -52,7 +52,7 @@ from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.base import TrainerBase
-from hf_compat.training_run.saver import remove_surplus
+from hf_compat.training_run.rotation import remove_surplus
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer")
@@ -134,6 +134,8 @@ class CheckpointMethods(TrainerBase):
             asks_the_model = asks_the_model or (method is not None and not reads_parameter(method, "state_dict"))
         with self._model_state.giving_whole() if asks_the_model else contextlib.nullcontext():
             self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
+        if not _internal_call:
+            self._saver.mirror.store_files()
         if self.args.push_to_hub and not _internal_call:
             try:
                 self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)

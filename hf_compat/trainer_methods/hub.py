@@ -95,6 +95,7 @@ class HubMethods(TrainerBase):
             file.write(card)
         if library == "peft":
             self.accelerator.unwrap_model(self.model).create_or_update_model_card(output_dir)  # type: ignore[operator]  # peft's
+        self._saver.mirror.store_files()
 
     def push_to_hub(
         self,

@@ -199,6 +199,7 @@ class LogMethods(SearchMethods):
                     values = {**json.load(file), **values}
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(values, file, indent=4, sort_keys=True)
+        self._saver.mirror.store_files()
 
     def save_state(self) -> None:
         """Write the state to `trainer_state.json` in the output folder."""
@@ -206,6 +207,7 @@ class LogMethods(SearchMethods):
             self._saver.check_folder(str(self.args.output_dir))
             os.makedirs(str(self.args.output_dir), exist_ok=True)
             self.state.save_to_json(os.path.join(str(self.args.output_dir), TRAINER_STATE_NAME))
+            self._saver.mirror.store_files()
 
     def is_local_process_zero(self) -> bool:
         """Whether this is the first process of its machine."""

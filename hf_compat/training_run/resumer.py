@@ -22,7 +22,7 @@ from typing import NamedTuple
 import lightning.pytorch as pl
 from torch.utils.data import IterableDataset
 
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.choice import candidates, newest_of
 from hf_compat.checkpoint.convert import read_lightning, to_hf
 from hf_compat.checkpoint.files import first_line, naming, open_regular, problem, reading
@@ -30,12 +30,14 @@ from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.hints import no_checkpoint, nothing_to_resume
 from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME, checkpoint_step, list_checkpoints
-from hf_compat.checkpoint.reading import Contents, read_manifest, read_torch_file
+from hf_compat.checkpoint.reading import Contents, Writer, read_manifest, read_torch_file
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.checkpoint.shares import Share
+from hf_compat.checkpoint.store import fetch_checkpoint, looking
 from hf_compat.checkpoint.verifying import Unread, comparing, loading, sha256_of
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
+from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.collectives import (
     broadcast_object,
     broadcast_text,
@@ -99,7 +101,7 @@ def wanted_checkpoint(given: object) -> str | bool | None:
             "Hint: `train` takes the folder of a checkpoint, or True for the newest one. The Trainer itself takes the "
             "data, `train_dataset=…`."
         )
-    return local_path("resume_from_checkpoint", given)
+    return store_address(os.fspath(given)) or local_path("resume_from_checkpoint", given)
 
 
 class Resumer:
@@ -110,6 +112,7 @@ class Resumer:
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
         self.later_weights: str | None = None  # the folder whose shards are loaded once the fit has sharded the model
         self._unread = Unread()  # the files that are to be loaded, once they are known
+        self._fetched: set[str] = set()  # checkpoints that came from the store
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
 
     @contextlib.contextmanager
@@ -164,12 +167,15 @@ class Resumer:
         with contextlib.ExitStack() as reading:
             reading.enter_context(loading(self._unread))
             folder = None
+            if isinstance(wanted, str) and (self._host.args.output_store or store_address(wanted)):
+                wanted = self._brought(wanted, reading)
             if wanted is True:
                 folder = self._newest(output_dir, unloadable)
             elif wanted:
                 kind = self._kind(str(wanted))
                 with failing_together():
                     folder = self._named(str(wanted), kind, reading)
+            self._bring_best(folder)
             self._unread.only(folder)
             yield folder
 
@@ -180,14 +186,71 @@ class Resumer:
         with failing_together():
             if is_first:
                 manifest.recover(output_dir)  # finishes a killed save
-                paths = candidates(output_dir)
+                paths = candidates(output_dir, self._stored(output_dir))
         paths, unloadable = broadcast_object((paths, dict(unloadable)))
-        choice = newest_of(paths, unloadable, self._problems)
+        problems: Callable[[str], list[str]] = self._problems
+        if self._host.args.output_store is not None:
+            problems = looking(self._bring, self._problems)
+            for path in [path for path in unloadable if path not in self._fetched]:
+                if self._bring(path, anew=True):  # the folder's was damaged, and the store has it, too
+                    del unloadable[path]
+        choice = newest_of(paths, unloadable, problems)
         if is_first:
             choice.tell()
         if choice.newest is None:
             raise nothing_to_resume(output_dir, choice.skipped)
         return choice.newest
+
+    def _stored(self, output_dir: str) -> Mapping[str, Writer | None]:
+        """The checkpoints in the store, by their path in the output folder, and who wrote them."""
+        uploads = self._host._saver.mirror.uploads
+        if uploads is None:
+            return {}
+        uploads.look()
+        for name, why in sorted(uploads.store.incomplete.items()):
+            logger.warning("%s in %s is not whole and is skipped: %s.", name, uploads.store.address, why)
+        return uploads.writers(output_dir)
+
+    def _bring(self, path: str, anew: bool) -> bool:
+        """Fetch a checkpoint from the store if the output folder lacks it. All processes learn whether it was done."""
+        brought = [0]
+        with failing_together(numbers=brought):
+            uploads = self._host._saver.mirror.uploads
+            if uploads is not None and self._host.is_world_process_zero():
+                brought[0] = int(uploads.bring(path, anew))
+        if brought[0]:
+            self._fetched.add(path)
+        return bool(brought[0])
+
+    def _bring_best(self, checkpoint: str | None) -> None:
+        """Fetch the best checkpoint so far, too, whose weights the end of the run may load."""
+        uploads = self._host._saver.mirror.uploads
+        with failing_together() if self._host.args.output_store is not None else contextlib.nullcontext():
+            if uploads is not None and checkpoint is not None:
+                path = os.path.join(checkpoint, TRAINER_STATE_NAME)
+                best = read_state(checkpoint).best_model_checkpoint if os.path.isfile(path) else None
+                uploads.bring_best(checkpoint, best)
+
+    def _brought(self, wanted: str, reading: contextlib.ExitStack) -> str:
+        """Return the path of a named checkpoint that may be in a store, and is fetched then.
+
+        One of this run's store comes into the output folder. One of another store exists within the context only.
+        """
+        args, address = self._host.args, store_address(wanted)
+        path = wanted
+        if address is not None and args.output_store is not None and address.startswith(f"{args.output_store}/"):
+            path = os.path.join(str(args.output_dir), *address[len(args.output_store) + 1 :].split("/"))
+            address = None
+        with failing_together():
+            uploads = self._host._saver.mirror.uploads
+            if address is not None and self._host.is_world_process_zero():
+                os.makedirs(str(args.output_dir), exist_ok=True)
+                place = reading.enter_context(layout.hidden_folder(str(args.output_dir), layout.CONVERTING))
+                path = fetch_checkpoint(address, place)
+            elif uploads is not None:
+                uploads.look()
+                uploads.bring(path)
+        return broadcast_text(path)
 
     @property
     def _share(self) -> Share:

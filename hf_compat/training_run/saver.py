@@ -19,7 +19,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,12 @@ from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.checkpoint.shares import as_rows, of_rows
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
-from hf_compat.errors import CheckpointWriteError, HfCompatError, OutputFolderError, warn_once
+from hf_compat.errors import (
+    CheckpointWriteError,
+    HfCompatError,
+    OutputFolderError,
+    warn_once,
+)
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.enums import SaveStrategy
@@ -54,6 +59,8 @@ from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
+from hf_compat.training_run.mirror import StoreMirror
+from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run, remove_surplus
 from hf_compat.training_run.run import RunHost, TrainingRun, add_flos, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -62,57 +69,6 @@ logger = logging.getLogger(__name__)
 _WRITERS = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 # Override points of 4.x, which 5.23 lacks. An override runs in the training thread.
 _ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
-
-
-def checkpoints_to_delete(
-    in_rotation_order: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
-) -> list[str]:
-    """Choose the oldest checkpoints to delete, except those in `keep`. A limit of None or 0 keeps all.
-
-    Mirrors:
-        `transformers.trainer_utils.rotate_checkpoints`, 5.23.
-
-    Differs:
-        The caller gives the order, by run and update. Upstream sorts by modification time first.
-    """
-    if save_total_limit is None or save_total_limit <= 0:
-        return []
-    kept = {os.path.abspath(path) for path in keep if path is not None}
-    candidates = [path for path in in_rotation_order if os.path.abspath(path) not in kept]
-    room = max(save_total_limit, len(in_rotation_order) - len(candidates))
-    return candidates[: max(len(in_rotation_order) - room, 0)]
-
-
-def remove_surplus(
-    in_rotation_order: Sequence[str],
-    save_total_limit: int | None,
-    keep: Iterable[str | None],
-    remove: Callable[[str], None] | None = None,
-) -> None:
-    """Remove checkpoints beyond the limit. A failure is only a warning, as the newer ones are complete."""
-    for path in checkpoints_to_delete(in_rotation_order, save_total_limit, keep):
-        try:
-            (remove or manifest.remove)(path)
-        except OutputFolderError:  # the folder is another run's by now
-            raise
-        except OSError as error:
-            logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", path, error)
-
-
-def in_order_of_rotation(
-    checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
-) -> list[str]:
-    """Order checkpoints, given with their updates, by when they are deleted, the first one first.
-
-    Those of other runs come first. Then come those that this run wrote after its current update, before it was resumed
-    from an earlier checkpoint. Each group is sorted by updates.
-    """
-
-    def rank(path: str) -> tuple[bool, bool, int]:
-        update, is_own = checkpoints[path], of_this_run(path)
-        return is_own, is_own and update <= updates_done, update
-
-    return sorted(checkpoints, key=rank)
 
 
 def shared_owner() -> Owner:
@@ -168,6 +124,10 @@ class OutputFolder:
                 logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
         return Writer(run.run_id, run.turn)
 
+    def note(self, folder: str, writers: Mapping[str, Writer | None]) -> None:
+        """Count the checkpoints that the store of a folder has among those that were there before."""
+        self._found[folder] = {**writers, **self._found[folder]}
+
     def new_run_id(self) -> str:
         """An id for a run that resumes none, which is equal on every rank."""
         self._runs += 1
@@ -178,18 +138,6 @@ class OutputFolder:
         with contextlib.ExitStack() as each:  # Ctrl-C in one leaves no other one locked
             for lock in self.locks.values():
                 each.callback(lock.release)
-
-
-def is_from_run(run: TrainingRun, path: str, writer: Writer | None) -> bool:
-    """Whether a run, or the one that it resumes, wrote a checkpoint, whose manifest names the writer."""
-    if writer is not None:
-        return writer.run == run.run_id
-    # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
-    origin, update = run.checkpoint, layout.checkpoint_step(path)
-    if origin is None or update is None:
-        return False
-    is_beside = os.path.realpath(os.path.dirname(origin)) == os.path.realpath(os.path.dirname(path))
-    return is_beside and update <= run.updates_before
 
 
 def saves_checkpoints(args: TrainingArguments) -> bool:
@@ -254,6 +202,7 @@ class Saver:
         self._unfinished: Callable[[], None] | None = None  # the rest of that save
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
+        self.mirror = StoreMirror(host, lambda: any(map(overrides, _ROTATION)))
 
     @contextlib.contextmanager
     def taking_folder(self, at_once: bool, owner: Owner | None = None) -> Iterator[None]:
@@ -270,13 +219,16 @@ class Saver:
                 with failing_together():
                     if args.should_save:
                         folder.hold(str(args.output_dir))
+                        folder.note(str(args.output_dir), self.mirror.begin(folder.owner.id))
             yield
             self.background.wait()  # a callback may have saved at the very end
+            self.mirror.finish()
         except BaseException as error:
             self._finish_beside()  # a callback has raised the error
             unwritten = self.background.settle()  # a resume right after must not begin from an older checkpoint
             if unwritten is not None:
                 error.add_note(str(unwritten))
+            self.mirror.settle(error, self.has_lost_folder)
             raise
         finally:
             if args.async_save:
@@ -294,6 +246,7 @@ class Saver:
         Raises:
             OutputFolderError: It is lost. The process that saves finds that out; others have no lock.
         """
+        self.mirror.check()
         held = [] if self.folder is None else [lock for lock in self.folder.locks.values() if lock.is_held]
         for lock in [*self._lost, *held]:
             if path is None or Path(path).resolve().is_relative_to(Path(lock.folder).resolve()):
@@ -302,7 +255,8 @@ class Saver:
     @property
     def has_lost_folder(self) -> bool:
         """Whether the heartbeat of a lock has seen that the folder is another run's."""
-        return self.folder is not None and any(lock.lost for lock in self.folder.locks.values())
+        locks = [] if self.folder is None else self.folder.locks.values()
+        return any(lock.lost for lock in locks) or (self.folder is not None and self.mirror.has_lost_store)
 
     def save(self, run_dir: str, stores_flos: bool = False) -> None:
         """Write `checkpoint-<updates>` into a folder, after the save before has ended and was pushed.
@@ -315,6 +269,7 @@ class Saver:
         """
         host, args, state = self._host, self._host.args, self._host.state
         self._finish_beside()  # a callback saves once more
+        self.mirror.send_held()
         unwritten = self.background.settle()
         self._weights, self._extras = None, {}
         if host._callbacks.lightning:
@@ -336,6 +291,7 @@ class Saver:
                 if host._pushes.unpushed is not None:
                     host._pushes.push_checkpoint(host._pushes.unpushed)
                 if args.should_save:
+                    self.check_folder(run_dir)
                     folder.hold(run_dir)
                     place.prepare(functools.partial(folder.hold, run_dir))
             if flos is not None:
@@ -517,6 +473,10 @@ class Saver:
         elif limit:  # reading the manifests takes longer with every checkpoint
             ordered = self.in_rotation_order(run_dir, layout.checkpoint_step(final) or 0)
             remove_surplus(ordered, limit, [best, final], self.remove)
+        if self.folder is not None:
+            self.mirror.hold(final, best, self.folder.owner.id)
+        if timing is not Timing.NOW:
+            self.mirror.send_held()
 
     def remove(self, path: str) -> None:
         """Delete a checkpoint, unless the folder that it is in is another run's by now."""
@@ -538,6 +498,7 @@ class Saver:
         """After `on_save`, list anew what was changed in the checkpoint just written, and finish it beside training."""
         self._adopt_changes()
         self._finish_beside()
+        self.mirror.send_held()
 
     def _finish_beside(self) -> None:
         """Start what is left of a save that callbacks have heard of."""
@@ -643,6 +604,7 @@ class Saver:
         for path in checkpoints_to_delete(ordered, 1, [best]):  # all go but the best
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
         remove_surplus(ordered, 1, [best], self.remove)
+        self.mirror.alone = best
 
 
 # The way out of a write that failed, by the error's number.

@@ -50,10 +50,12 @@ NOT_RUN = {
     "python3 tests/run.py": "runs the tests",
     ".venv/bin/mkdocs ": "`test_site.py` builds the site",
     "mkdocs ": "`test_site.py` builds the site",
+    "hf-compat upload ": "there is no bucket; `tests/training_run/test_uploads.py` uploads to a server",
     "hf-compat compare --against ": "needs an environment of that release",
     "python tests/sweeps/releases/matrix.py": "needs an environment of each release",
     "accelerate launch --use_fsdp … ": "needs devices that Accelerate knows; `tests/distributed` starts it",
     "deepspeed script.py ": "its launcher needs GPUs",
+    "from hf_compat import Trainer, TrainingArguments, get_last_checkpoint\n": "there is no bucket",
     "from ray.train": "needs a Ray cluster; `tests/sweeps/ray/run.py` starts one",
 }
 

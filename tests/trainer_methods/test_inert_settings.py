@@ -69,6 +69,7 @@ AWAY = {
 # What changes nothing by itself, and need not be told.
 NOT_TOLD = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "resume_from_checkpoint"), "a flag that scripts read"),
+    "output_store": "what it changes is in another storage (`tests/training_run/test_uploads.py`)",
     "use_cpu": "it asks for what a machine without a GPU does anyway",
     "dataloader_pin_memory": "`use_cpu` switches it off as well",
     "parallelism_config": "an object of Accelerate, whose sizes have to fit the processes",

@@ -36,6 +36,7 @@ _QUIET: Mapping[str, object] = {
     "eval_on_start": False,
     "eval_strategy": IntervalStrategy.NO,  # evaluations are a check of their own
     "load_best_model_at_end": False,
+    "output_store": None,
     "push_to_hub": False,
     "restore_callback_states_from_checkpoint": False,
     "save_total_limit": None,
