@@ -44,9 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted({path for text in texts for path in OUTSIDE.findall(text)}):
         source = (ROOT / path).read_text(encoding="utf-8")
         language = LANGUAGES.get(Path(path).suffix, "text")
-        files.append(
-            File.generated(config, f"source/{path}.md", content=f"# {path}\n\n`````{language}\n{source}\n`````\n")
-        )
+        title = path.replace("_", r"\_")  # `__init__` would be bold
+        text = f"# {title}\n\n`````{language}\n{source}\n`````\n"
+        files.append(File.generated(config, f"source/{path}.md", content=text))
     return files
 
 
@@ -119,8 +119,8 @@ def on_post_build(config: MkDocsConfig) -> None:
             path = Path(config.site_dir, _address(page.url))
             path.write_text(text, encoding="utf-8")
             paragraphs = text.partition("\n")[2].strip().split("\n\n")
-            first = " ".join(paragraphs[0].split()) if paragraphs[0][:1].isalpha() else ""
-            about = f": {first.partition('. ')[0].rstrip('.')}." if first else ""
+            first = " ".join(paragraphs[0].split()) if re.match(r"[\w`]", paragraphs[0]) else ""
+            about = f": {first.partition('. ')[0].rstrip('.:')}." if first else ""
             lines.append(f"- [{page.title}]({_address(page.url)}){about}")
         lines.append("")
     Path(config.site_dir, "llms.txt").write_text("\n".join(lines), encoding="utf-8")

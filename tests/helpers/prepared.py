@@ -101,6 +101,7 @@ NAMES = {
     "hub": "model train",
     "loggers": "model train",
     "metrics": "model args validation",
+    "resume": "model args train",
     "native": "model accuracy train_dataset first_set second_set test_dataset",
 }
 # Files that pages use without having shown them. What has no source here is `SCRIPT`.
