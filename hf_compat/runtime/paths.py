@@ -29,8 +29,8 @@ def way_to_path(text: str) -> str:
     if store_address(text) is None and store_address(with_two := re.sub(r"(?<=[a-z0-9]):/(?!/)", "://", text, count=1)):
         return f"paths and `normpath` leave one slash of two: write it as the text {brief(with_two)}."
     return (
-        "it is an address of other storage. Only folders of this machine are written and read, mounted ones included: "
-        f"name one, and copy between it and {brief(text)} with a tool of that storage."
+        "it is an address of other storage, and not one that fsspec can keep files in, as `s3://bucket/run` is. "
+        f"Name one, or a folder of this machine, and copy between it and {brief(text)} with a tool of that storage."
     )
 
 
