@@ -263,7 +263,7 @@ def resumed_cell(server: object_store.Store, fault: Fault, base: Path, expected:
         trainer.train(resume_from_checkpoint=True)
         return outcome(trainer), trainer._run.updates_before
 
-    forked(lambda: train("plain", base / "machine", False), base / "cell.pickle", 2.5)
+    forked(lambda: train("plain", base / "machine", False), base / "cell.pickle", 4.0)  # most of its checkpoints
     told = max(map(checkpoint_step, told_by(base / "machine")), default=0)
     shutil.rmtree(base / "machine", ignore_errors=True)
     if not told:
