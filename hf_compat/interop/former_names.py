@@ -6,8 +6,10 @@ are in `tools/migration/gone_names.py`. Further tables list overrides of upstrea
 
 from __future__ import annotations
 
+import enum
 import importlib
 import sys
+import typing
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -39,11 +41,14 @@ _MOVED_FROM: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "transformers.trainer": {
         "transformers.configuration_utils": ("PretrainedConfig",),
+        "transformers.integrations": ("hp_params",),
+        "transformers.integrations.deepspeed": ("is_deepspeed_zero3_enabled",),
         "transformers.optimization": ("Adafactor",),
         "transformers.pytorch_utils": ("ALL_LAYERNORM_LAYERS",),
         "transformers.trainer_pt_utils": (
-            "distributed_concat", "get_module_class_from_name", "nested_concat", "nested_numpify",
+            "distributed_concat", "get_module_class_from_name", "nested_concat", "nested_numpify", "nested_truncate",
         ),
+        "transformers.trainer_utils": ("IntervalStrategy",),
         "transformers.utils": ("PushToHubMixin", "is_apex_available", "is_bitsandbytes_available"),
     },
     "transformers.trainer_pt_utils": {"transformers.tokenization_utils_base": ("BatchEncoding",)},
@@ -62,13 +67,29 @@ MOVED = {
 }
 
 
+class ShardedDDPOption(enum.StrEnum):
+    """The ways to shard of fairscale, which is gone. Trainers' `sharded_ddp` is None here, so it equals none of them.
+
+    Mirrors:
+        `transformers.trainer_utils.ShardedDDPOption`, 4.33.
+    """
+
+    SIMPLE = "simple"
+    ZERO_DP_2 = "zero_dp_2"
+    ZERO_DP_3 = "zero_dp_3"
+    OFFLOAD = "offload"
+    AUTO_WRAP = "auto_wrap"
+
+
 # Names of 4.x without a new place, and their substitutes. transformers 5 dropped telemetry, TensorFlow and Flax, and
 # requires safetensors. huggingface_hub has two of them.
 _STAND_INS: Mapping[str, object] = {
     "EvaluationStrategy": IntervalStrategy,
+    "ShardedDDPOption": ShardedDDPOption,
     "get_full_repo_name": lambda model_id, organization=None, token=None: importlib.import_module(
         "huggingface_hub"
     ).get_full_repo_name(model_id, organization=organization, token=token),
+    "is_fairscale_available": lambda: False,
     "is_flax_available": lambda: False,
     "is_offline_mode": lambda: bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE),
     "is_safetensors_available": lambda: True,
@@ -80,9 +101,16 @@ _STAND_INS: Mapping[str, object] = {
 }
 # The modules that had some of them. Each gets those that it lacks.
 _HAD_STAND_INS = (
-    "transformers", "transformers.file_utils", "transformers.trainer", "transformers.trainer_utils",
-    "transformers.training_args", "transformers.utils", "transformers.utils.hub", "transformers.utils.import_utils",
+    "transformers", "transformers.file_utils", "transformers.integrations", "transformers.trainer",
+    "transformers.trainer_utils", "transformers.training_args", "transformers.utils", "transformers.utils.hub",
+    "transformers.utils.import_utils",
 )  # fmt: skip
+# Modules whose star import brought these names of `typing` along, up to 4.57.
+_HAD_TYPES = (
+    "transformers.trainer", "transformers.trainer_callback", "transformers.trainer_pt_utils",
+    "transformers.trainer_seq2seq", "transformers.trainer_utils", "transformers.training_args",
+)  # fmt: skip
+_TYPES = {name: getattr(typing, name) for name in ("Any", "Callable", "Dict", "List", "Optional", "Tuple", "Union")}
 
 _added: list[tuple[ModuleType, str, object]] = []
 _aliases: dict[str, ModuleType] = {}
@@ -92,6 +120,8 @@ def is_restored(path: str) -> bool:
     """Whether `run` restores a name or module of transformers."""
     module, _, name = path.rpartition(".")
     if path in MOVED_MODULES or module in MOVED_MODULES:
+        return True
+    if module in _HAD_TYPES and name in _TYPES:
         return True
     return (module in _HAD_STAND_INS and name in _STAND_INS) or MOVED.get(path, "").startswith("transformers.")
 
@@ -108,6 +138,8 @@ def add_former_names(top_levels: list[ModuleType]) -> None:
             for module in top_levels:
                 _add(module, {old.rpartition(".")[2]: there[0]})
     homes: dict[str, dict[str, object]] = {place: {**_STAND_INS} for place in _HAD_STAND_INS}
+    for place in _HAD_TYPES:
+        homes.setdefault(place, {}).update(_TYPES)
     for path, home in MOVED.items():
         place, _, name = path.rpartition(".")
         if home.startswith("transformers."):

@@ -29,6 +29,10 @@ IMPORTS = [
     ("transformers.modeling_utils", "load_sharded_checkpoint"),
     ("transformers", "is_tf_available"),
     ("transformers.utils", "is_flax_available"),
+    ("transformers.integrations", "is_fairscale_available"),
+    ("transformers.trainer_utils", "ShardedDDPOption"),
+    ("transformers.trainer", "Dict"),
+    ("transformers.trainer", "nested_truncate"),
 ]
 # A module that is there while patched alone: nothing to compare with before
 RESTORED = "transformers.deepspeed"

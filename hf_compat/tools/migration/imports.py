@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +16,7 @@ from functools import partial
 import libcst as cst
 from libcst.metadata import ImportAssignment
 
-from hf_compat.interop.former_names import MOVED_MODULES, RENAMED, is_restored
+from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED, is_restored
 from hf_compat.tools.migration.elements import EQUAL, Edit, edit_call
 from hf_compat.tools.migration.import_blocks import (
     FromImport,
@@ -75,30 +77,53 @@ def rewrite_from_imports(source: Source, blocks: ImportBlocks) -> None:
 
 
 def import_below_stars(source: Source, blocks: ImportBlocks) -> None:
-    """Import the used names of ours below a star import, which binds transformers' own."""
+    """Import the used names of ours below a star import, and the names that it no longer brings along."""
+    lost = {node.value for node in _unbound(source)}
     for node, module in _from_transformers(source):
-        if not (isinstance(node.names, cst.ImportStar) and source.moves_here):
+        if not isinstance(node.names, cst.ImportStar):
             continue
-        # Names that the source reads, binds, or has as a text: an annotation in quotes, `__all__`
-        others: set[cst.CSTNode | None] = {one.attr for one in source.of(cst.Attribute)}
-        others |= {one.keyword for one in source.of(cst.Arg)}
-        others |= {one.name for one in source.of(cst.ImportAlias) if one.asname is not None}
-        named = {one.value for one in source.of(cst.Name) if one not in others}
-        named |= {str(one.evaluated_value) for one in source.of(cst.SimpleString)}
-        tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
-        homes: dict[str, list[Imported]] = {}
-        for name in sorted(bound_by_star(module) & named):
-            # The same `try` statement, or an import further below, may take the name from this package already
-            ours = [one for one in map(import_statement, source.assignments(node, name)) if one and _is_ours(one)]
-            if any(
-                source.line(one) >= source.line(node) or not set(tries).isdisjoint(source.above(one)) for one in ours
-            ):
-                continue
-            imported = Imported(renamed(name), None if renamed(name) == name else name)
-            homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
+        homes = _used_of_ours(node, module, source) if source.moves_here else {}
+        for name in sorted(lost):
+            if (found := _home_of(name, module, source)) is not None:
+                homes.setdefault(found[0], []).append(found[1])
+                lost.remove(name)
         if homes:
             new = [FromImport(module=place, names=sorted_as(names, ())) for place, names in sorted(homes.items())]
             blocks.replace(node, new, "")
+
+
+def _home_of(name: str, module: str, source: Source) -> tuple[str, Imported] | None:
+    """The module from which a name can be imported that a star import of a module of 4.x brought along."""
+    today = renamed(name)
+    imported = Imported(today, None if today == name else name)
+    if name in typing.__all__:
+        return "typing", imported
+    if source.moves_here and today in PUBLIC:
+        return home(module, today, ours=True), imported
+    found = find(module, today, source.target)
+    place = MOVED.get(f"{module}.{name}", found.module)
+    names = looked_up_in(source.target)
+    return (place, imported) if names is not None and names.has(f"{place}.{today}") else None
+
+
+def _used_of_ours(node: cst.ImportFrom, module: str, source: Source) -> dict[str, list[Imported]]:
+    """The used names of a star import that this package has, by their module here."""
+    # Names that the source reads, binds, or has as a text: an annotation in quotes, `__all__`
+    others: set[cst.CSTNode | None] = {one.attr for one in source.of(cst.Attribute)}
+    others |= {one.keyword for one in source.of(cst.Arg)}
+    others |= {one.name for one in source.of(cst.ImportAlias) if one.asname is not None}
+    named = {one.value for one in source.of(cst.Name) if one not in others}
+    named |= {str(one.evaluated_value) for one in source.of(cst.SimpleString)}
+    tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
+    homes: dict[str, list[Imported]] = {}
+    for name in sorted(bound_by_star(module) & named):
+        # The same `try` statement, or an import further below, may take the name from this package already
+        ours = [one for one in map(import_statement, source.assignments(node, name)) if one and _is_ours(one)]
+        if any(source.line(one) >= source.line(node) or not set(tries).isdisjoint(source.above(one)) for one in ours):
+            continue
+        imported = Imported(renamed(name), None if renamed(name) == name else name)
+        homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
+    return homes
 
 
 def _from_transformers(source: Source) -> Iterator[tuple[cst.ImportFrom, str]]:
@@ -350,6 +375,25 @@ def list_missing(source: Source) -> None:
 
 def list_unbound(source: Source) -> None:
     """List names that only a star import of transformers bound, in a release that is not installed."""
+    modules = [module for node, module in _from_transformers(source) if isinstance(node.names, cst.ImportStar)]
+    names = looked_up_in(source.target)
+    told: set[str] = set()
+    for node in _unbound(source):
+        name = node.value
+        if name in told or names is None:
+            continue
+        told.add(name)
+        found = next((one for module in modules if (one := _home_of(name, module, source)) is not None), None)
+        if found is None:
+            reason = f"no import binds it, as transformers {names.version} does not: an error where it is reached"
+            source.list(node, name, reason)
+        elif source.target is not Target.HF_COMPAT or not any(is_restored(f"{one}.{name}") for one in modules):
+            way = f"from {found[0]} import {found[1].code}"
+            source.mend(node, name, f"no import binds it: `{way}` does, as transformers {names.version} does not")
+
+
+def _unbound(source: Source) -> Iterator[cst.Name]:
+    """Yield the names that nothing binds, in a source whose only star imports are of transformers."""
     stars = [one for one in source.of(cst.ImportFrom) if isinstance(one.names, cst.ImportStar)]
     modules = [dotted(one.module) for one in stars if not one.relative]
     names = looked_up_in(source.target)
@@ -357,13 +401,22 @@ def list_unbound(source: Source) -> None:
     if names is None or not stars or not is_known:
         return
     bound = {name for module in modules for name in bound_by_star(module)}
-    told: set[str] = set()
+    bound |= set(dir(builtins)) | set(dir(types.ModuleType("")))
     for node in source.of(cst.Name):
-        name = node.value
-        is_read = not isinstance(source.parent(node), (cst.Attribute, cst.Arg, cst.ImportAlias, cst.Param))
-        if name in told or not is_read or name not in typing.__all__ or source.assignments(node):
+        is_import = any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in source.above(node))
+        if node.value in bound or is_import or not _is_read(node, source) or source.assignments(node):
             continue
-        if name not in bound and not any(names.exports(module, name) for module in modules):
-            told.add(name)
-            reason = f"no import binds it: `from typing import {name}` does, as transformers {names.version} does not"
-            source.list(node, name, reason, Effect.FAILS)
+        if not any(names.exports(module, node.value) for module in modules):
+            yield node
+
+
+def _is_read(node: cst.Name, source: Source) -> bool:
+    """Whether a name stands for a value, and is not a part of a longer name, a keyword or what is bound."""
+    match source.parent(node):
+        case cst.Attribute(attr=word) | cst.Arg(keyword=word) | cst.Param(name=word):
+            return word is not node
+        case cst.FunctionDef(name=word) | cst.ClassDef(name=word):
+            return word is not node
+        case cst.AsName() | cst.NameItem() | cst.MatchKeywordElement():
+            return False
+    return True
