@@ -31,7 +31,7 @@ ELSEWHERE = {
     "GradientProjector", "LossKwargs", "OptimState4bit", "OptimState8bit", "TASKS_PER_NODE", "TORCH_GLOO_LAZY_INIT",
     "_given_by_old_names", "_hooks_run", "_prediction_loop", "biufcSU", "bounded_yaml", "galore_projector",
     "hf_compat_folder", "pt_gloo_runloop", "random_projector", "subclass_4bit", "subclass_8bit", "svd_projector",
-    "unsloth_zoo", "zero_dp_2", "zero_dp_3",
+    "unsloth_zoo",
 }  # fmt: skip
 
 

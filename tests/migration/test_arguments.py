@@ -10,6 +10,7 @@ import pytest
 from helpers.migrated import left, today
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, is_harmless
+from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Target
 
 HEAD = "from transformers import TrainingArguments\n"
@@ -321,6 +322,20 @@ args = TrainingArguments("o", **{{"no_cuda": True}})
 """
     whats = [what for _, what in left(source)]
     assert whats == ["dict(no_cuda=…)", '"evaluation_strategy"', '"warmup_ratio"', '"group_by_length"']
+
+
+@pytest.mark.parametrize(
+    ("value", "after"),
+    [
+        ('"wandb" if w else None', '"wandb" if w else "all"'),
+        ("None if w else (x if y else None)", '"all" if w else (x if y else "all")'),
+        ("w", "w"),
+    ],
+)
+def test_report_to_that_is_none_in_one_case_reports_to_all_there(value, after):
+    text = f"{HEAD}args = TrainingArguments('out', report_to={value})\n"
+    assert f"report_to={after})" in rewrite_python(text, Target.TRANSFORMERS_5).text
+    assert f"report_to={value})" in rewrite_python(text, Target.HF_COMPAT).text
 
 
 @pytest.mark.parametrize("default", ["None", "field(default=None)"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import textwrap
 
 import pytest
@@ -151,8 +152,57 @@ def test_names_that_only_a_star_import_bound(folder):
         other=text.replace("import *", "import *\nfrom typing import Dict"),
         third=f"from torch import *\n{text}",
     )
-    assert (Effect.FAILS, 3, "Dict") in [one[:3] for one in found("script.py")]
+    assert (Effect.FAILS, 3, "Dict") in [one[:3] for one in found("script.py", Target.TRANSFORMERS_5)]
     assert not {"Dict", "Trainer"} & {one[2] for name in ("other.py", "third.py") for one in found(name)}
+    assert "Dict" not in {one[2] for one in found("script.py")}, "`run` binds it"
+
+
+STAR = """
+from transformers.trainer import *
+
+
+def names() -> Optional[List[int]]:
+    return [IntervalStrategy.STEPS, nested_concat, nested_truncate, is_deepspeed_zero3_enabled, is_torch_tpu_available]
+
+
+def reached_by_few(trainer):
+    return OSS if trainer.sharded_ddp == ShardedDDPOption.SIMPLE else amp
+
+
+names()
+"""
+
+
+@pytest.mark.parametrize("target", Target)
+def test_names_that_a_star_import_lost_are_imported_from_their_homes(target, folder):
+    place = folder(script=STAR)
+    (file,) = migrate(["script.py"], target).files
+    (place / "after.py").write_bytes(file.after)
+    runpy.run_path(str(place / "after.py"))
+    assert migrate(["after.py"], target).files[0].after == file.after
+    looks = {one.what for one in file.by_gravity if one.effect is Effect.LOOK}
+    assert {"OSS", "ShardedDDPOption", "amp"} <= looks, "an error where they are reached"
+    assert not {"names", "trainer", "transformers", "STEPS", "__defaults__"} & {one.what for one in file.by_gravity}
+
+
+def test_names_that_a_star_import_lost_are_there_under_run(folder):
+    place = folder(script=f"{STAR}\nassert not reached_by_few.__defaults__ and ShardedDDPOption.SIMPLE == 'simple'\n")
+    with pytest.raises(NameError, match="Optional"):
+        runpy.run_path(str(place / "script.py"))
+    hf_compat.patch()
+    try:
+        runpy.run_path(str(place / "script.py"))
+    finally:
+        hf_compat.unpatch()
+
+
+def test_an_argument_of_a_class_in_another_file_is_known(folder):
+    own = "def __init__(self, *args, alpha=0.5, **kwargs):\n        super().__init__(*args, **kwargs)\n"
+    folder(
+        mylib=f"from transformers import TrainingArguments\n\nclass OwnArguments(TrainingArguments):\n    {own}",
+        script="from mylib import OwnArguments\n\nargs = OwnArguments('out', alpha=0.5, eval_strategy='step')\n",
+    )
+    assert [one[2] for one in found("script.py") if one[0] is Effect.FAILS] == ["eval_strategy"]
 
 
 def test_names_of_trainers_that_this_package_supplies():

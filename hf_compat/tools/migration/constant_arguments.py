@@ -14,7 +14,7 @@ from hf_compat.errors import HfCompatError
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, further_problems
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
-from hf_compat.tools.migration.calls import display_of, entries_of, lineage_of
+from hf_compat.tools.migration.calls import ancestries, display_of, entries_of, lineage_of
 from hf_compat.tools.migration.old_arguments import Constant, read_constant
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, is_super_call, keyword, methods_of
@@ -66,9 +66,11 @@ def _check_call(source: Source, call: cst.Call) -> None:
     takers = makers if function is None else [*makers, function]
     is_copy = source.imported(call.func).partition(".")[0] in ("functools", "dataclasses", "copy")
     written = _read_call(source, call)
-    written.is_whole &= not (takers or is_copy or is_super_call(call, "__init__"))
-    # What a class or function of the source declares has the meaning that it gives it
+    of_other_files = list(ancestries(call.func, source))
+    written.is_whole &= not (takers or of_other_files or is_copy or is_super_call(call, "__init__"))
+    # What a class or function of the source, or a class of another file, declares has the meaning that it gives it
     own = {one.name.value for taker in takers for one in (*taker.params.params, *taker.params.kwonly_params)}
+    own = own.union(*(one.own_parameters | one.own_fields for one in of_other_files))
     for name, constant, node in (one for kind in lineage for one in _defaults(kind, source)):
         own.add(name)
         if name not in written.constants and name not in written.unknown:
@@ -118,13 +120,13 @@ def _read_call(source: Source, call: cst.Call) -> _Written:
             count = 0
             for item in {} if display is None else entries_of(display).values():
                 count += 1
-                written.note(item.name, _constant(item.value, source), item.value)
+                written.note(item.name, constant_of(item.value, source), item.value)
             parts = () if display is None else display.args if isinstance(display, cst.Call) else display.elements
             written.is_whole &= display is not None and count == len(parts)
         elif argument.keyword is not None:
-            written.note(keyword(argument), _constant(argument.value, source), argument)
+            written.note(keyword(argument), constant_of(argument.value, source), argument)
         elif place == 0:  # earlier releases had other arguments at the places after it
-            written.note(_PLACES[0], _constant(argument.value, source), argument)
+            written.note(_PLACES[0], constant_of(argument.value, source), argument)
         else:
             written.is_whole = False
     return written
@@ -136,10 +138,10 @@ def _defaults(node: cst.ClassDef, source: Source) -> Iterator[tuple[str, Constan
         value = declared.value
         if isinstance(value, cst.Call) and dotted(value.func).rpartition(".")[2] == "field":
             value = next((one.value for one in value.args if keyword(one) == "default"), None)
-        yield name.value, None if value is None else _constant(value, source), declared
+        yield name.value, None if value is None else constant_of(value, source), declared
 
 
-def _constant(node: cst.BaseExpression, source: Source) -> Constant | None:
+def constant_of(node: cst.BaseExpression, source: Source) -> Constant | None:
     """The value of a literal, or of a name that one statement binds to a literal."""
     found = read_constant(node)
     bindings = source.assignments(node) if found is None else ()

@@ -113,6 +113,19 @@ class InstalledNames:
                 homes.append(".".join((self._root.name, *(parts[:-1] if parts[-1] == "__init__" else parts))))
         return tuple(homes)
 
+    @functools.cache  # noqa: B019 - the instance stays
+    def forward_of(self, model: str) -> ast.FunctionDef | None:
+        """Return the source of a model's `forward`, its own or that of a base; None if there is none."""
+        defined = re.compile(rf"^class {model}\b", re.MULTILINE)
+        paths = (*sorted(self._root.glob("models/*/modeling_*.py")), self._root / "modeling_layers.py")
+        text = next((text for path in paths if path.is_file() and defined.search(text := _text(path))), "")
+        for kind in ast.parse(text).body:
+            if isinstance(kind, ast.ClassDef) and kind.name == model:
+                found = (one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "forward")
+                bases = (self.forward_of(one.id) for one in kind.bases if isinstance(one, ast.Name))
+                return next(found, None) or next((one for one in bases if one is not None), None)
+        return None
+
     def _has_name(self, module: str, name: str) -> bool:
         read, key = self._read(module), (module, name)
         if read is None or name in read.names or key in self._found:

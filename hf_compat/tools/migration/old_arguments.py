@@ -230,11 +230,27 @@ def _organization(call: _Call, place: int, name: str, owner: Constant | None) ->
 OPTIMIZER_DIFFERS = 'is "{new}" now: {old} is gone, and its last digits differ'
 
 
+def _may_be_none(node: cst.BaseExpression) -> bool:
+    """Whether an expression is None, or None in one of its cases."""
+    if isinstance(node, cst.IfExp):
+        return _may_be_none(node.body) or _may_be_none(node.orelse)
+    value = read_constant(node)
+    return value is not None and value.value is None
+
+
+def _all_for_none(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Write "all", which None meant, where transformers 5 takes None for a tracker's name."""
+    if isinstance(node, cst.IfExp):
+        return node.with_changes(body=_all_for_none(node.body), orelse=_all_for_none(node.orelse))
+    return constant("all") if _may_be_none(node) else node
+
+
 def _other_value(call: _Call, place: int, name: str, value: Constant | None) -> None:
     """Replace a value that is written differently today."""
     held = None if value is None else value.value
-    if name == "report_to" and value is not None and held is None and call.target is Target.TRANSFORMERS_5:
-        call.edits[place] = Edit(value=lambda _: constant("all"))  # transformers 5 takes None for a tracker's name
+    if name == "report_to" and call.target is Target.TRANSFORMERS_5:
+        if _may_be_none(call.given[name]):
+            call.edits[place] = Edit(value=_all_for_none)
     elif name == "debug" and isinstance(held, bool):
         call.edits[place] = Edit(value=lambda _: constant("tpu_metrics_debug")) if held else _DROP
     elif name == "optim" and isinstance(held, str) and held in OLD_OPTIMIZERS:

@@ -10,7 +10,15 @@ from pathlib import Path
 import libcst as cst
 
 from hf_compat.errors import MigrationError
-from hf_compat.tools.migration import attributes, calls, constant_arguments, imports, overrides, whole_source
+from hf_compat.tools.migration import (
+    attributes,
+    calls,
+    changed_numbers,
+    constant_arguments,
+    imports,
+    overrides,
+    whole_source,
+)
 from hf_compat.tools.migration.class_graph import ClassGraph
 from hf_compat.tools.migration.import_blocks import ImportBlocks
 from hf_compat.tools.migration.report import Rewritten, Target
@@ -40,6 +48,8 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         whole_source.list_collisions(source, things)
         taken = calls.rewrite_arguments(source, things)
         constant_arguments.list_refused(source, things)
+        changed_numbers.list_undivided(source, things)
+        changed_numbers.list_fractions(source, things)
         calls.rewrite_trainer_calls(source, things)
         calls.rewrite_adamw(source, things)
         calls.rewrite_training_calls(source, things)
