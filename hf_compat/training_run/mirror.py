@@ -36,15 +36,23 @@ def check_store(args: TrainingArguments) -> None:
         )
 
 
-class StoreMirror:
-    """The store of a Trainer's output folder. `rotates_itself` says whether a subclass does."""
+# Override points of 4.x, which 5.23 lacks. An override runs in the training thread.
+ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
 
-    def __init__(self, host: RunHost, rotates_itself: Callable[[], bool]) -> None:
-        self._host, self._rotates_itself = host, rotates_itself
+
+class StoreMirror:
+    """The store of a Trainer's output folder. `overrides` says whether a method of the Trainer was replaced."""
+
+    def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
+        self._host, self._overrides = host, overrides
         self._uploads: Uploads | None = None
         self._held: tuple[str, str] | None = None  # a checkpoint that callbacks may still change, and the run
         self._best_of: dict[str, str | None] = {}  # by checkpoint of this process, the best one then
         self.alone: str | None = None  # the checkpoint that is kept at the end, where it is the only one
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what is on its way, in threads of this process."""
+        return {**vars(self), "_uploads": None}
 
     @property
     def uploads(self) -> Uploads | None:
@@ -98,7 +106,7 @@ class StoreMirror:
 
         Where a subclass rotates, those go that this process has saved and that are gone here.
         """
-        if self._rotates_itself():
+        if any(map(self._overrides, ROTATION)):
             return [path for path in writers if path in self._best_of and not os.path.isdir(path)]
         known = {path: layout.checkpoint_step(path) or 0 for path in writers}
         ordered = in_order_of_rotation(known, updates, lambda path: is_from_run(run, path, writers[path]))

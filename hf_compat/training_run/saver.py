@@ -59,7 +59,7 @@ from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
-from hf_compat.training_run.mirror import StoreMirror
+from hf_compat.training_run.mirror import ROTATION, StoreMirror
 from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run, remove_surplus
 from hf_compat.training_run.run import RunHost, TrainingRun, add_flos, note_best_checkpoint
 
@@ -67,8 +67,6 @@ logger = logging.getLogger(__name__)
 
 # Methods that write. A subclass's own version writes what cannot be copied for later.
 _WRITERS = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
-# Override points of 4.x, which 5.23 lacks. An override runs in the training thread.
-_ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
 
 
 def shared_owner() -> Owner:
@@ -202,7 +200,7 @@ class Saver:
         self._unfinished: Callable[[], None] | None = None  # the rest of that save
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
-        self.mirror = StoreMirror(host, lambda: any(map(overrides, _ROTATION)))
+        self.mirror = StoreMirror(host, overrides)
 
     @contextlib.contextmanager
     def taking_folder(self, at_once: bool, owner: Owner | None = None) -> Iterator[None]:
@@ -364,7 +362,7 @@ class Saver:
             is_ours = method is None or method.__module__.partition(".")[0] in ("transformers", "peft")
             in_place = in_place or not is_ours
         if args.async_save:
-            own = [name for name in (*_WRITERS, *_ROTATION) if self._overrides(name)]
+            own = [name for name in (*_WRITERS, *ROTATION) if self._overrides(name)]
             reasons = {
                 "with several processes checkpoints are written at once.": args.world_size > 1,
                 "the model is sharded; checkpoints are written at once.": not host._model_state.can_be_copied,
@@ -377,7 +375,7 @@ class Saver:
                 if holds:
                     warn_once(f"`async_save=True`: {why}")
         # User code that sees a checkpoint may copy, change or remove it, at a time that only callbacks tell.
-        is_seen = not self.is_by_flag or any(map(self._overrides, ("_save_checkpoint", *_ROTATION)))
+        is_seen = not self.is_by_flag or any(map(self._overrides, ("_save_checkpoint", *ROTATION)))
         hearing = host.callback_handler.hearing("on_save")
         is_heard = any(getattr(callback, "reads_checkpoints", True) for callback in hearing)
         # An upload takes the files as they are. An old folder of that name may go only once the new one is on the disk.

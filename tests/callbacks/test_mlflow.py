@@ -120,10 +120,21 @@ def test_a_run_that_mlflow_no_longer_has_is_begun_anew(live, tmp_path):
     assert json.loads(record.read_text())["mlflow"]["id"] in [run for run, status, _ in runs if status == "FINISHED"]
 
 
-def test_a_training_that_goes_on_in_this_process_goes_on_in_its_run(tmp_path, monkeypatch, make_args):
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The stand-in for MLflow, in this process."""
+    known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "mlflow"}
+    for name in known:
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(HERE / "mlflow_stand_in"))
-    for name in ("mlflow", "mlflow.utils", "mlflow.utils.validation"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        del sys.modules[name]
+    sys.modules.update(known)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_training_that_goes_on_in_this_process_goes_on_in_its_run(tmp_path, monkeypatch, make_args):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'runs'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logs = []

@@ -49,6 +49,7 @@ EXCEPTIONS = {
     ("training_run/saver.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
     ("training_run/saver.py", "_run"): "the Trainer's record of its run",
     ("training_run/resumer.py", "_run"): "the Trainer's record of its run",
+    ("training_run/mirror.py", "_run"): "the Trainer's record of its run",
     ("trainer_methods/dataloaders.py", "_run"): "the Trainer's record of its run",
     ("trainer_methods/evaluation.py", "_run"): "the Trainer's record of its run",
     ("trainer_methods/training.py", "_run"): "the Trainer's record of its run",

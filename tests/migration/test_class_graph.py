@@ -185,6 +185,7 @@ def test_names_that_a_star_import_lost_are_imported_from_their_homes(target, fol
     assert not {"names", "trainer", "transformers", "STEPS", "__defaults__"} & {one.what for one in file.by_gravity}
 
 
+@pytest.mark.filterwarnings("ignore:These were imported from transformers")  # by other tests of this process
 def test_names_that_a_star_import_lost_are_there_under_run(folder):
     place = folder(script=f"{STAR}\nassert not reached_by_few.__defaults__ and ShardedDDPOption.SIMPLE == 'simple'\n")
     with pytest.raises(NameError, match="Optional"):

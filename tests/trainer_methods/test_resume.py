@@ -110,8 +110,8 @@ def test_a_file_that_becomes_a_pipe_after_the_check_does_not_hang(tmp_path, monk
     path.write_bytes(b"no tensors")
     look = files.open_regular
 
-    def look_and_swap(looked_at):
-        file = look(looked_at)
+    def look_and_swap(looked_at, **how):
+        file = look(looked_at, **how)
         os.unlink(path)
         os.mkfifo(path)
         return file
