@@ -627,7 +627,7 @@ def compare(root: Path, name: str, facts: object, share: Share = ALONE) -> str |
 
 
 def _has_hash(file: BinaryIO, path: str, name: str, expected: object, size: int, share: Share) -> bool:
-    """Whether an open file has its hash, as far as that is not left to whoever loads it."""
+    """Whether an open file has its hash, unless its reader compares it later."""
     if share.leaves_to_readers(name):
         return True
     if share.unread is None or not isinstance(expected, str):

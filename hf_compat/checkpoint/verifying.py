@@ -123,7 +123,7 @@ class Unread:
         return self._expected.pop(path, None)
 
     def left(self) -> list[str]:
-        """Name the files that nobody has hashed."""
+        """Name the files that were not hashed yet."""
         return list(self._expected)
 
 

@@ -30,6 +30,7 @@ def trainer(api, model=toy.Classifier, **values):
     "hf_compat.explain(t.args)",
     "hf_compat.Trainer(t.model, t.args, train_dataset=[1])",
     "trainer(hf_compat, eval_strategy='sometimes')",
+    "import logging; logging.getLogger('hf_compat').warning('a warning')",
 ]
 
 
@@ -63,6 +64,10 @@ def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
     assert "%|" not in "".join(said.values()) and "'loss'" not in said["stdout"]
     assert "Training on Lightning: " in said["stdout"] and "hf_compat" not in said["stderr"], "stderr is shown in red"
     assert "Lightning" not in said["stderr"]
+
+
+def test_a_warning_is_in_red(outputs):
+    assert [(one.name, one.text) for one in outputs[8]] == [("stderr", "a warning\n")]
 
 
 def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):

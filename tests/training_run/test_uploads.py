@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -88,6 +89,15 @@ class StopsAt(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.update:
             raise self.error
+
+
+def test_a_trainer_that_has_stored_can_be_sent_to_another_process(store, tmp_path, caplog):
+    trainer = make(tmp_path / "run")
+    trainer.save_model()
+    again = pickle.loads(pickle.dumps(trainer))
+    caplog.set_level(logging.INFO, "hf_compat")
+    again.train()
+    assert told_as_stored(caplog) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
 
 
 def test_a_run_goes_on_from_the_store_alone_and_is_the_uninterrupted_one(store, tmp_path, caplog):
