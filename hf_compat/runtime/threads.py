@@ -130,7 +130,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self.under_way: Future[None] | None = None  # the last write, until its error is asked for
 
-    def submit(self, *parts: Callable[[], None]) -> None:
+    def submit(self, *parts: Callable[[], object]) -> None:
         """Start a write of several parts. First wait for the write before, and raise its error."""
         self.wait()
         self.under_way = Future()
@@ -140,6 +140,11 @@ class BackgroundWriter:
                 part()
 
         start(self.under_way, write, "hf_compat-checkpoint")
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error for the next call, as if a write had failed by it."""
+        self.under_way = Future()
+        self.under_way.set_exception(error)
 
     def wait(self, only_if_ended: bool = False) -> None:
         """Wait for the running write, and raise its error. With `only_if_ended` one that still runs is left alone."""

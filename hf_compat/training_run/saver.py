@@ -309,8 +309,7 @@ class Saver:
                 finish = functools.partial(self._finish, final, timing, state.best_model_checkpoint)
                 if timing is Timing.BACKGROUND:
                     self.background.submit(put, finish)
-                else:
-                    put()
+                elif put():
                     self._finish_in_time(final, timing, finish)
             except BaseException:
                 state.best_model_checkpoint = best_before
@@ -388,10 +387,13 @@ class Saver:
 
     @contextlib.contextmanager
     def _together(
-        self, place: SavingPlace, numbers: list[int] | None = None, rows: Rows | None = None
+        self, place: SavingPlace, numbers: list[int] | None = None, rows: Rows | None = None, is_told: bool = True
     ) -> Iterator[None]:
-        """Run a part of a save on all ranks, and continue if all have succeeded. `numbers` and `rows` are exchanged."""
-        with failing_together(numbers=numbers, rows=rows):
+        """Run a part of a save on all ranks, and continue if all have succeeded. `numbers` and `rows` are exchanged.
+
+        Without `is_told`, each rank goes on, or fails, by itself.
+        """
+        with failing_together(is_wanted=is_told, numbers=numbers, rows=rows):
             try:
                 yield
             except BaseException as failed:
@@ -410,10 +412,15 @@ class Saver:
         timing: Timing,
         ends_at_once: bool,
         write: Callable[[str], None],
-    ) -> None:
+    ) -> bool:
         """Write the files and the manifest, give the folder its name, and pass it to the uploads.
 
-        Where a save `ends_at_once`, each rank flushes and hashes what it alone has written.
+        Where a save `ends_at_once`, each rank flushes and hashes what it alone has written. Where it does not, and no
+        user code could look for the folder, the other ranks do not wait for its name. All hear of an error then at the
+        next save or at the end, as of one beside the training.
+
+        Returns:
+            Whether this rank has done its part.
         """
         host, args, final = self._host, self._host.args, place.final
         names = layout.files_of_rank(args.process_index, args.world_size, host.state.global_step)
@@ -423,18 +430,26 @@ class Saver:
             write(place.folder)
             if listed is not None:
                 listed.own = as_rows(names, manifest.flushed(place.folder, names))
-        with self._together(place):
-            if args.should_save:
-                folder.hold(place.run_dir)
-                writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
-                flushes = timing not in _FINISHED_BESIDE
-                place.seal(writer, flushes, self._known_to_all(listed), hashes=timing is Timing.HASHED)
-                folder.hold(place.run_dir)  # sealing may have taken long
-                place.put()
+        is_told = ends_at_once or args.world_size == 1 or host._run.flag_agreement.sources.in_updates
+        try:
+            with self._together(place, is_told=is_told):
+                if args.should_save:
+                    folder.hold(place.run_dir)
+                    writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
+                    flushes = timing not in _FINISHED_BESIDE
+                    place.seal(writer, flushes, self._known_to_all(listed), hashes=timing is Timing.HASHED)
+                    folder.hold(place.run_dir)  # sealing may have taken long
+                    place.put()
+        except Exception as error:
+            if is_told:
+                raise
+            self.background.fail(error)
+            return False
         if host.args.push_to_hub and timing is Timing.BACKGROUND:
             host._pushes.unpushed = final
         elif host.args.push_to_hub:
             host._pushes.push_checkpoint(final)
+        return True
 
     def _known_to_all(self, listed: Rows | None) -> Listed:
         """What the ranks have told of their own files, which the one that writes the manifest does not read."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from helpers import toy
 from helpers.forking import run_ranks
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint, set_seed
@@ -62,15 +64,17 @@ def test_a_save_of_two_processes_does_not_wait_for_the_disk(tmp_path, monkeypatc
     assert all("sha256" in facts for facts in listed.values())
 
 
-def test_a_disk_that_fails_beside_the_training_ends_all_processes(tmp_path, monkeypatch):
-    out, flush = tmp_path / "out", sealing.flush
+@pytest.mark.parametrize("part", ["flush", "seal"])
+def test_a_disk_that_fails_while_the_others_train_on_ends_all_processes(tmp_path, monkeypatch, part):
+    """Beside the training, or after the others have written their files. All hear of it at the next save."""
+    out, work = tmp_path / "out", getattr(sealing, part)
 
-    def fail(path):
-        if "checkpoint-4" in str(path) and path.name == "optimizer.pt":
+    def fail(path, *others, **named):
+        if "checkpoint-4" in str(path) and (part == "seal" or path.name == "optimizer.pt"):
             raise OSError(5, "Input/output error")
-        flush(path)
+        work(path, *others, **named)
 
-    monkeypatch.setattr(sealing, "flush", fail)
+    monkeypatch.setattr(sealing, part, fail)
     ended = run_ranks(tmp_path / "logs", lambda rank: train(out, []), seconds=120)
     assert all(rank.status == 1 for rank in ended), ended
     assert "CheckpointWriteError" in ended[0].said and "checkpoint-4 could not be written" in ended[0].said
