@@ -163,8 +163,9 @@ NO_AGREEMENT = FlagAgreement()
 def due_actions(owner: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> Iterator[str]:
     """Yield `log`, `evaluate` and `save`, in this order, if the flags ask for them.
 
-    Each flag is read just before its action. The ranks agree on their flags after an evaluation, and after every action
-    if user code may set flags. Metrics may differ between ranks, and so may best metric and early stopping.
+    Each flag is read just before its action. The ranks agree on their flags after every action if user code may set
+    some, and after an evaluation if flags follow a metric, which may differ between ranks: for the best checkpoint,
+    or to stop early.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
@@ -172,7 +173,8 @@ def due_actions(owner: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> I
     for action in ("log", "evaluate", "save"):
         if getattr(owner.control, f"should_{action}"):
             yield action
-            if agreement.sources.in_updates or action == "evaluate":
+            follows_metric = action == "evaluate" and owner.args.metric_for_best_model is not None
+            if agreement.sources.in_updates or follows_metric:
                 agreement.agree(owner.control)
 
 

@@ -13,7 +13,7 @@ from hf_compat.training_run.run import due_actions, save_if_best
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):
     """Return the actions in order. `evaluated` is the control that an evaluation's callback returns."""
-    run = SimpleNamespace(args=SimpleNamespace(save_strategy=strategy), control=control)
+    run = SimpleNamespace(args=SimpleNamespace(save_strategy=strategy, metric_for_best_model=None), control=control)
     done = []
     for action in due_actions(run):
         done.append(action)
