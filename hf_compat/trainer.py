@@ -53,7 +53,7 @@ from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.mirror import check_store
 from hf_compat.training_run.resumer import Resumer, wanted_checkpoint
-from hf_compat.training_run.run import TrainingRun, compare_arguments, tell_of_direction
+from hf_compat.training_run.run import StartFacts, TrainingRun, compare_arguments, tell_of_direction
 from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ class Trainer(
             _ = self._saver.mirror.uploads  # an error if a package is missing
             # an empty run, until `train` begins one
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
+            self._start = StartFacts()
             self._callbacks = CallbackSet(self)
             self._callbacks.fill(callbacks)
             if self.args.push_to_hub:
@@ -294,8 +295,8 @@ class Trainer(
             with naming_absent_ranks():
                 self._refuse_late_overrides()
                 self._tell_before_training()
-                owner = compare_arguments(self.args, wanted)
-                with self._saver.taking_folder(at_once=not is_of_search, owner=owner):  # a trial has its own folder
+                self._start, compare = self._start_facts(), functools.partial(compare_arguments, self.args, wanted)
+                with self._saver.taking_folder(not is_of_search, self._start, compare):  # a trial has its own folder
                     while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
                         with self._resumer.trying(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)

@@ -378,14 +378,25 @@ def broadcast_text(text: str) -> str:
     return as_text(highest_each(as_numbers(text if distributed.get_rank() == 0 else None, LONGEST_PATH)))
 
 
-def are_equal(text: str, numbers: list[int] | None = None) -> bool:
-    """Whether every process has the same text. Its hash is exchanged, and `numbers` as by `failing_together`."""
+def bounds_of(text: str) -> list[int]:
+    """Two numbers for a text. The highest that processes have for them cancel out if all texts are equal."""
     content = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
     digest = int.from_bytes(content[:_BYTES_OF_A_NUMBER], "big")
-    highest, lowest, *others = highest_each([digest, -digest, *(numbers or ())])
+    return [digest, -digest]
+
+
+def are_equal(text: str, numbers: list[int] | None = None, before: Callable[[], object] | None = None) -> bool:
+    """Whether every process has the same text. Its hash is exchanged, and `numbers` as by `failing_together`.
+
+    An error of what a process does `before` is one of all.
+    """
+    told = [*bounds_of(text), *(numbers or ())]
+    with failing_together(numbers=told):
+        if before is not None:
+            before()
     if numbers is not None:
-        numbers[:] = others
-    return highest == -lowest
+        numbers[:] = told[2:]
+    return told[0] == -told[1]
 
 
 def broadcast_object(data: Object) -> Object:

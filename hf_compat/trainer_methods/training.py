@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Timer
+from torch.utils.data import IterableDataset
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.callback_set import (
@@ -35,6 +36,7 @@ from hf_compat.engine.strategies import (
 from hf_compat.engine.window_trainer import NO_BATCHES, WindowTrainer
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.metrics import TrainOutput
@@ -46,7 +48,7 @@ from hf_compat.optim.prepared import unprepared
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
-from hf_compat.runtime.inspection import is_replaced
+from hf_compat.runtime.inspection import has_length, is_replaced
 from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.runtime.text import brief
@@ -59,9 +61,12 @@ from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import (
     FLAGS,
     FlagAgreement,
+    FlagSources,
+    StartFacts,
     TrainingRun,
     compare_updates,
     flag_sources,
+    has_own_methods,
     run_summary,
     tell_of_best,
     tell_of_no_evaluation,
@@ -73,6 +78,7 @@ logger = logging.getLogger(__name__)
 class TrainingMethods(ModelSetupMethods, HubMethods):
     """The sequence of one `train()` call."""
 
+    _start: StartFacts  # of the last call of `train`
     _checks_optimizer = False  # whether the optimizer of the fit holds the model's own parameters, not shards
 
     def _inner_training_loop(
@@ -105,10 +111,9 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.run_counts(args, loader)
-        callbacks = self.callback_handler.callbacks
-        has_lightning = bool(self._callbacks.lightning) or self._lightning_options.get("max_time") is not None
-        own_sources = flag_sources(callbacks, has_lightning, self, args.gradient_accumulation_steps)
-        sources = compare_updates(args, counts, loader, own_sources)
+        sources = self._start.sources
+        if self._start.data is None:
+            sources = compare_updates(args, counts, loader, self._flag_sources())
         if self._created_lr_scheduler:  # its length may have changed
             self.lr_scheduler, self._created_lr_scheduler = None, False
         with failing_together(CheckpointError, self._resumer.is_loading):
@@ -132,6 +137,23 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         with fitting(self, run) as (trainer, module):
             trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
+
+    def _start_facts(self) -> StartFacts:
+        """What the other ranks need to know before they train. The updates follow from the length of plain data."""
+        if self.args.world_size == 1:
+            return StartFacts()
+        split = AcceleratorConfig.from_any(self.args.accelerator_config)
+        is_plain = has_length(self.train_dataset) and not isinstance(self.train_dataset, IterableDataset)
+        is_decided_later = (
+            (has_own_methods(self) or self.model_init is not None or self.args.auto_find_batch_size)
+            or (not is_plain or split.split_batches or not split.even_batches)
+        )  # fmt: skip
+        data = None if is_decided_later else repr((len(self.train_dataset), self._train_batch_size))
+        return StartFacts(data=data, sources=self._flag_sources())
+
+    def _flag_sources(self) -> FlagSources:
+        has_lightning = bool(self._callbacks.lightning) or self._lightning_options.get("max_time") is not None
+        return flag_sources(self.callback_handler.callbacks, has_lightning, self, self.args.gradient_accumulation_steps)
 
     def _update_auto_batch_size(self, batch_size: int) -> None:
         """Set the micro-batch size that `auto_find_batch_size` tries next."""

@@ -47,6 +47,7 @@ from hf_compat.runtime.collectives import (
     are_equal,
     as_numbers,
     as_text,
+    bounds_of,
     gather_objects,
     highest_on_host,
     is_distributed,
@@ -88,18 +89,21 @@ def flag_sources(
             is_empty = function is getattr(TrainerCallback, event)
             if callable(method) and not is_empty and function.__module__ != "transformers.trainer_callback":
                 events.add(event)
-    # whether the user has defined a method: in a subclass, on the object, or in place of one of our class
+    return FlagSources(
+        in_updates=bool(events) or has_lightning_callbacks or has_own_methods(host),
+        in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
+        in_epochs="on_epoch_end" in events or has_lightning_callbacks,
+    )
+
+
+def has_own_methods(host: object) -> bool:
+    """Whether the user has defined a method: in a subclass, on the object, or in place of one of our class."""
     kind = host if isinstance(host, type) else type(host)
     ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
     names = [name for one in ours for name in _foreign_methods(one)]
     if not isinstance(host, type):
         names += _foreign_among(vars(host))
-    has_methods = not _is_known(kind) or any(callable(getattr(kind, name, None)) for name in names)
-    return FlagSources(
-        in_updates=bool(events) or has_lightning_callbacks or has_methods,
-        in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
-        in_epochs="on_epoch_end" in events or has_lightning_callbacks,
-    )
+    return not _is_known(kind) or any(callable(getattr(kind, name, None)) for name in names)
 
 
 def _foreign_among(members: Mapping[str, object]) -> list[str]:
@@ -431,20 +435,41 @@ def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object, 
     return FlagSources(*map(bool, sources))
 
 
-def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> Owner:
+@dataclass(slots=True)
+class StartFacts:
+    """What the ranks tell each other when a training begins. Afterwards it is what holds for all."""
+
+    owner: Owner = field(default_factory=Owner)  # of the run's locks: the first rank
+    # From what the number of updates follows, beside the arguments. None if it is not known yet, or differs
+    data: str | None = None
+    sources: FlagSources = field(default_factory=FlagSources)
+
+
+def compare_arguments(
+    args: TrainingArguments,
+    checkpoint: str | bool | None,
+    facts: StartFacts | None = None,
+    before: Callable[[], object] | None = None,
+) -> None:
     """Refuse arguments and checkpoints that differ between ranks, before the ranks wait for each other.
 
-    Return the first rank as the owner of the run's locks, which all ranks learn in the same exchange.
+    All learn the facts in the same exchange, and hear of an error of what a rank does `before`.
     """
-    owner = Owner()
-    if args.world_size > 1:
-        wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
-        rows, values = ROWS | OWN_ROWS, args.to_dict()
-        mine = {name: repr(value) for name, value in values.items() if name in rows and not rows[name].per_rank}
-        told = as_numbers(owner.id if args.process_index == 0 else None, LONGEST_ID)
-        refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments", numbers=told)
-        owner = Owner.of_id(as_text(told)) or owner
-    return owner
+    facts = facts or StartFacts()
+    if args.world_size == 1:
+        if before is not None:
+            before()
+        return
+    wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
+    rows, values = ROWS | OWN_ROWS, args.to_dict()
+    mine = {name: repr(value) for name, value in values.items() if name in rows and not rows[name].per_rank}
+    numbers = [facts.data is None, *bounds_of(facts.data or ""), *map(int, facts.sources)]
+    numbers += as_numbers(facts.owner.id if args.process_index == 0 else None, LONGEST_ID)
+    refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments", numbers=numbers, before=before)
+    is_unknown, highest, lowest, in_updates, in_windows, in_epochs, *of_owner = numbers
+    facts.data = None if is_unknown or highest != -lowest else facts.data
+    facts.sources = FlagSources(bool(in_updates), bool(in_windows), bool(in_epochs))
+    facts.owner = Owner.of_id(as_text(of_owner)) or facts.owner
 
 
 def refuse_differences(
@@ -452,9 +477,10 @@ def refuse_differences(
     what: str,
     hint: str = "pass the same values to every process.",
     numbers: list[int] | None = None,
+    before: Callable[[], object] | None = None,
 ) -> None:
     """Refuse values that differ between ranks. They are given as text. `what` is their name in the message."""
-    if are_equal(repr(mine), numbers):
+    if are_equal(repr(mine), numbers, before):
         return
     found = differences(gather_objects(mine))
     if found:

@@ -61,7 +61,7 @@ from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
 from hf_compat.training_run.mirror import ROTATION, StoreMirror
 from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run, remove_surplus
-from hf_compat.training_run.run import RunHost, TrainingRun, add_flos, note_best_checkpoint
+from hf_compat.training_run.run import RunHost, StartFacts, TrainingRun, add_flos, note_best_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -203,21 +203,28 @@ class Saver:
         self.mirror = StoreMirror(host, overrides)
 
     @contextlib.contextmanager
-    def taking_folder(self, at_once: bool, owner: Owner | None = None) -> Iterator[None]:
+    def taking_folder(
+        self, at_once: bool, facts: StartFacts | None = None, compare: Callable[..., None] | None = None
+    ) -> Iterator[None]:
         """Keep other runs from saving into the output folder while this one trains, and wait for the last write.
 
-        Without `at_once`, each folder is taken when a save needs it. Without an owner, the ranks exchange one.
+        Without `at_once`, each folder is taken when a save needs it. The first rank takes it before the ranks `compare`
+        their arguments: the exchange tells them of its error, and who the owner is. Otherwise they exchange an owner.
         """
         args = self._host.args
-        folder = self.folder = OutputFolder(owner or shared_owner())
+        folder = self.folder = OutputFolder(shared_owner() if facts is None else facts.owner)
         if self._host.is_in_train:
             self._lost = []  # a new turn, which takes its folders anew
+        takes, is_first = at_once and saves_checkpoints(args), args.process_index == 0
+        take = functools.partial(self._take, folder)
         try:
-            if at_once and saves_checkpoints(args):
-                with failing_together():
-                    if args.should_save:
-                        folder.hold(str(args.output_dir))
-                        folder.note(str(args.output_dir), self.mirror.begin(folder.owner.id))
+            if compare is not None and facts is not None:
+                compare(facts, before=take if takes and is_first else None)
+                folder.owner = facts.owner
+            if takes and args.save_on_each_node:
+                with failing_together():  # the others need the owner for it
+                    if args.should_save and not is_first:
+                        take()
             yield
             self.background.wait()  # a callback may have saved at the very end
             self.mirror.finish()
@@ -235,6 +242,10 @@ class Saver:
             folder.release()
             self.folder = None
             self._lost += [lock for lock in folder.locks.values() if lock.lost is not None]
+
+    def _take(self, folder: OutputFolder) -> None:
+        folder.hold(str(self._host.args.output_dir))
+        folder.note(str(self._host.args.output_dir), self.mirror.begin(folder.owner.id))
 
     def check_folder(self, path: str | os.PathLike[str] | None = None) -> None:
         """Refuse to write into an output folder, or below it, that this run or the last one has lost to another run.

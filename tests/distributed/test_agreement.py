@@ -228,9 +228,13 @@ def test_data_of_different_lengths_are_named(tmp_path):
             return DataLoader(rows, batch_size=2, collate_fn=self.data_collator)
 
     def body(rank):
-        trainer = Own(toy.Classifier(), arguments(tmp_path / "out", max_steps=-1), train_dataset=toy.rows(8))
-        with pytest.raises(ArgumentError, match=r"training data.*is 6 on rank 0; 12 on rank 1"):
-            trainer.train()
+        of_rank = toy.rows(16 if rank == 0 else 32)
+        for kind, data in ((Own, toy.rows(8)), (Trainer, of_rank)):
+            trainer = kind(toy.Classifier(), arguments(tmp_path / "out", max_steps=-1), train_dataset=data)
+            with pytest.raises(ArgumentError, match=r"training data.*is 6 on rank 0; 12 on rank 1"):
+                trainer.train()
+        trainer = Trainer(toy.Classifier(), arguments(tmp_path / "out", max_steps=2), train_dataset=of_rank)
+        assert trainer.train().global_step == 2, "each rank's updates are those of the arguments"
 
     ended = run_ranks(tmp_path / "logs", body)
     assert [rank.status for rank in ended] == [0, 0], ended
@@ -307,7 +311,7 @@ def test_every_argument_is_shared_between_ranks_unless_its_row_says_otherwise(ma
     logging.getLogger("hf_compat").setLevel(logging.ERROR)
     compared = []
 
-    def note(mine, what, numbers):
+    def note(mine, what, **others):
         compared.extend(mine)
 
     monkeypatch.setattr("hf_compat.training_run.run.refuse_differences", note)
