@@ -69,6 +69,7 @@ class SeededRandomSampler(RandomSampler):
         order = self._draw()
         for start in range(0, len(order), _LISTED_AT_ONCE):
             yield from order[start : start + _LISTED_AT_ONCE].tolist()
+        del order  # two of them would take twice the memory
         self._draw()  # at its end, torch's draws another one, and takes none of it
 
     def _draw(self) -> torch.Tensor:
@@ -195,12 +196,12 @@ class BatchSamplerSlice(Sampler[Indices]):
             last = len(order) // in_round * in_round
             for start in range(rank * own, last, in_round):
                 yield _listed(order[start : start + own])
-        if last == len(order) or self.drop_last:
-            return
-        filling = cycle(_listed(order[:in_round])) if self.ranks.even_batches else ()
-        share = list(islice(chain(_listed(order[last:]), filling), rank * own, (rank + 1) * own))
-        if share:
-            yield share
+            share: Indices = []
+            if last < len(order) and not self.drop_last:
+                filling = cycle(_listed(order[:in_round])) if self.ranks.even_batches else ()
+                share = list(islice(chain(_listed(order[last:]), filling), rank * own, (rank + 1) * own))
+            del order  # the pass ends with another draw
+        yield from [share] if share else ()
 
     def _of_batches(self) -> Iterator[Indices]:
         rank, world_size, size = self.ranks.rank, self.ranks.world_size, self.batch_size

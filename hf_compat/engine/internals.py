@@ -46,11 +46,6 @@ Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around 
 # The Lightning release that this file is written for and tested with.
 WRITTEN_FOR = "2.6.6"
 
-# Fields that Lightning writes into a module several times a step. They never hold a module or a parameter, so
-# `HFModule` skips the search that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the name of the
-# running hook outside the module.
-BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
-
 
 def warn_of_newer_lightning() -> None:
     """Warn, once a process, if the installed Lightning has a newer minor version than `WRITTEN_FOR`."""
@@ -398,6 +393,16 @@ class HooksOfPlainBatches(LightningModule):
     Lightning calls the hooks of a module or of its data in `_call_batch_hook`. Remove it when a batch can choose the
     hooks' argument.
     """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute. Lightning's name of the running hook is set without `nn.Module`'s search for parameters.
+
+        It is written around every hook. Remove it when Lightning keeps the name outside the module.
+        """
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)  # type: ignore[arg-type]  # of any type
 
     def _call_batch_hook(self, hook_name: str, batch: object, *args: object) -> object:
         call = super()._call_batch_hook

@@ -351,8 +351,9 @@ class WindowModule(HooksOfPlainBatches):
     @contextlib.contextmanager
     def evaluating(self, run: EvaluationRun) -> Iterator[None]:
         """Collect the batches that are validated within the context in `run`."""
-        previous, self.evaluation = self.evaluation, run
+        fields = self.__dict__  # `nn.Module` searches for a parameter of that name first
+        previous, fields["evaluation"] = self.evaluation, run
         try:
             yield
         finally:
-            self.evaluation = previous
+            fields["evaluation"] = previous

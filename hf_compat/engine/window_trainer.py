@@ -39,13 +39,16 @@ from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import ManualResult
+from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.combined_loader import CombinedLoader, _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -379,7 +382,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
             note_metrics(self.trainer, part.earlier)
         with self._hearing(part.is_first):
             super().on_run_start()
-        self._look_up()
+        if part.is_first or self.trainer.callbacks != self._seen:  # type: ignore[attr-defined]  # as above
+            self._look_up()
         fetcher = self._data_fetcher
         if fetcher is not None and self._listeners is not None:
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
@@ -474,6 +478,7 @@ EXPECTED = (
     # sentence-transformers runs its own evaluators and passes an empty loader
     ".*Total length of `EvaluationBatches` across ranks is zero.*",
 )
+_EXPECTED = "|".join(EXPECTED)
 
 
 class _WarningsOnly(logging.Filter):
@@ -491,8 +496,7 @@ def quietly() -> Iterator[None]:
         logging.getLogger(name).addFilter(warnings_only)
     try:
         with warnings.catch_warnings():
-            for message in EXPECTED:
-                warnings.filterwarnings("ignore", message=message)
+            warnings.filterwarnings("ignore", message=_EXPECTED)
             yield
     finally:
         for name in _CHATTY:
@@ -631,6 +635,43 @@ class WindowTrainer(pl.Trainer):
             training = self.fit_loop.epoch_loop
             for loop in (training, training.val_loop, self.validate_loop, self.test_loop):
                 loop._results.batch = None
+
+    def validation_of(self, part: EvaluationPart) -> Callable[..., object]:
+        """Return the command that validates a part of an evaluation.
+
+        Lightning's own looks at the hooks, moves the model and tears down each time. After the first part of several,
+        everything is set up: Lightning callbacks get a new trainer for each part, and several processes its command.
+        """
+        state = self.state
+        is_set_up = (
+            state.finished and state.fn is TrainerFn.VALIDATING and type(self.strategy) is HFSingleDeviceStrategy
+        )
+        return self._validate_next if is_set_up and not part.is_first else self.validate
+
+    def _validate_next(self, module: pl.LightningModule, dataloaders: EvaluationBatches, verbose: bool) -> None:
+        loop, connector = self.validate_loop, self._logger_connector
+
+        def run() -> None:
+            loop.verbose, loop._data_source.instance, loop._combined_loader = verbose, dataloaders, None
+            self.state.status, self.state.stage = TrainerStatus.RUNNING, RunningStage.VALIDATING
+            connector.reset_metrics()
+            loop.run()
+            loop.teardown()
+            self.state.status, self.state.stage = TrainerStatus.FINISHED, None
+
+        call._call_and_handle_interrupt(self, run)
+
+    @property
+    def _active_loop(self) -> _FitLoop | _EvaluationLoop | _PredictionLoop | None:
+        """Return the running loop. Lightning's own property compares texts, several times a hook."""
+        stage, fn = self.state.stage, self.state.fn
+        if stage is RunningStage.TRAINING:
+            return self.fit_loop
+        if stage is None or stage is RunningStage.PREDICTING:
+            return None if stage is None else self.predict_loop
+        if fn is TrainerFn.VALIDATING:
+            return self.validate_loop
+        return self.fit_loop.epoch_loop.val_loop if fn is TrainerFn.FITTING else self.test_loop
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:  # as Lightning's own method
         try:

@@ -242,9 +242,11 @@ class CallbackHandler(_WithoutMethods):
     def requested_kwargs(self) -> set[str]:
         """Find out which of `trainer`, `loss`, `inputs` and `outputs` a callback's method names."""
         named: set[str] = set()
-        for event in EVENTS:
-            for callback in self.hearing(event):
-                named |= accepted_parameters(getattr(callback, event)).names & set(REQUESTABLE_KWARGS)
+        for callback in self.callbacks:
+            for event, empty in _EMPTY.items():
+                method = getattr(callback, event, None)
+                if method is not None and getattr(method, "__func__", None) is not empty:
+                    named |= accepted_parameters(method).names.intersection(REQUESTABLE_KWARGS)
         return named
 
     @property

@@ -108,8 +108,13 @@ def returned_metrics(metrics: Mapping[str, object], source: str) -> dict[str, Me
     }
 
 
+_PLAIN = frozenset({float, int, str, bool, type(None)})
+
+
 def _plain_metric(value: object, name: str, source: str) -> Metric:
     """Convert a metric to JSON's types, also within lists and dicts."""
+    if type(value) in _PLAIN:  # most are
+        return value
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.item() if value.numel() == 1 else value.to_dense().tolist()
@@ -122,7 +127,7 @@ def _plain_metric(value: object, name: str, source: str) -> Metric:
     if isinstance(value, (list, tuple)):
         parts = [_plain_metric(part, f"{name}[{index}]", source) for index, part in enumerate(value)]
         return tuple(parts) if isinstance(value, tuple) else parts
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (int, float, str)):
         return value
     raise MetricError(
         f"`{source}` returned {_shown(value)} as the metric {brief(name)}, which cannot be logged or saved.\n\n"

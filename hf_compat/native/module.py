@@ -28,7 +28,6 @@ from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, check_metrics
 from hf_compat.engine.internals import (
-    BOOKKEEPING_FIELDS,
     attached_trainer,
     compile_model_only,
     given_hyperparameters,
@@ -248,9 +247,6 @@ class HFModule(OverridePoints, LoadableModule):
         return state
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in BOOKKEEPING_FIELDS:
-            self.__dict__[name] = value
-            return
         if name == "trainer" and value is not None:  # a run begins
             self._leave_own_step()  # of a fit that has failed
             keep_put_hooks(self, HFModule)
@@ -266,7 +262,7 @@ class HFModule(OverridePoints, LoadableModule):
                     check_liger(value, steps.args.liger_kernel_config)
                 steps.prepare_model(value)
                 self.__dict__.pop("backbone", None)  # the other model's, for BackboneFinetuning
-        super().__setattr__(name, value)  # type: ignore[arg-type]  # of any type
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         """Give methods written for HF's Trainer the attributes that they read."""

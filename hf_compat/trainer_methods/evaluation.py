@@ -254,7 +254,7 @@ class Evaluator:
                     run_validation(trainer, batches)
             else:
                 with self._outside_fit(plan) as own, own.module.evaluating(run):
-                    command = own.trainer.test if run.is_prediction else own.trainer.validate
+                    command = own.trainer.test if run.is_prediction else own.trainer.validation_of(part)
                     own.trainer.run_command(command, own.module, dataloaders=batches, verbose=False)
         return run.output or run.finish()
 

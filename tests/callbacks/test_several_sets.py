@@ -151,3 +151,23 @@ def test_what_a_set_costs_does_not_grow_with_the_sets_before_it(make_args, withi
         noted.clear()
         trainer.train()
     assert 0 < sum(noted) < of_all
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_sets_after_the_first_are_evaluated_as_alone_also_after_an_error(make_args, error):
+    trainer = make(make_args, None)
+    alone = {name: trainer.evaluate(part)["eval_loss"] for name, part in SETS.items()}
+    forward, calls = trainer.model.forward, []
+
+    def fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:  # in the second set
+            raise error
+        return forward(*args, **kwargs)
+
+    trainer.model.forward = fail
+    with pytest.raises(error):
+        trainer.evaluate()
+    found = trainer.evaluate()
+    assert {name: found[f"eval_{name}_loss"] for name in SETS} == alone
+    assert not trainer.model.training and trainer.lightning_trainer.state.finished

@@ -32,6 +32,7 @@ BATCH = 4
 CALLS = ("call", "c_call")
 WIDE = (100, 1_000, 10_000)
 CLASSES, TOKENS, SAMPLES = 16, 128, 15_625  # predictions of 122 MiB
+SHUFFLED = 10_000_000
 
 
 class Wide(nn.Module):
@@ -101,6 +102,16 @@ class PlainLoop:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
+
+    def arrow_batches(self, rows: Any) -> Any:
+        import transformers
+
+        return torch.utils.data.DataLoader(
+            rows, batch_size=BATCH, shuffle=True, collate_fn=transformers.default_data_collator
+        )
+
+    def bytes_of_shuffling(self) -> float:
+        return _bytes_a_sample(torch.utils.data.RandomSampler(range(SHUFFLED)))
 
 
 class Lightning:
@@ -202,6 +213,43 @@ class LikeHF:
         trainer.predict(data)
         return peak_mib() - before
 
+    def arrow_batches(self, rows: Any) -> Any:
+        trainer = self.trainer(Toy(), 1)
+        trainer.train_dataset = rows
+        return trainer.get_train_dataloader()
+
+    def bytes_of_shuffling(self) -> float:
+        trainer = self.trainer(Toy(), 1)
+        trainer.train_dataset = range(SHUFFLED)
+        return _bytes_a_sample(trainer.get_train_dataloader().batch_sampler.sampler)
+
+
+def _bytes_a_sample(sampler: Any) -> float:
+    """Measure the peak memory of a pass over a sampler, after a first index."""
+    next(iter(sampler))
+    before = peak_mib(reset=True)
+    for _ in sampler:
+        pass
+    return (peak_mib() - before) * 2**20 / SHUFFLED
+
+
+def calls_of_arrow_batches(contestant: Any) -> float:
+    """Count the calls of a batch of an Arrow set: the difference of a long and a short pass."""
+    from datasets import Dataset
+
+    def make(batches: int) -> Any:
+        rows = samples(batches * BATCH)
+        columns = {key: [torch.as_tensor(row[key]).tolist() for row in rows] for key in rows[0]}
+        return Dataset.from_dict(columns).with_format("torch")
+
+    sets = {batches: make(batches) for batches in (2, 6)}
+
+    def run(batches: int) -> None:
+        for _ in contestant.arrow_batches(sets[batches]):
+            pass
+
+    return per_update(run)
+
 
 def _pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {
@@ -262,20 +310,25 @@ def rows() -> dict[str, dict[str, Count]]:
     }.items():
         found[name] = {contestant: getattr(one, method) for contestant, one in like_hf.items()}
     found["`train()` of one update"]["plain loop"] = lambda: calls_of(partial(PlainLoop().train, Toy, 1))
-    found["tokens' predictions, MiB (alone: 122)"] = {name: partial(_in_own_process, name) for name in like_hf}
+    found["a batch of an Arrow set"] = {name: partial(calls_of_arrow_batches, one) for name, one in loops.items()}
+    for title, method, of in (
+        ("tokens' predictions, MiB (alone: 122)", "memory_of_predictions", like_hf),
+        ("shuffling 10⁷ samples, bytes a sample", "bytes_of_shuffling", loops),
+    ):
+        found[title] = {name: partial(_in_own_process, name, method) for name in of}
     return found
 
 
-def _in_own_process(contestant: str) -> float:
-    """Measure the memory of predictions in a process that has freed nothing yet."""
-    command = [sys.executable, __file__, "--memory", contestant]
+def _in_own_process(contestant: str, method: str) -> float:
+    """Measure memory in a process that has freed nothing yet."""
+    command = [sys.executable, __file__, "--memory", contestant, method]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.rpartition("PEAK")[2])
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--memory"]:
-        print("PEAK", _contestants()[sys.argv[2]].memory_of_predictions())
+        print("PEAK", getattr(_contestants()[sys.argv[2]], sys.argv[3])())
         return
     names = ("plain loop", "hf_compat", "transformers", "Lightning")
     print(f"| Python calls | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
