@@ -31,8 +31,9 @@ class Share(NamedTuple):
         for name, facts in listed.items():
             size = facts.get("bytes") if isinstance(facts, dict) else 0
             sizes[name] = size if isinstance(size, int) else 0
-        # FSDP 2 lets the first process alone read a whole optimizer
-        owners = {name: 0 if name == layout.OPTIMIZER_NAME else layout.rank_of(name) for name in listed}
+        # Of what the first process alone may load: a whole optimizer under FSDP 2, the arguments for a warning
+        of_first = (layout.OPTIMIZER_NAME, layout.TRAINING_ARGS_NAME)
+        owners = {name: 0 if name in of_first else layout.rank_of(name) for name in listed}
         loads = [0] * self.world_size
         for name, owner in owners.items():
             if owner is not None:

@@ -241,7 +241,7 @@ class Windows:
             window_size=self.window_size,
             micro_batches_per_epoch=self.counts.micro_batches_per_epoch,
             micro_batch_size=getattr(self.loader, "batch_size", None),
-            rng=read_rng(),
+            rng=read_rng(self._epoch_rng),
             shuffle_seed=None if shuffler is None else shuffler.initial_seed,
         )
         if self._epoch_rng is None:

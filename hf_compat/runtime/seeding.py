@@ -73,9 +73,17 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 RandomStates: TypeAlias = dict[str, Any]
 
 
-def read_rng() -> RandomStates:
-    """Read the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
-    return pack_legacy_rng(read_legacy_rng())
+def read_rng(before: RandomStates | None = None) -> RandomStates:
+    """Read the states of Python's, NumPy's and torch's generators as numbers, lists and tensors.
+
+    Tensors that equal those of the states `before` are these themselves, so that a file holds them once.
+    """
+    states = pack_legacy_rng(read_legacy_rng())
+    for name in ("python", "numpy"):
+        numbers = None if before is None else before[name][1]
+        if isinstance(numbers, torch.Tensor) and torch.equal(states[name][1], numbers):
+            states[name][1] = numbers
+    return states
 
 
 def read_legacy_rng(of_all_gpus: bool = False) -> RandomStates:

@@ -401,7 +401,7 @@ class Resumer:
                 f"Nothing is left to train: {checkpoint} is of update {run.updates_before}, and the run has "
                 f"{run.counts.max_updates}. For more updates, raise `num_train_epochs` or `max_steps`."
             )
-        elif not (host.args.ignore_data_skip or run.start.epoch_is_over):
+        elif host.is_world_process_zero() and not (host.args.ignore_data_skip or run.start.epoch_is_over):
             self._warn_of_order(checkpoint)
 
     def _warn_of_order(self, checkpoint: str) -> None:

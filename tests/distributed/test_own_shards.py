@@ -254,11 +254,12 @@ def test_a_resume_reads_and_hashes_its_own_share_in_one_pass(tmp_path):
 def test_copies_read_each_file_once_however_the_checkpoint_is_chosen(tmp_path):
     ways = (True, str(tmp_path / "run" / "checkpoint-2"))
     for counts in counts_of_resumes(tmp_path, 2, ways):
-        for one in counts:
+        for rank, one in enumerate(counts):
             assert 2 * WHOLE < one["bytes"] < 2 * WHOLE + PYTHONS, "the optimizer's file: the weights are mapped"
             names = [Path(path).name for path in one["opened"] if "checkpoint-2/" in path]
             large = {"model.safetensors", "optimizer.pt"}
             assert all(names.count(name) <= 1 + (name in large) for name in names), "a large one for its size, too"
+            assert ("training_args.bin" in names) == (rank == 0), "they are for a warning, which the first rank gives"
 
 
 def test_a_whole_optimizer_is_opened_by_the_first_rank_alone(tmp_path):

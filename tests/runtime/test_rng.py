@@ -23,6 +23,18 @@ def test_the_same_numbers_come_after_a_file(tmp_path):
     assert draw() == expected
 
 
+def test_numbers_that_are_as_before_are_in_a_file_once(tmp_path):
+    before = read_rng()
+    torch.rand(1), np.random.rand()
+    after = read_rng(before)
+    assert after["python"][1] is before["python"][1]
+    assert after["numpy"][2:] != before["numpy"][2:], "the place among the numbers is another one"
+    random.seed(5)
+    assert read_rng(after)["python"][1] is not before["python"][1]
+    listed = {**before, "python": [3, before["python"][1].tolist(), None]}  # as earlier versions wrote it
+    assert read_rng(listed)["numpy"] is not None
+
+
 def test_transformers_form_and_back():
     np.random.seed(3)
     states = read_rng()
