@@ -207,7 +207,7 @@ class Trainer(
         if uses_deepspeed(args, environment):  # its configuration depends on the model, which is not set yet
             check_supported(args)
             compilation_of(args)
-            parallel_sizes(args, environment)
+            parallel_sizes(args, environment, None)
         else:
             self._plan.of(args)
         args._refuse_claims()

@@ -21,6 +21,7 @@ from hf_compat.checkpoint.files import Plain, member_of
 from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state import (
+    LOADING,
     OPTIMIZER_INDEX,
     SAVING,
     ModelState,
@@ -29,6 +30,7 @@ from hf_compat.checkpoint.model_state import (
     replacing,
 )
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
+from hf_compat.checkpoint.tensor_splits import TensorSplits, splits_of
 from hf_compat.checkpoint.zero_reader import (
     MODELS,
     OPTIMIZERS,
@@ -40,7 +42,14 @@ from hf_compat.checkpoint.zero_reader import (
     zero_states,
 )
 from hf_compat.errors import CheckpointError, CheckpointMismatch
-from hf_compat.interop.deepspeed import DeepSpeedEngine, gathering, is_partitioned, whole_for_a_while
+from hf_compat.interop.deepspeed import (
+    DeepSpeedEngine,
+    gathering,
+    is_partitioned,
+    tensor_group,
+    tensor_place,
+    whole_for_a_while,
+)
 from hf_compat.runtime.collectives import barrier
 
 
@@ -77,7 +86,9 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
             "\n\nHint: resume with the DeepSpeed configuration that wrote it, on as many processes; or begin from its "
             "weights with `from_pretrained`."
         )
-    saved = zero_states(folder) if state is None else _whole_states(folder, state, zero, names)
+    splits = splits_of(engine.module)
+    place = tensor_place() if splits else 0
+    saved = zero_states(folder) if state is None else _whole_states(folder, state, zero, names, splits)
     has_groups = len(saved.param_groups) == len(zero.optimizer.param_groups)
     saved.check(folder, (names[piece.parameter] for _, pieces in groups for piece in pieces), has_groups)
     for flat, pieces in groups:
@@ -89,7 +100,7 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
             into = torch.zeros_like(flat, requires_grad=False)
             for piece, name in zip(pieces, own, strict=True):
                 if piece.length and key in saved.by_name[name]:
-                    whole = saved.by_name[name][key].load().flatten()
+                    whole = splits.part(name, saved.by_name[name][key].load(), place).flatten()
                     part = whole[piece.begin : piece.begin + piece.length]
                     into[piece.place : piece.place + part.numel()].copy_(part)
             if key:
@@ -105,7 +116,9 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
         zero._link_all_hp_params()
 
 
-def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.Parameter, str]) -> ZeroStates:
+def _whole_states(
+    folder: str, state: OptimizerState, zero: Any, names: dict[nn.Parameter, str], splits: TensorSplits
+) -> ZeroStates:
     """Find the values of each parameter in the state of a whole optimizer, which numbers parameters in their order.
 
     Raises:
@@ -127,7 +140,8 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
     by_name: dict[str, dict[str, StoredTensor]] = {}
     plain: dict[str, dict[str, object]] = {}
     for parameter, number in zip(order, numbers, strict=True):
-        name, shape = names[parameter], getattr(parameter, "ds_shape", parameter.shape)
+        name = names[parameter]
+        shape = splits.whole_shape(name, getattr(parameter, "ds_shape", parameter.shape))
         by_name[name], plain[name] = {}, {}
         for key, one in (state["state"].get(number) or {}).items():
             if not torch.is_tensor(one) or key == "step":
@@ -148,7 +162,7 @@ def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.
 
 def _flat_groups(zero: Any) -> list[_FlatGroup]:
     """Return the flat groups of a ZeRO optimizer; none of another, or of one that leaves them on a disk."""
-    rank, groups = distributed.get_rank(), []
+    rank, groups = distributed.get_rank(zero.dp_process_group), []
     stage2 = getattr(zero, "single_partition_of_fp32_groups", None)
     if stage2 is not None and hasattr(zero, "round_robin_bit16_offsets"):  # the parameters of a group end to end
         layouts = zip(stage2, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
@@ -175,27 +189,32 @@ def _flat_groups(zero: Any) -> list[_FlatGroup]:
 class DeepSpeedState(ModelState):
     """DeepSpeed has the optimizer's state in parts from ZeRO 1 on, and the weights from ZeRO 3 on.
 
-    Before a fit the engine does not exist yet, but `from_pretrained` may already have made the model in parts.
+    Before a fit the engine does not exist yet, but `from_pretrained` may already have made the model in parts. With
+    `tensor_parallel` it splits layers, too.
     """
 
     def __init__(self, model: nn.Module, engine: DeepSpeedEngine) -> None:
         super().__init__(model)
         self.engine = engine  # None outside a fit, where the model has no optimizer
+        self.splits = splits_of(model)
 
     def whole_weights(self) -> Weights:
-        if not is_partitioned(self.model):
+        if not (self.splits or is_partitioned(self.model)):
             return self.model.state_dict()
         is_first = distributed.get_rank() == 0
-        gathered = {parameter: whole for parameter, whole in _copied_whole(self.model) if is_first}
+        gathered = {parameter: whole for parameter, whole in self._copied_whole() if is_first}
         with replacing(self.model, SAVING, gathered.get):
             return self.model.state_dict() if is_first else {}
 
     def giving_whole(self) -> AbstractContextManager[None]:
-        if not is_partitioned(self.model):
+        if not (self.splits or is_partitioned(self.model)):
             return contextlib.nullcontext()
-        return replacing(self.model, SAVING, dict(_copied_whole(self.model)).get)
+        return replacing(self.model, SAVING, dict(self._copied_whole()).get)
 
     def taking_whole(self) -> AbstractContextManager[None]:
+        if self.splits:
+            names, place = {parameter: name for name, parameter in self.model.named_parameters()}, tensor_place()
+            return replacing(self.model, LOADING, lambda own, whole: self.splits.part(names[own], whole, place))
         return whole_for_a_while(self.model.parameters()) if is_partitioned(self.model) else contextlib.nullcontext()
 
     def running(self, config: dict[str, Any] | None) -> AbstractContextManager[None]:
@@ -239,11 +258,20 @@ class DeepSpeedState(ModelState):
             )
         check_zero_files(contents, name)  # on every rank and before any exchange: one that fails alone lets all wait
         ranks = len(rank_files(contents, name, OPTIMIZERS))  # 0 without ZeRO: the optimizer's state is with the weights
-        models = map(os.path.basename, rank_files(contents, name, MODELS))
-        layout = (ranks, any(model.startswith("zero_pp_rank") for model in models))  # ZeRO 3 writes one for each rank
-        if ranks and layout != (distributed.get_world_size(), self.engine.zero_optimization_partition_weights()):
+        models = [os.path.basename(path) for path in rank_files(contents, name, MODELS)]
+        by_stage3 = any(model.startswith("zero_pp_rank") for model in models)  # it writes one for each rank
+        parts, splits = 1 if by_stage3 else len(models), splits_of(self.engine.module)
+        own = (distributed.get_world_size(), self.engine.zero_optimization_partition_weights(), splits.ranks)
+        if ranks and (ranks, by_stage3, parts) != own:
             take_states(folder, self.engine)
             return True
+        if parts != splits.ranks:
+            raise CheckpointMismatch(
+                f"{folder} has the optimizer's state in {parts} parts (`tensor_parallel`), and this run "
+                f"has {splits.ranks}. Without ZeRO they are not joined.\n\n"
+                "Hint: resume with the same `autotp_size`, or begin from the weights with `from_pretrained`. ZeRO 1 "
+                "and 2 go on with any number."
+            )
 
         def load(path: str, map_location: object = None) -> Plain:
             # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
@@ -265,7 +293,8 @@ class DeepSpeedState(ModelState):
     def set_weights(self, weights: Weights) -> LoadResult:
         named = names_of(self.model, weights)
         if not is_partitioned(self.model):
-            return self.model.load_state_dict(named, strict=False)
+            with self.taking_whole():
+                return self.model.load_state_dict(named, strict=False)
         owned: dict[str, Weights] = {}
         for name, tensor in named.items():
             prefix, _, own_name = name.rpartition(".")
@@ -277,9 +306,14 @@ class DeepSpeedState(ModelState):
         known = self.model.state_dict().keys()
         return LoadResult([name for name in known if name not in named], [name for name in named if name not in known])
 
-
-def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    for module in model.modules():
-        with whole_for_a_while(module.parameters(recurse=False)):
-            for parameter in module.parameters(recurse=False):
-                yield parameter, parameter.detach().to("cpu", copy=True)
+    def _copied_whole(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Copy each parameter whole to the CPU, one module after the other. Every process takes part."""
+        if self.splits:
+            group, place = tensor_group(), tensor_place()
+            for name, parameter in self.model.named_parameters():
+                yield parameter, self.splits.gathered(name, parameter.detach(), place, group).to("cpu", copy=True)
+            return
+        for module in self.model.modules():
+            with whole_for_a_while(module.parameters(recurse=False)):
+                for parameter in module.parameters(recurse=False):
+                    yield parameter, parameter.detach().to("cpu", copy=True)

@@ -14,7 +14,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -177,8 +177,16 @@ def refuse(path: str, problem: str | None) -> None:
         raise CheckpointError(f"{path} cannot be used: {problem}.\n\nHint: resume from another checkpoint.")
 
 
-def check_optimizer(path: str, content: object, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Refuse a content that is not the state of an optimizer of torch, or that this one cannot step with."""
+def check_optimizer(
+    path: str,
+    content: object,
+    optimizer: torch.optim.Optimizer | None = None,
+    own_groups: Sequence[Group] | None = None,
+) -> None:
+    """Refuse a content that is not the state of an optimizer of torch, or that this one cannot step with.
+
+    `own_groups` are the optimizer's as files have them, if it has others.
+    """
     if not isinstance(content, Mapping):
         refuse(path, f"it holds {brief(content, 60)}, not the state of an optimizer")
         return
@@ -193,7 +201,8 @@ def check_optimizer(path: str, content: object, optimizer: torch.optim.Optimizer
         refuse(path, wrong_field(kept, _OF_PARAMETER, f"state[{index}]."))
         if index not in known:
             refuse(path, f"`state` has the parameter {brief(index, 60)}, which is in no group")
-    for own, group in zip([] if optimizer is None else optimizer.param_groups, groups, strict=False):
+    own_groups = own_groups or ([] if optimizer is None else optimizer.param_groups)
+    for own, group in zip(own_groups, groups, strict=False):
         _check_group(path, optimizer, own, group, states)
 
 

@@ -41,6 +41,7 @@ from hf_compat.checkpoint.reading import (
     read_weights,
     weight_files,
 )
+from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_states
 from hf_compat.errors import CheckpointError
@@ -49,6 +50,7 @@ from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import barrier, broadcast_object, raise_first
 from hf_compat.runtime.device_copies import small_ones_on_host
+from hf_compat.runtime.meshes import as_before_split, split_again, tensor_ranks
 
 SAVING, LOADING = "register_state_dict_post_hook", "register_load_state_dict_pre_hook"
 
@@ -165,6 +167,8 @@ class TorchState(ModelState):
         if contents.find(OPTIMIZER_INDEX) is not None:
             dcp = open_dcp(contents, OPTIMIZER_FOLDER)
             named: States = dict(get_optimizer_state_dict(self.model, optimizer))
+            split, order = named["param_groups"], [name for name, _ in self.model.named_parameters()]
+            named["param_groups"] = as_before_split(split, order)
             # The names of parameters of which a folder holds states, and whatever else stands before a full stop. A
             # parameter that has had no gradient is not among them
             before = "optimizer.state."
@@ -174,6 +178,7 @@ class TorchState(ModelState):
             state = {"optimizer": {**named, "state": held}}
             read_dcp(dcp, state)
             options = StateDictOptions(strict=False)
+            state["optimizer"]["param_groups"] = split_again(state["optimizer"]["param_groups"], split)
             set_optimizer_state_dict(self.model, optimizer, state["optimizer"], options=options)
             settle_states(folder, optimizer)
             return True
@@ -186,13 +191,14 @@ class TorchState(ModelState):
             return False
         # What DeepSpeed's ranks have in parts, as an optimizer of a whole model has it
         saved = zero_states(folder)
+        own_groups = as_before_split(optimizer.param_groups, self.model.parameters())
         own = {parameter: name.removeprefix("_orig_mod.") for name, parameter in self.model.named_parameters()}
-        groups = [[own[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        groups = [[own[parameter] for parameter in group["params"]] for group in own_groups]
         order = [name for group in groups for name in group]
         told = list(saved.param_groups)
         if len(told) == len([group for group in groups if group]) < len(groups):
             rest = iter(told)  # DeepSpeed drops an empty group, for which the optimizer's own options serve
-            told = [next(rest) if own_group["params"] else own_group for own_group in optimizer.param_groups]
+            told = [next(rest) if own_group["params"] else own_group for own_group in own_groups]
         saved.check(folder, order, has_groups=len(groups) == len(told))
         states = {}
         for place, name in enumerate(order):
@@ -245,8 +251,8 @@ _FROM_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 _FROM_FIRST = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=True)
 
 
-class FSDP2State(TorchState):
-    """Every process has a shard of each parameter and of the optimizer's state, and may write it as it is."""
+class MeshState(TorchState):
+    """Every process has a part of most parameters and of their optimizer states, and may write it as it is."""
 
     def __init__(self, model: nn.Module, writes_shards: bool) -> None:
         super().__init__(model)
@@ -289,15 +295,17 @@ class FSDP2State(TorchState):
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if self.writes_shards:
-            shards = get_optimizer_state_dict(self.model, optimizer)
+            shards: States = dict(get_optimizer_state_dict(self.model, optimizer))
+            order = [name for name, _ in self.model.named_parameters()]
+            shards["param_groups"] = as_before_split(shards["param_groups"], order)
             save({"optimizer": shards}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
             return
         named: States = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
         state: OptimizerState = {}
         if named.get("param_groups"):  # only the first process gets them
-            order = [name for group in named["param_groups"] for name in group["params"]]
-            index = {name: position for position, name in enumerate(order)}
-            groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
+            whole = as_before_split(named["param_groups"], (name for name, _ in self.model.named_parameters()))
+            index = {name: place for place, name in enumerate(name for group in whole for name in group["params"])}
+            groups = [{**group, "params": [index[name] for name in group["params"]]} for group in whole]
             state = {"state": {index[name]: values for name, values in named["state"].items()}, "param_groups": groups}
         if is_writer:
             torch.save(state, os.path.join(folder, layout.OPTIMIZER_NAME))
@@ -322,16 +330,19 @@ class FSDP2State(TorchState):
 
     def _named(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> States:
         """Check a whole state, and give its parameters their names."""
-        check_optimizer(path, content, optimizer)
+        own = as_before_split(optimizer.param_groups, self.model.parameters())
+        check_optimizer(path, content, optimizer, own)
         if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
             raise CheckpointError(
                 f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
                 "Hint: resume without `fsdp`, or begin with the checkpoint's weights."
             )
         state, names = cast(OptimizerState, content), {one: name for name, one in self.model.named_parameters()}
-        order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+        order = [names[parameter] for group in own for parameter in group["params"]]
         with fitting(path):
             groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
+            split = [{**group, "params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
+            groups = split_again(groups, split)
             return {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
 
     def _take(
@@ -356,13 +367,13 @@ class FSDP2State(TorchState):
 def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:
     """Make the object that reads and writes a model's weights and its optimizer's state.
 
-    DeepSpeed's engine, which is the `wrapped` object of a fit, has the weights. FSDP 2 writes shards, or gathers whole
-    states.
+    DeepSpeed's engine, which is the `wrapped` object of a fit, has the weights. A model that processes share is written
+    as shards, or gathered.
     """
-    if is_deepspeed_engine(wrapped) or is_partitioned(model):
+    if is_deepspeed_engine(wrapped) or is_partitioned(model) or splits_of(model):
         from hf_compat.checkpoint.deepspeed_state import DeepSpeedState  # it builds on this file
 
         return DeepSpeedState(model, wrapped if is_deepspeed_engine(wrapped) else None)
-    if isinstance(model, FSDPModule):
-        return FSDP2State(model, writes_shards)
+    if isinstance(model, FSDPModule) or tensor_ranks(model) > 1:
+        return MeshState(model, writes_shards)
     return PlainState(model)

@@ -1,6 +1,7 @@
 """Read weights and optimizer states of DeepSpeed's ZeRO checkpoints one at a time, without DeepSpeed.
 
 ZeRO 1 and 2 flatten a parameter group and cut it into one piece for each rank. ZeRO 3 cuts every parameter that way.
+With `tensor_parallel` several processes have such files, each of its parts of the parameters, which are joined.
 The float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files are
 memory-mapped. Only tensors and plain containers are unpickled. Any failure is a `CheckpointError` that names the file.
 """
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
+from hf_compat.checkpoint.tensor_splits import INFO, TensorSplits
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.runtime.text import brief
 
@@ -72,9 +76,11 @@ def rank_files(contents: Contents, subfolder: str, ending: str) -> list[str]:
     return [contents.need(name) for name in sorted(found, key=_rank)]
 
 
-def _rank(name: str) -> int:
-    found = re.search(r"zero_pp_rank_(\d+)", os.path.basename(name))
-    return int(found.group(1)) if found else 0
+def _rank(name: str) -> tuple[int, int]:
+    """Of a rank's file: which part of the parameters it has, and its rank among those that have the same part."""
+    found = [re.search(rf"{kind}_rank_(\d+)", os.path.basename(name)) for kind in ("mp", "zero_pp")]
+    part, rank = (int(one.group(1)) if one else 0 for one in found)
+    return part, rank
 
 
 def zero_tensors(source: str) -> list[StoredTensor]:
@@ -82,8 +88,9 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
     The source is the folder with the ranks' files, or the one whose `latest` names it.
     """
-    with _reading(source) as (_, _, tensors):
-        return tensors
+    with _reading(source) as parts:
+        splits = TensorSplits(parts[0].model.get(INFO))
+        return _joined(splits, [{stored.name: stored for stored in part.tensors} for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,21 +115,25 @@ class ZeroStates:
 
 def zero_states(source: str) -> ZeroStates:
     """Read the optimizer's state of a ZeRO checkpoint."""
-    with _reading(source) as (model, optimizers, tensors):
-        weights = {stored.name: stored for stored in tensors}
-        inner = "optimizer_state_dict" if _is_stage3(optimizers[0]) else "base_optimizer_state"
-        states = [optimizer[inner]["state"] for optimizer in optimizers]
-        groups = optimizers[0][inner]["param_groups"]
-        flat = sorted(states[0])  # the places of flat groups, in their order
-        values = [(key, value) for index in flat for key, value in states[0][index].items()]
+    with _reading(source) as parts:
+        model, optimizer = parts[0].model, parts[0].optimizers[0]
+        inner = "optimizer_state_dict" if _is_stage3(optimizer) else "base_optimizer_state"
+        first, groups = optimizer[inner]["state"], optimizer[inner]["param_groups"]
+        flat = sorted(first)  # the places of flat groups, in their order
+        values = [(key, value) for index in flat for key, value in first[index].items()]
         keys = {key for key, value in values if isinstance(value, torch.Tensor) and value.dim() == 1}
         names = [name for shapes in model["param_shapes"] for name in shapes]
-        by_name = {name: {"": weights[name]} for name in names}
-        for key in keys:
-            pieces = [[state[index][key] for index in flat] for state in states]
-            for stored in _trained(model, optimizers[0], pieces):
+        by_name: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
+        for key in ("", *keys):
+            found = []
+            for part in parts:
+                states = [optimizer[inner]["state"] for optimizer in part.optimizers]
+                pieces = [[state[index][key] for index in flat] for state in states] if key else []
+                of_key = _trained(part.model, part.optimizers[0], pieces) if key else part.tensors
+                found.append({stored.name: stored for stored in of_key if stored.name in by_name})
+            for stored in _joined(TensorSplits(model.get(INFO)), found):
                 by_name[stored.name][key] = stored
-        plain = {key: value for index in flat[:1] for key, value in states[0][index].items() if key not in keys}
+        plain = {key: value for index in flat[:1] for key, value in first[index].items() if key not in keys}
         return ZeroStates(
             by_name=by_name,
             plain=dict.fromkeys(names, plain),
@@ -131,45 +142,76 @@ def zero_states(source: str) -> ZeroStates:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the processes with the same parts of the parameters have saved. Without `tensor_parallel` it is all."""
+
+    model: RankFile  # of the first of them
+    optimizers: list[RankFile]
+    tensors: list[StoredTensor]  # the weights
+
+
 @contextlib.contextmanager
-def _reading(source: str) -> Iterator[tuple[RankFile, list[RankFile], list[StoredTensor]]]:
-    """Read the first rank's model states and all optimizer states, and list the weights.
+def _reading(source: str) -> Iterator[list[_Part]]:
+    """Read model states and optimizer states, and list the weights.
 
     Any other content than DeepSpeed's, which shows here or within the context, is an error of ours.
     """
     contents = Contents(source)
     subfolder = named_zero_folder(contents) or ""
     folder = contents.folder / subfolder
-    found = [_read(path) for path in rank_files(contents, subfolder, OPTIMIZERS)]
-    models = [_read(path) for path in rank_files(contents, subfolder, MODELS)]
-    if not models or not found:
+    by_part: dict[int, tuple[list[RankFile], list[RankFile]]] = {}
+    for kind, ending in enumerate((MODELS, OPTIMIZERS)):
+        for path in rank_files(contents, subfolder, ending):
+            by_part.setdefault(_rank(path)[0], ([], []))[kind].append(_read(path))
+    if not by_part or not all(models and found for models, found in by_part.values()):
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
     try:
-        optimizers = [states["optimizer_state_dict"] for states in found]
-        count = optimizers[0]["partition_count"]
-        world_size = int(max(count) if isinstance(count, list) else count)
-        if len(optimizers) != world_size:
-            raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
-        by_stage3 = _is_stage3(optimizers[0])
-        key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"  # each rank's parts, by groups
-        tensors = _trained(models[0], optimizers[0], [optimizer[key] for optimizer in optimizers])
-        for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
-            of_ranks = models if by_stage3 else models[:1]
-            fragments = [model["frozen_param_fragments"][name].flatten() for model in of_ranks]
-            tensors.append(stored_slices(name, shape, [(fragments, 0, math.prod(shape))]))
-        tensors += [
-            StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
-            for name in models[0]["buffer_names"]
-            if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
-        ]
-        # Tied weights: a second name for a tensor
-        by_name = {stored.name: stored for stored in tensors}
-        pairs = (models[0].get("shared_params") or {}).items()
-        shared = [(name, of) for name, of in pairs if of in by_name and name not in by_name]
-        yield models[0], optimizers, [*tensors, *(dataclasses.replace(by_name[of], name=name) for name, of in shared)]
+        parts = [_part(folder, models, found) for _, (models, found) in sorted(by_part.items())]
+        if len(parts) != (needed := TensorSplits(parts[0].model.get(INFO)).ranks):
+            raise CheckpointError(f"{folder} has {len(parts)} parts of the parameters, of {needed}.")
+        yield parts
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{folder} does not hold what DeepSpeed writes ({cause}).") from error
+
+
+def _part(folder: Path, models: list[RankFile], found: list[RankFile]) -> _Part:
+    optimizers = [states["optimizer_state_dict"] for states in found]
+    count = optimizers[0]["partition_count"]
+    world_size = int(max(count) if isinstance(count, list) else count)
+    if len(optimizers) != world_size:
+        raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
+    by_stage3 = _is_stage3(optimizers[0])
+    key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"  # each rank's parts, by groups
+    tensors = _trained(models[0], optimizers[0], [optimizer[key] for optimizer in optimizers])
+    for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
+        of_ranks = models if by_stage3 else models[:1]
+        fragments = [model["frozen_param_fragments"][name].flatten() for model in of_ranks]
+        tensors.append(stored_slices(name, shape, [(fragments, 0, math.prod(shape))]))
+    tensors += [
+        StoredTensor(name=name, nbytes=tensor.nbytes, load=tensor.detach)
+        for name in models[0]["buffer_names"]
+        if isinstance(tensor := models[0]["module"].get(name), torch.Tensor)
+    ]
+    # Tied weights: a second name for a tensor
+    by_name = {stored.name: stored for stored in tensors}
+    pairs = (models[0].get("shared_params") or {}).items()
+    shared = [(name, of) for name, of in pairs if of in by_name and name not in by_name]
+    tensors += [dataclasses.replace(by_name[of], name=name) for name, of in shared]
+    return _Part(models[0], optimizers, tensors)
+
+
+def _joined(splits: TensorSplits, parts: Sequence[dict[str, StoredTensor]]) -> list[StoredTensor]:
+    """Join the tensors of all parts by their names. A tensor that is not split is that of the first part."""
+    if not splits:
+        return list(parts[0].values())
+    whole = []
+    for name, stored in parts[0].items():
+        loads = [part[name].load for part in parts]
+        load = functools.partial(splits.joined, name, loads)
+        whole.append(StoredTensor(name=name, nbytes=stored.nbytes * splits.ranks, load=load))
+    return whole
 
 
 def _is_stage3(optimizer: RankFile) -> bool:

@@ -393,11 +393,12 @@ class EvaluationRun:
         reads_all: bool = True,
     ) -> None:
         args, accelerator = steps.args, steps.accelerator
+        self.ranks = accelerator.rank_slice
         self.steps, self.model, self.loader, self.prefix = steps, model, loader, prefix
         self.loss_only, self.ignore_keys, self.is_prediction = loss_only, ignore_keys, is_prediction
         self.compute_metrics, self.preprocess_logits = compute_metrics, preprocess_logits
         self.gather = gather or accelerator.gather
-        shares = last_shares(loader) if accelerator.num_processes > 1 else []
+        shares = last_shares(loader) if self.ranks.world_size > 1 else []
         if shares and not (loss_only and shares[-1]):
             raise ArgumentError(
                 f"`accelerator_config={{'even_batches': False}}` gives the first rank {shares[0]} samples in the last "
@@ -407,6 +408,8 @@ class EvaluationRun:
         # one process has all the results, so nothing is padded or gathered
         is_own = self.gather == accelerator.gather
         self._is_alone = is_own and getattr(accelerator, "is_alone", False) is True  # a script may replace it
+        if is_own and self.ranks.sharing > 1:
+            self.gather = lambda data: self.ranks.once_each(accelerator.gather(data))
         self.logged_values = logged_values or dict
         self.drops_fillers = drops_fillers
         self.batch_size, self._included = args.eval_batch_size, args.include_for_metrics
@@ -425,7 +428,7 @@ class EvaluationRun:
         samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
         rows = 0
         if joins_at_end and samples is not None and batches is not None:
-            rows = min(samples, batches * self.batch_size * accelerator.num_processes)
+            rows = min(samples, batches * self.batch_size * self.ranks.world_size)
         self.kept = (losses, KeptBatches(rows), KeptBatches(rows), KeptBatches(rows))
         self.observed_samples = self.batches_seen = 0
         self.metrics_so_far: Metrics = {}
@@ -516,9 +519,10 @@ class EvaluationRun:
         Raises:
             ArgumentError: Outputs (after `preprocess_logits_for_metrics`) or labels are not one tensor.
         """
-        accelerator = self.steps.accelerator
-        if batch.is_last and batch.remainder > 0 and samples and accelerator.num_processes > 1:
-            mine = batch.remainder - accelerator.process_index * samples
+        if self.ranks.place > 0:  # a neighbour has the same samples
+            return
+        if batch.is_last and batch.remainder > 0 and samples and self.ranks.world_size > 1:
+            mine = batch.remainder - self.ranks.rank * samples
             if mine <= 0:
                 return
             logits, labels = slice_nested(logits, 0, mine), slice_nested(labels, 0, mine)
@@ -606,7 +610,7 @@ class EvaluationRun:
 
     def _mean_by_token(self, weighted: torch.Tensor) -> float:
         """The mean of batches' losses, weighted by their target tokens, over all ranks."""
-        gathered = self.steps.accelerator.gather(weighted)
+        gathered = self.ranks.once_each(self.steps.accelerator.gather(weighted))
         losses, counts = gathered.unbind(-1)
         if self._skips_non_finite and losses.isfinite().any():
             losses, counts = losses[losses.isfinite()], counts[losses.isfinite()]

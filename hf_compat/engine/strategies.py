@@ -44,6 +44,7 @@ from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
 from hf_compat.runtime.launch import Launch, main_address
+from hf_compat.runtime.meshes import data_mesh
 from hf_compat.runtime.nested import map_nested
 from hf_compat.runtime.text import need
 
@@ -398,15 +399,14 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
         self.model = None
 
 
-class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
-    """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them."""
+class HFMeshStrategy(DirectStepsStrategy, ModelParallelStrategy):
+    """All processes share one model, whose layers are split between them already (tensor parallelism)."""
 
-    def __init__(
-        self, plan: FsdpPlan, cluster_environment: LaunchedEnvironment, precision_plugin: ForwardPrecision
-    ) -> None:
+    writes_shards = False  # whether checkpoints hold the parts of each process
+
+    def __init__(self, cluster_environment: LaunchedEnvironment, precision_plugin: ForwardPrecision) -> None:
         super().__init__(data_parallel_size=cluster_environment.world_size(), tensor_parallel_size=1)
         self.cluster_environment, self.precision_plugin = cluster_environment, precision_plugin
-        self.plan, self.precision, self.launch = plan, precision_plugin.precision, cluster_environment.launch
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None
@@ -414,10 +414,25 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
         self.set_world_ranks()
 
     def shard(self, model: nn.Module) -> None:
-        """Shard the model unless it is sharded."""
+        """Shard the model, if the strategy does. `MeshModule.configure_model` calls it."""
+
+
+class HFFSDP2Strategy(HFMeshStrategy):
+    """FSDP 2 around the model's own modules, whose layers may be split already."""
+
+    def __init__(
+        self, plan: FsdpPlan, cluster_environment: LaunchedEnvironment, precision_plugin: ForwardPrecision
+    ) -> None:
+        super().__init__(cluster_environment, precision_plugin)
+        self.plan, self.precision, self.launch = plan, precision_plugin.precision, cluster_environment.launch
+        self.writes_shards = plan.state_dict_type == "SHARDED_STATE_DICT"
+
+    def shard(self, model: nn.Module) -> None:
         launch = self.launch
-        per_copy = self.plan.shard_size or launch.local_world_size
-        mesh = shard_mesh(self.root_device.type, launch.world_size, per_copy, self.plan.hybrid)
+        mesh = data_mesh(model)
+        if mesh is None:
+            per_copy = self.plan.shard_size or launch.local_world_size
+            mesh = shard_mesh(self.root_device.type, launch.world_size, per_copy, self.plan.hybrid)
         shard_model(model, self.plan, mesh, self.precision)
 
     def model_to_device(self) -> None:
@@ -495,8 +510,7 @@ class UpdateMechanics:
         self._scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
         if is_deepspeed_engine(wrapped):
             self.engine, self.exchange = wrapped, wrapped.set_gradient_accumulation_boundary
-            # the loss is already divided by the window
-            self.backward = functools.partial(wrapped.backward, scale_wrt_gas=False)
+            self.backward = self._through_engine
             return
         if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
             self.scaling = precision
@@ -515,6 +529,14 @@ class UpdateMechanics:
             # as upstream, copies that `from_pretrained` made exchange late, and the shards of a copy at once
             has_copies = getattr(loaded, "dp_replicate_size", 1) > 1
             self.exchange = wrapped.set_requires_all_reduce if has_copies else wrapped.set_requires_gradient_sync
+
+    def _through_engine(self, loss: torch.Tensor, **options: object) -> None:
+        """Run the engine's backward pass of a loss, which is already divided by the window.
+
+        DeepSpeed would divide it once more if the loss were the very tensor that the model has returned.
+        """
+        assert self.engine is not None
+        self.engine.backward(loss.clone(), scale_wrt_gas=False, **options)
 
     def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
         """Prepare a fit with an optimizer.

@@ -62,6 +62,7 @@ from hf_compat.engine.strategies import (
     HFDDPStrategy,
     HFDeepSpeedStrategy,
     HFFSDP2Strategy,
+    HFMeshStrategy,
     HFSingleDeviceStrategy,
     LaunchedEnvironment,
 )
@@ -451,7 +452,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
 # The strategies of several processes.
 _LAUNCHED: dict[str, Callable[..., Strategy]] = {
-    "ddp": HFDDPStrategy, "fsdp2": HFFSDP2Strategy, "deepspeed": HFDeepSpeedStrategy,
+    "ddp": HFDDPStrategy, "fsdp2": HFFSDP2Strategy, "tensor_parallel": HFMeshStrategy, "deepspeed": HFDeepSpeedStrategy,
 }  # fmt: skip
 # Callbacks that Lightning would add by default, with the switch for each.
 _SWITCHED_ON: dict[type[pl.Callback], str] = {

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, draw_order, read_and_drop, skip_first_batches
+from hf_compat.data.order import RankSlice
 from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
@@ -436,6 +437,8 @@ class Accelerator(Protocol):
     def process_index(self) -> int: ...
     @property
     def is_alone(self) -> bool: ...  # whether the next two return their input
+    @property
+    def rank_slice(self) -> RankSlice: ...
     def gather(self, tensor: Nested) -> Nested: ...
     def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested: ...
 

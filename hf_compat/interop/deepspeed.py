@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
 
-from torch import nn
+from torch import distributed, nn
 
 # `deepspeed.DeepSpeedEngine`, 0.19, which is not imported
 DeepSpeedEngine: TypeAlias = Any
@@ -54,3 +54,18 @@ def whole_for_a_while(parameters: Iterable[nn.Parameter]) -> AbstractContextMana
 def whole_size(parameter: nn.Parameter) -> int:
     """Return how many numbers a parameter has, which ZeRO-3 may have spread over the processes."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def tensor_group() -> distributed.ProcessGroup:
+    """The processes that hold parts of the same layers, in an engine with `tensor_parallel`."""
+    from deepspeed.utils import groups
+
+    group: distributed.ProcessGroup = groups.get_tensor_model_parallel_group()
+    return group
+
+
+def tensor_place() -> int:
+    """This process's place among them, 0 without `tensor_parallel`."""
+    from deepspeed.utils import groups
+
+    return int(groups.get_tensor_model_parallel_rank())

@@ -175,7 +175,9 @@ _LIGHTNINGS_LOOP = (
     "Lightning runs the epochs and updates; override `training_step`, `get_batch_samples`, `_inner_training_loop` as a "
     "whole, or use a callback's events"
 )
-_ONE_MODEL_A_DEVICE = "a tensor, a sequence or a context is never shared between devices here"
+_ONE_SEQUENCE_A_DEVICE = "a sequence or a context is never shared between devices here"
+
+_CLIPS = "`accelerator.clip_grad_norm_` looks at meshes itself; set `max_grad_norm`, or override `_clip_grad_norm`"
 
 # Overrides without effect: upstream's method → the reason and the replacement.
 REFUSED_OVERRIDES = {
@@ -184,9 +186,9 @@ REFUSED_OVERRIDES = {
     "_build_accelerator_args": "there is no Accelerator; override `create_accelerator_and_postprocess`, or set the "
     "training arguments",
     "_defer_fsdp_gradient_reduction": "Lightning's strategy reduces gradients at the end of an update",
-    "_sync_replicated_trainable_parameters": _ONE_MODEL_A_DEVICE,
-    "_has_mixed_mesh_grads": _ONE_MODEL_A_DEVICE,
-    "_mixed_mesh_grad_norm": _ONE_MODEL_A_DEVICE + "; set `max_grad_norm`, or clip in `on_pre_optimizer_step`",
+    "_sync_replicated_trainable_parameters": "parameters that FSDP leaves whole are refused",
+    "_has_mixed_mesh_grads": _CLIPS,
+    "_mixed_mesh_grad_norm": _CLIPS,
 }
 
 # Methods that a release of upstream called, and neither 5.23 nor this Trainer calls → what does their work today.
@@ -210,8 +212,8 @@ FORMER_METHODS = {
 # Names of upstream's Trainer that scripts rarely override and that have no effect here → the way out.
 ABSENT = {
     "_add_sm_patterns_to_gitignore": "leave it out: `push_to_hub` pushes checkpoints and the model alone",
-    "_deepspeed_sp_compute_loss": _ONE_MODEL_A_DEVICE + "; call `compute_loss`",
-    "_is_attention_mask_causal": _ONE_MODEL_A_DEVICE + ", so that no mask has to be looked at",
+    "_deepspeed_sp_compute_loss": _ONE_SEQUENCE_A_DEVICE + "; call `compute_loss`",
+    "_is_attention_mask_causal": _ONE_SEQUENCE_A_DEVICE + ", so that no mask has to be looked at",
     "_save_tpu": "call `save_model`, or override `_save`",
     "num_tokens": "count the tokens of `get_train_dataloader()`",
 }

@@ -141,25 +141,29 @@ def check_trainable(model: object) -> None:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    from hf_compat.runtime.meshes import tensor_ranks
+
     meshes = {
         name: p.data.device_mesh.mesh_dim_names or ()
         for name, p in model.named_parameters()
         if isinstance(p.data, DTensor)
     }
-    parts = model.modules() if is_sharded_when_loaded(model) else [model]  # adapters wrap what was loaded
-    by_fsdp = any(isinstance(part, FSDPModule) for part in parts)
-    split = next((name for name, axes in meshes.items() if not by_fsdp or _NOT_FSDP.intersection(axes)), None)
+    split = next((name for name, axes in meshes.items() if _NOT_SUPPORTED.intersection(axes)), None)
     if split is not None:
         raise UnsupportedArgument(
-            f"The model's parameter {brief(split)} is spread over processes already, otherwise than by FSDP 2 "
-            "(`tp_plan`, or `tp_size`, `ep_size` or `pp_size` of a `distributed_config`), which is not supported "
-            "yet.\n\n"
-            "Hint: load the model whole, or with `DistributedConfig(fsdp_size=…)`. `fsdp=True` or `deepspeed` shards a "
-            "whole model. transformers' own Trainer trains such a model on several GPUs (Accelerate's "
-            "DistributedType.MULTI_GPU) and refuses it on CPUs (MULTI_CPU), with FSDP as well."
+            f"The model's parameter {brief(split)} is spread over the axes {meshes[split]}: experts (`ep_size`), "
+            "stages (`pp_size`) and sequences are not shared between processes here.\n\n"
+            "Hint: load the model with `DistributedConfig(tp_size=…, fsdp_size=…)`, or whole. `fsdp=True` or "
+            "`deepspeed` shards a whole model."
         )
+    if tensor_ranks(model) > 1 and is_peft_model(model):
+        raise UnsupportedArgument(
+            "The model's layers are split between processes, and it has adapters, which are not supported there.\n\n"
+            "Hint: load the model whole, add the adapters, and set `fsdp=True` or `deepspeed`."
+        )
+    is_sharded = is_sharded_when_loaded(model) and any(isinstance(part, FSDPModule) for part in model.modules())
     whole = next((name for name, p in model.named_parameters() if p.requires_grad and name not in meshes), None)
-    if meshes and whole is not None and is_sharded_when_loaded(model):
+    if meshes and whole is not None and is_sharded:
         raise UnsupportedArgument(
             f"The model was sharded when it was loaded, and its parameter {brief(whole)} is whole: adapters that were "
             "added later are not supported.\n\nHint: load the model whole, add the adapters, and set `fsdp=True`."
@@ -171,8 +175,8 @@ def is_sharded_when_loaded(model: nn.Module | None) -> bool:
     return getattr(model, "is_distributed_loading_by_transformers", False) is True
 
 
-# Axes of a mesh over which transformers splits layers, experts or sequences
-_NOT_FSDP = frozenset({"tp", "ep", "pp", "cp", "sp"})
+# Axes of a mesh over which transformers spreads experts, stages or sequences
+_NOT_SUPPORTED = frozenset({"ep", "pp", "cp", "sp"})
 
 
 def pads_itself(processing_class: object) -> bool:

@@ -29,6 +29,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
+from hf_compat.runtime.meshes import ParameterGroup
 from hf_compat.runtime.text import brief, did_you_mean, need, pip_install, shown
 
 # Names and types differ by optimizer.
@@ -355,9 +356,6 @@ OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         if entry.projects
     },
 }
-
-# torch's own form: `params` and the options of these.
-ParameterGroup: TypeAlias = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 

@@ -63,11 +63,6 @@ KEYS: dict[str, Key] = {
     "amp": Key(Fate.REFUSED, "it needs NVIDIA's apex, which does not work with ZeRO (use bf16 or fp16)", _enabled),
     "elasticity": Key(Fate.REFUSED, "it chooses batch sizes, and here the arguments do", _enabled),
     "hybrid_engine": Key(Fate.REFUSED, "it is another engine, for training with generation", _enabled),
-    "tensor_parallel": Key(
-        Fate.REFUSED,
-        "tensor parallelism is not supported (transformers' own Trainer trains with this key, on CPUs too)",
-        lambda section: isinstance(section, Mapping) and _above_one(section.get("autotp_size")),
-    ),
     "expert_parallel": Key(Fate.REFUSED, "the files of its experts are not read again", _enabled),
     "sequence_parallel_size": Key(Fate.REFUSED, "sequence parallelism is not supported", _above_one),
     "nebula": Key(Fate.REFUSED, _OWN_FILES, _enabled),
@@ -90,8 +85,8 @@ KEYS: dict[str, Key] = {
             "gradient_predivide_factor", "graph_harvesting", "log_level", "managed_gradient_accumulation",
             "memory_breakdown", "prescale_gradients", "progressive_layer_drop", "quantize_training",
             "seq_parallel_communication_data_type", "sparse_attention", "sparse_gradients", "steps_per_print",
-            "tensorboard", "timers", "torch_autocast", "use_data_before_expert_parallelism", "vocabulary_size",
-            "wall_clock_breakdown", "wandb", "weight_quantization", "zero_allow_untested_optimizer",
+            "tensor_parallel", "tensorboard", "timers", "torch_autocast", "use_data_before_expert_parallelism",
+            "vocabulary_size", "wall_clock_breakdown", "wandb", "weight_quantization", "zero_allow_untested_optimizer",
             "zero_force_ds_cpu_optimizer",
         ),
         Key(Fate.PASSED),
@@ -127,6 +122,34 @@ _SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRang
 def uses_deepspeed(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
     """Return whether the arguments, or the launcher, ask for DeepSpeed."""
     return bool(args.deepspeed) or parse_switch(variables, "ACCELERATE_USE_DEEPSPEED")
+
+
+def tensor_ranks_of(args: TrainingArguments, variables: Mapping[str, str]) -> int:
+    """Number of processes between which DeepSpeed splits each layer (`tensor_parallel.autotp_size`), by default 1.
+
+    Raises:
+        ArgumentError: It is no whole number, or does not divide the number of processes.
+    """
+    config = _config_of(args, variables) if uses_deepspeed(args, variables) else {}
+    section = config.get(_SPLIT)
+    if not isinstance(section, Mapping) or not section.get(_SIZE):
+        return 1
+    kinds = {_SIZE: whole_number(Range(low=1))}
+    size = int(str(read_options(f"deepspeed['{_SPLIT}']", kinds, {_SIZE: section[_SIZE]})[_SIZE]))
+    if args.world_size % size:
+        raise ArgumentError(
+            f"`deepspeed['{_SPLIT}']` has {_SIZE}={size}, and the launcher has started {args.world_size} "
+            "processes.\n\nHint: start a multiple of it, as each model takes so many processes."
+        )
+    if size > 1 and (config.get("zero_optimization") or {}).get("stage") == 3:
+        raise UnsupportedArgument(
+            f"`deepspeed['{_SPLIT}']` has {_SIZE}={size} beside ZeRO 3, which counts the processes that share layers "
+            "as those of the data.\n\nHint: use ZeRO 0, 1 or 2. transformers' own Trainer fails there, too."
+        )
+    return size
+
+
+_SPLIT, _SIZE = "tensor_parallel", "autotp_size"
 
 
 def deepspeed_config(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None = None) -> Config:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, UnsupportedArgument, warn_inert, warn_user
 from hf_compat.hf.arguments import TrainingArguments
@@ -26,12 +27,13 @@ from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import is_pretrained_model, is_sharded_when_loaded
 from hf_compat.plan.argument_support import PRECISIONS, InertSetting, check_supported, in_one_line, inert_settings
-from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
+from hf_compat.plan.deepspeed import deepspeed_config, tensor_ranks_of, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.runtime.launch import environment, has_rendezvous
+from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.text import brief, did_you_mean, parse_switch, shown
 
-StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
+StrategyName = Literal["one_device", "ddp", "fsdp2", "tensor_parallel", "deepspeed"]
 
 PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 
@@ -53,11 +55,12 @@ class LightningPlan:
     # interval.
     validate_every_updates: int | None = None
     deterministic: bool = False  # ask torch for deterministic algorithms
-    strategy: StrategyName = "one_device"  # `one_device`, or `ddp`, `fsdp2` or `deepspeed` for several processes
+    strategy: StrategyName = "one_device"  # how several processes share the work
     strategy_options: Mapping[str, Any] = field(default_factory=dict)  # options of the strategy
     # exchange gradients after every micro-batch, not only the last of a window
     exchange_every_micro_batch: bool = False
     world_size: int = 1  # number of processes
+    sharing: int = 1  # processes that hold parts of the same layers and read the same batches
     devices_per_node: int = 1  # processes on this machine
 
     def trainer_settings(self) -> dict[str, Any]:
@@ -198,6 +201,7 @@ def translate(
         exchange_every_micro_batch=exchanges_every_micro_batch(args),
         strategy_options=options,
         world_size=args.world_size,
+        sharing=_sharing(args, model),
         devices_per_node=args._launch.local_world_size,
     )
     return plan if counts is None else with_counts(plan, args, counts)
@@ -270,9 +274,9 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
         raise UnsupportedArgument(
             "`accelerate launch --use_megatron_lm` is not supported yet.\n\nHint: leave it out (`accelerate config`)."
         )
-    if is_sharded_when_loaded(model):
-        return "fsdp2", {"plan": _plan_of_loaded(args, environment, model)}
-    sizes = parallel_sizes(args, environment)
+    if tensor_ranks(model) > 1 or is_sharded_when_loaded(model):
+        return _strategy_of_spread(args, environment, model)
+    sizes = parallel_sizes(args, environment, None)
     in_parts = model is not None and is_partitioned(model)
     if uses_deepspeed(args, environment):
         if args.world_size == 1 and not has_rendezvous():
@@ -295,6 +299,43 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     if args.world_size == 1:
         return "one_device", {}
     return "ddp", ddp_options(args, model)
+
+
+def _strategy_of_spread(
+    args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None
+) -> tuple[StrategyName, dict[str, Any]]:
+    """The strategy for a model that is spread over processes before it is trained.
+
+    Raises:
+        ArgumentError: DeepSpeed would divide it again, or nothing exchanges the gradients of several such models.
+    """
+    split = tensor_ranks(model)
+    if uses_deepspeed(args, variables):
+        raise ArgumentError(
+            "`deepspeed` is set, and the model's parameters are spread over processes already (`distributed_config`, "
+            "`parallelize_module`).\n\n"
+            "Hint: leave one of them out. DeepSpeed's key `tensor_parallel` splits layers, too."
+        )
+    if split == 1 or (model is not None and any(isinstance(module, FSDPModule) for module in model.modules())):
+        return "fsdp2", {"plan": _plan_of_loaded(args, variables, model)}
+    sizes = parallel_sizes(args, variables, split)
+    is_fsdp = uses_fsdp(args, variables)
+    if is_fsdp == (args.world_size > split):
+        return ("fsdp2", {"plan": _plan_of_fsdp(args, variables, sizes)}) if is_fsdp else ("tensor_parallel", {})
+    told = f"The model's layers are split between {split} processes, and the launcher has started {args.world_size}"
+    raise ArgumentError(
+        f"{told}: `fsdp` has none to shard over.\n\nHint: leave it out, or start a multiple of {split}."
+        if is_fsdp
+        else f"{told}: each of {args.world_size // split} models has its own batches.\n\n"
+        "Hint: set `fsdp=True`, which exchanges their gradients, or load it with "
+        f"`DistributedConfig(tp_size={split}, fsdp_size={args.world_size // split})`."
+    )
+
+
+def _sharing(args: TrainingArguments, model: nn.Module | None) -> int:
+    """The number of processes that share each layer: of the model, or before it is known as the arguments ask."""
+    asked = 1 if model is not None else _asked_sizes(args, environment).get("tp_size", 1)
+    return max(tensor_ranks(model), tensor_ranks_of(args, environment), asked)
 
 
 def ddp_options(args: TrainingArguments, model: nn.Module | None) -> dict[str, Any]:
@@ -333,11 +374,6 @@ def _plan_of_fsdp(args: TrainingArguments, variables: Mapping[str, str], sizes: 
 
 def _plan_of_loaded(args: TrainingArguments, variables: Mapping[str, str], model: nn.Module | None) -> FsdpPlan:
     """Plan for a model that `from_pretrained` has sharded. It warns if `fsdp_config` asks for other shards."""
-    if uses_deepspeed(args, variables):
-        raise ArgumentError(
-            "`deepspeed` is set, and `from_pretrained` has sharded the model (`distributed_config`).\n\n"
-            "Hint: leave one of them out."
-        )
     asked = fsdp_plan(args, variables) if uses_fsdp(args, variables) else FsdpPlan()
     loaded = getattr(getattr(model, "config", None), "distributed_config", None)
     plan = FsdpPlan(state_dict_type=asked.state_dict_type, cpu_offload=bool(getattr(loaded, "fsdp_cpu_offload", False)))
@@ -415,11 +451,6 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
 # Sizes of Accelerate's configuration → why a size above 1 is refused, and what transformers 5.23 and Accelerate 1.15
 # need for it.
 _REFUSED = {
-    "tp_size": (
-        "tensor parallelism shares each layer between processes, and a model is whole or sharded by FSDP here",
-        "several GPUs (DistributedType.MULTI_GPU), or FSDP 2 with dp_shard_size above 1, for it. It refuses "
-        "both on CPUs (MULTI_CPU), and trains there with DeepSpeed's `tensor_parallel`",
-    ),
     "cp_size": (
         "context parallelism shares each sequence between processes, and each process has its own here",
         "several GPUs and FSDP 2 (`fsdp=True`) for it, and refuses it on CPUs (MULTI_CPU)",
@@ -435,19 +466,12 @@ _HINT = (
 )
 
 
-def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> tuple[int, int] | None:
-    """Read the number of copies of the model, and of processes that share each copy.
+_SUPPORTED = ("dp_replicate_size", "dp_shard_size", "tp_size")
 
-    None if every size is 1 and each process has a copy.
 
-    Raises:
-        UnsupportedArgument: A dimension is not supported.
-        ArgumentError: The sizes contradict the number of processes or `fsdp`.
-
-    Mirrors:
-        `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
-    """
-    names = ("dp_replicate_size", "dp_shard_size", *_REFUSED)
+def _asked_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> dict[str, int]:
+    """Read the sizes of a mesh, from the arguments or from the launcher's variables."""
+    names = (*_SUPPORTED, *_REFUSED)
     sizes: dict[str, int] = {}
     if args.parallelism_config is not None:
         sizes = {name: int(getattr(args.parallelism_config, name, None) or 1) for name in names}
@@ -459,19 +483,43 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> tup
                     f"`{variable}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out."
                 )
             sizes[name] = int(value)
+    return sizes
+
+
+def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str], split: int | None) -> tuple[int, int] | None:
+    """Read the number of copies of the model, and of processes that share each copy.
+
+    None if every size is 1 and each process has a copy. `split` is the number of processes that hold parts of the same
+    layers, None without a model.
+
+    Raises:
+        UnsupportedArgument: A dimension is not supported.
+        ArgumentError: The sizes contradict the number of processes or `fsdp`.
+
+    Mirrors:
+        `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
+    """
+    sizes = _asked_sizes(args, variables)
     for name, (why, needs) in _REFUSED.items():
         if sizes.get(name, 1) > 1:
             raise UnsupportedArgument(
                 f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(needs)}."
             )
-    copies, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
+    copies, shards, wanted = (sizes.get(name, 1) for name in _SUPPORTED)
+    if split is not None and wanted not in (1, split):
+        raise ArgumentError(
+            f"`parallelism_config` has tp_size={wanted}, and {split} processes share each layer of the model.\n\n"
+            f"Hint: load it with `distributed_config=DistributedConfig(tp_size={wanted})`, or split its layers with "
+            "torch's `parallelize_module`."
+        )
     if copies * shards == 1:
         return None
     is_fsdp = uses_fsdp(args, variables)
     told = f"`parallelism_config` has dp_replicate_size={copies} and dp_shard_size={shards}"
-    if copies * shards != args.world_size:
+    needed = copies * shards * (split or wanted)
+    if needed != args.world_size:
         raise ArgumentError(
-            f"{told}, for {copies * shards} processes; the launcher has started {args.world_size}.\n\n"
+            f"{told}, for {needed} processes; the launcher has started {args.world_size}.\n\n"
             "Hint: make their product the number of processes."
         )
     if is_fsdp != (shards > 1):

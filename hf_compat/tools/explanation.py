@@ -184,10 +184,12 @@ def size_of_run(
     stage = zero_stage(plan.strategy_options["config"]) if plan.strategy == "deepspeed" else 0
     stage = 3 if plan.strategy == "fsdp2" else stage
     sharded = {part for part, first in (("optimizer", 1), ("gradients", 2), ("parameters", 3)) if stage >= first}
-    share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
+    split, models = plan.sharing, plan.world_size // plan.sharing  # processes that share a layer, and how often
+    kinds = ("parameters", "gradients", "optimizer")
+    share = {part: 1 / (plan.world_size if part in sharded else split) for part in kinds}
     exchanges = micro_batches if plan.exchange_every_micro_batch else 1
     if plan.strategy == "fsdp2" and exchanges < micro_batches:
-        share["gradients"] = 1.0  # they stay unsharded until the window's last micro-batch
+        share["gradients"] = 1 / split  # they stay unsharded until the window's last micro-batch
     gathered = 0.0
     if plan.strategy == "fsdp2" and plan.strategy_options["plan"].state_dict_type == "FULL_STATE_DICT":
         gathered = trained * kept + optimizer
@@ -206,7 +208,7 @@ def size_of_run(
         parameters=parameters * kept * share["parameters"],
         gradients=trained * kept * share["gradients"],
         optimizer=optimizer * share["optimizer"],
-        sent=sent * (plan.world_size - 1) / plan.world_size,
+        sent=sent / split * (models - 1) / models,
         weights_file=trained * kept,
         optimizer_file=optimizer,
         files=file_traffic(plan, trained * kept, optimizer, "optimizer" in sharded),
@@ -261,6 +263,11 @@ class Explanation(ShownAsPrinted):
             if self.plan.world_size > 1:
                 options = ", ".join(f"{k}={value!r}" for k, value in self.plan.strategy_options.items()) or "no options"
                 told.append(f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {options}")
+            if (split := self.plan.sharing) > 1:
+                told.append(
+                    f"  mesh: {self.plan.world_size // split} models × {split} neighbouring processes that share each "
+                    "layer and read the same batches; they add up a layer's results, forward and backward"
+                )
             told += [f"  {line}" for line in self.sizes]
             told.append(
                 f"  one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es) of "

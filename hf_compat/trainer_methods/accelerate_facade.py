@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.model_state import ModelState, PlainState, make_model_state
 from hf_compat.checkpoint.reading import read_torch_file
-from hf_compat.data.loader import OpenPasses, PreparedDataLoader, RankSlice, options_of
+from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
+from hf_compat.data.order import RankSlice
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.strategies import unwrap_forward, wrap_forward
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once
@@ -46,6 +47,7 @@ from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stag
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
+from hf_compat.runtime.meshes import clip_on_meshes
 from hf_compat.runtime.nested import Nested, leaves, slice_nested
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import LEGACY_GLOBALS
@@ -297,9 +299,10 @@ class AcceleratorFacade(ProcessMembers):
             longer than the last round's samples are cut. This holds for a training loader, too.
         """
         as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for leaf in leaves(input_data))
-        gathered = input_data if as_objects else processes.gather(input_data)
+        ranks = self.rank_slice
+        gathered = input_data if as_objects else ranks.once_each(processes.gather(input_data))
         if as_objects and processes.is_distributed():
-            gathered = [item for part in processes.gather_objects(input_data) for item in part]
+            gathered = [item for part in processes.gather_objects(input_data)[:: ranks.sharing] for item in part]
         state = self.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
             return gathered
@@ -343,6 +346,9 @@ class AcceleratorFacade(ProcessMembers):
         """Clip gradients by their global norm, and return the norm. Scaled gradients lose their scale first."""
         if self.unscale is not None:
             self.unscale(self._trained_optimizer)
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if self.rank_slice.sharing > 1:  # some parameters are split, others whole
+            return clip_on_meshes(parameters, max_norm, norm_type)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

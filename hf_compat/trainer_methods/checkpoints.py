@@ -316,8 +316,9 @@ class CheckpointMethods(TrainerBase):
             groups = self.optimizer.param_groups
             groups = groups[: len(getattr(self.lr_scheduler, "base_lrs", groups))]  # without those of a callback
             is_other = len(content.get("base_lrs") or groups) != len(groups) and not any(content.get("lr_lambdas", ()))
-            if is_other and (self.is_deepspeed_enabled or not all(group["params"] for group in groups)):
-                # the optimizer fits, so it is that DeepSpeed drops a group without parameters
+            is_uniform = len(set(content.get("base_lrs") or ())) == 1
+            if is_other and (self.is_deepspeed_enabled or is_uniform or not all(group["params"] for group in groups)):
+                # the optimizer fits: DeepSpeed drops a group without parameters, and one of two meshes becomes two
                 content |= functions
                 content["base_lrs"] = [group["initial_lr"] for group in groups]
                 content["_last_lr"] = [group["lr"] for group in groups]

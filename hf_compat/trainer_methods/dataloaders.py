@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
-from hf_compat.data.loader import IterableDatasetSlice, PreparedDataLoader, measure_lengths
+from hf_compat.data.loader import PreparedDataLoader, measure_lengths
+from hf_compat.data.order import IterableDatasetSlice
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.hf.argument_values import COUNT, read_as
@@ -21,9 +22,12 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import whole_number
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank, unwrap_peft
+from hf_compat.plan.deepspeed import tensor_ranks_of
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
 from hf_compat.runtime.inspection import accepted_parameters, has_length, length_of, placing
+from hf_compat.runtime.launch import environment
+from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import brief, shown
 from hf_compat.trainer_methods.base import StepsBase
@@ -161,7 +165,7 @@ class DataloaderMethods(StepsBase):
                         f"Hint: leave out `{option}`."
                     )
                 chosen = {"batch_sampler": sampler}
-        seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
+        seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=self.accelerator.rank_slice.rank)
         return self.accelerator.make_loader(
             dataset,
             collate_fn=collator,
@@ -186,14 +190,15 @@ class DataloaderMethods(StepsBase):
             return None
         args, strategy = self.args, self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
+            ranks = self.accelerator.rank_slice
             for_what = "`train_sampling_strategy='batch_rebalance'`"
             sampler: Order = of_transformers("trainer_pt_utils", "BatchRebalanceSampler", for_what)(
                 self._lengths(dataset),
                 # smaller than the arguments' batch after running out of memory
-                effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
-                dp_size=args.world_size,
+                effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * ranks.world_size,
+                dp_size=ranks.world_size,
                 grad_accum=args.gradient_accumulation_steps,
-                rank=args.process_index,
+                rank=ranks.rank,
                 drop_last=args.dataloader_drop_last,
             )
             return sampler
@@ -297,7 +302,11 @@ class DataloaderMethods(StepsBase):
         return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
 
     def get_tp_size(self) -> int:
-        """Number of devices that share a tensor, a sequence or its context, always 1."""
+        """Number of processes that hold parts of the same layers: of the model, or by DeepSpeed's configuration."""
+        return max(tensor_ranks(self.model), tensor_ranks_of(self.args, environment))
+
+    def get_cp_size(self) -> int:
+        """Number of devices that share a sequence or its context, always 1."""
         return 1
 
-    get_cp_size = get_sp_size = get_tp_size
+    get_sp_size = get_cp_size

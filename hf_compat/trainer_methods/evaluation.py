@@ -279,7 +279,8 @@ class Evaluator:
         if chosen is not None and _is_another_way(chosen):
             return chosen, False
         if host.args.eval_use_gather_object and host.args.world_size > 1:
-            return lambda data: join_batches(gather_objects(data)), True
+            every = host.accelerator.rank_slice.sharing  # each model's first process
+            return lambda data: join_batches(gather_objects(data)[::every]), True
         return host.accelerator.gather, True
 
     @contextlib.contextmanager

@@ -158,6 +158,7 @@ class LogMethods(SearchMethods):
         flos = self.current_flos
         if is_distributed():
             flos = self.accelerator.reduce(torch.tensor(flos, device=self.args.device)).item()
+            flos //= self.accelerator.rank_slice.sharing
         self.state.total_flos += flos
         self.current_flos = 0
 

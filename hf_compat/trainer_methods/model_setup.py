@@ -30,7 +30,7 @@ from hf_compat.interop.transformers_models import (
     takes_loss_keywords,
 )
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.translate import compilation_of
+from hf_compat.plan.translate import compilation_of, parallel_sizes
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import (
@@ -41,6 +41,7 @@ from hf_compat.runtime.inspection import (
     is_replaced,
     number_of_arguments,
 )
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
@@ -180,6 +181,7 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
                     "Trainer's methods."
                 )
         self.model = self.model_wrapped = model
+        self._divide_data()
         spread = getattr(model, "hf_device_map", None) is not None
         wants = self.args.place_model_on_device
         casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
@@ -189,6 +191,12 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         self.place_model_on_device = (not spread and not casts_later) if leaves_it else bool(wants)
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
+
+    def _divide_data(self) -> None:
+        """Let processes that hold parts of one model read the same batches."""
+        accelerator, split = self.accelerator, self.get_tp_size()
+        parallel_sizes(self.args, environment, split)  # refuse others than the model's
+        accelerator.rank_slice = accelerator.rank_slice.shared_by(split * self.get_cp_size() * self.get_sp_size())
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move a model, unless `device_map` has placed it."""
@@ -213,6 +221,7 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
         if self.model_init is not None:
             self._seed()
             self.model = self.model_wrapped = self.call_model_init(trial)
+            self._divide_data()
             self.optimizer = self.lr_scheduler = self._own_optimizer = None
             if self.place_model_on_device:
                 self._move_model_to_device(self.model, self.args.device)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.loss_count import Count
@@ -39,6 +40,7 @@ from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, mentions, reads_parameter, takes_place
 from hf_compat.runtime.launch import empty_device_cache, environment
+from hf_compat.runtime.meshes import ParameterGroup, split_by_mesh
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.base import StepsBase
@@ -48,8 +50,6 @@ logger = SharedLogger(__name__, "transformers.trainer")
 
 # A micro-batch, mostly tensors, by the names of the forward's parameters.
 Inputs: TypeAlias = dict[str, Any]
-# As in torch: `params` and the group's options.
-ParameterGroup: TypeAlias = dict[str, Any]
 ITEMS = "num_items_in_batch"
 _NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
@@ -125,7 +125,8 @@ class StepMethods(StepsBase):
     def _count_factor(self) -> int:
         """The number of times that a loss is too large if it is not divided by the items counted."""
         is_exchanged = self.args.average_tokens_across_devices and not is_replaced(self, "compute_loss", StepMethods)
-        return self.current_gradient_accumulation_steps * (self.accelerator.num_processes if is_exchanged else 1)
+        ranks = self.accelerator.rank_slice.world_size if is_exchanged else 1
+        return self.current_gradient_accumulation_steps * ranks
 
     def _warn_of_ignored_count(self, loss: torch.Tensor, inputs: Inputs, is_own_step: bool) -> None:
         facts, factor = self.facts_of_loss(loss, inputs), self._count_factor()
@@ -229,7 +230,7 @@ class StepMethods(StepsBase):
             loss = self._loss_of(outputs, inputs)
         divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         is_counted = num_items_in_batch is not None and self.args.average_tokens_across_devices
-        if is_counted and divides and (ranks := self.accelerator.num_processes) > 1:
+        if is_counted and divides and (ranks := self.accelerator.rank_slice.world_size) > 1:
             loss = loss * ranks  # it is divided by the items of all ranks, and gradients are averaged over them
         return (loss, outputs) if return_outputs else loss
 
@@ -325,9 +326,10 @@ class StepMethods(StepsBase):
             return None
         if not isinstance(count, torch.Tensor):
             return count
+        counted = 1  # how often a batch is counted
         if self.args.average_tokens_across_devices:
-            count = self.accelerator.gather(count.to(device)).sum()
-        return count.to(device) / 1  # a float, as upstream's count after its division by the ranks that share a batch
+            count, counted = self.accelerator.gather(count.to(device)).sum(), self.accelerator.rank_slice.sharing
+        return count.to(device) / counted  # a float, also where no batch is shared
 
     def _targets_of(self, batch: Inputs) -> torch.Tensor:
         """The labels that a micro-batch's loss is computed from, as the model shifts them."""
@@ -342,7 +344,7 @@ class StepMethods(StepsBase):
         """
         items = self._get_num_items_in_batch([batch], self.args.device)
         if isinstance(items, torch.Tensor):
-            return items / (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+            return items / (self.accelerator.rank_slice.world_size if self.args.average_tokens_across_devices else 1)
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
             return self._targets_of(batch).ne(-100).sum().to(self.args.device)
@@ -458,6 +460,7 @@ class StepMethods(StepsBase):
                 )
         if self.accelerator.num_processes > 1:
             count = int(self.accelerator.reduce(torch.tensor(count, device=self.args.device)))
+            count //= self.accelerator.rank_slice.sharing
         self.state.num_input_tokens_seen += count
 
     def floating_point_ops(self, inputs: Inputs) -> int:
@@ -479,10 +482,12 @@ class StepMethods(StepsBase):
         # Count once for each model. Iterating over all parameters takes as long as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
-            if is_partitioned(self.model):
+            splits = splits_of(self.model)
+            if splits or is_partitioned(self.model):
                 embeddings = [name for name, part in self.model.named_modules() if isinstance(part, nn.Embedding)]
                 left_out = {f"{name}.weight" for name in embeddings}
-                size = sum(whole_size(part) for name, part in self.model.named_parameters() if name not in left_out)
+                counted = [pair for pair in self.model.named_parameters() if pair[0] not in left_out]
+                size = sum(splits.whole_size(name, whole_size(part)) for name, part in counted)
             else:
                 size = int(self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # transformers'
             known = self.__dict__["_counted_parameters"] = (self.model, size)
@@ -543,6 +548,8 @@ class OptimizationMethods(StepsBase):
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 if name in keywords:
                     groups, self._optimizer_made_of = keywords.pop(name), None
+            if self._optimizer_made_of is not None and self.accelerator.rank_slice.sharing > 1:
+                groups = split_by_mesh(groups)
             self.optimizer = optimizer_class(groups, **keywords)
             if "bitsandbytes" in str(optimizer_class) and keywords.get("optim_bits") == 8:
                 keep_embeddings_in_32_bit(target)

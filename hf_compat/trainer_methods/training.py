@@ -28,7 +28,7 @@ from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import (
     ForwardPrecision,
-    HFFSDP2Strategy,
+    HFMeshStrategy,
     uncompiled,
     wrap_forward,
     wrapped_model,
@@ -235,7 +235,7 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
             tell_of_later_parameters(unprepared(self.optimizer), self.model, self._run.frozen)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
-        return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(self.model, steps=self)
+        return (MeshModule if plan.strategy in ("fsdp2", "tensor_parallel") else TrainerModule)(self.model, steps=self)
 
     def _make_lightning_trainer(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         loggers = self._callbacks.loggers() if self._callbacks.lightning else []  # only Lightning callbacks log to them
@@ -380,12 +380,12 @@ class TrainerModule(WindowModule):
         if self.trainer.world_size > 1:
             limit_waiting(host.args.ddp_timeout)
         host.model_wrapped = wrapped_model(strategy, host.model)
-        writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
-        host._fit_model_state = make_model_state(host.model, host.model_wrapped, writes_shards)
+        is_spread, shards = isinstance(strategy, HFMeshStrategy), getattr(strategy, "writes_shards", False)
+        host._fit_model_state = make_model_state(host.model, host.model_wrapped, shards)
         with failing_together(CheckpointError, host._resumer.is_loading):
             host._resumer.restore(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
         host._resumer.is_loading = False
-        host._checks_optimizer = not isinstance(strategy, HFFSDP2Strategy) and not host.is_deepspeed_enabled
+        host._checks_optimizer = not is_spread and not host.is_deepspeed_enabled
         if host._checks_optimizer:
             is_first = self.trainer.global_rank == 0
             if host._optimizer_made_of is not host.model or host.optimizer is not host._own_optimizer:
@@ -409,12 +409,12 @@ class TrainerModule(WindowModule):
     on_test_model_train = on_validation_model_train
 
 
-class FSDP2Module(TrainerModule):
-    """The same for FSDP 2, which shards the model before its optimizer is made."""
+class MeshModule(TrainerModule):
+    """The same for a model that processes share. FSDP 2 shards it before its optimizer is made."""
 
     def configure_model(self) -> None:
-        """Shard the model according to the strategy's plan, and load the parts of a checkpoint's weights."""
-        assert isinstance(self.trainer.strategy, HFFSDP2Strategy)  # the plan has chosen it
+        """Shard the model if the strategy does, and load the parts of a checkpoint's weights."""
+        assert isinstance(self.trainer.strategy, HFMeshStrategy)  # the plan has chosen it
         self.trainer.strategy.shard(self.model)
         resumer = self.steps._resumer
         folder, resumer.later_weights = resumer.later_weights, None

@@ -147,7 +147,10 @@ class UpstreamHooks(EvaluationMethods):
         return self.accelerator.gather(tensors) if tensors is not None else None
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
-        """Whether gradients lie on several meshes, for a `_clip_grad_norm` copied from 5.23. They never do."""
+        """Whether gradients lie on several meshes, for a `_clip_grad_norm` copied from 5.23.
+
+        `accelerator.clip_grad_norm_` takes such gradients.
+        """
         return False
 
     def _pad_across_processes(self, tensor: Nested, pad_index: int = -100) -> Nested:

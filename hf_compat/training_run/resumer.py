@@ -386,7 +386,7 @@ class Resumer:
         assert run.counts is not None  # they are set for a fit
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks)
-        samples = host._train_batch_size * host.args.world_size
+        samples = host._train_batch_size * host.accelerator.rank_slice.world_size
         run.start = resume_point(run.resumed, run.updates_before, run.counts, host.args, samples)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.has_same_cut or run.resumed.world_size != host.args.world_size):

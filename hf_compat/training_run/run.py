@@ -237,7 +237,7 @@ class TrainingRun:
             data=position,
             moment=self.moment,
             world_size=host.args.world_size,
-            samples_per_micro_batch=host._train_batch_size * host.args.world_size,
+            samples_per_micro_batch=host._train_batch_size * host.accelerator.rank_slice.world_size,
             losses=dict(losses),
             grad_norm=grad_norm,
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
@@ -429,7 +429,8 @@ def compare_updates(args: TrainingArguments, counts: RunCounts, loader: object, 
             AcceleratorConfig.from_any(args.accelerator_config).split_batches
             and args.max_steps <= 0 < counts.max_updates >= counts.updates_per_epoch
         ):
-            mine += f", with {shares[args.process_index]} samples in the last one of an epoch"
+            own_share = shares[args.process_index * len(shares) // args.world_size]
+            mine += f", with {own_share} samples in the last one of an epoch"
     sources = list(map(int, own))
     refuse_differences({"updates that the training data give": mine}, "training data", hint, sources)
     return FlagSources(*map(bool, sources))
@@ -595,6 +596,7 @@ def add_flos(host: RunHost, told: Rows) -> None:
     """Add the operations that the ranks have told, or this rank alone has counted, to the state."""
     flos = host.current_flos
     if told.of_all is not None:
-        flos = type(flos)(sum_of_bits(told.of_all[:, 0]))
+        every = host.accelerator.rank_slice.sharing  # of each model one process counts
+        flos = type(flos)(sum_of_bits(told.of_all[::every, 0]))
     host.state.total_flos += flos
     host.current_flos = 0

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat.checkpoint.deepspeed_state import DeepSpeedState
-from hf_compat.checkpoint.model_state import FSDP2State, PlainState, make_model_state
+from hf_compat.checkpoint.model_state import MeshState, PlainState, make_model_state
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 SHARDED = Path(__file__).with_name("sharded")
@@ -194,7 +194,7 @@ def test_shards_of_the_version_before_are_read(group, way):
 
 def test_weights_for_the_user_are_whole_whatever_checkpoints_hold(group, tmp_path):
     model, _ = sharded(1)
-    FSDP2State(model, writes_shards=True).write_weights(str(tmp_path), writer_of(model), for_checkpoint=False)
+    MeshState(model, writes_shards=True).write_weights(str(tmp_path), writer_of(model), for_checkpoint=False)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 

@@ -8,7 +8,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampl
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat import Trainer, trainer_pt_utils
-from hf_compat.data.loader import RankSlice
+from hf_compat.data.order import RankSlice
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
 
 REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}

@@ -7,14 +7,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data.loader import (
-    BatchSamplerSlice,
-    PreparedDataLoader,
-    RankSlice,
-    last_shares,
-    options_of,
-    skip_first_batches,
-)
+from hf_compat.data.loader import PreparedDataLoader, last_shares, options_of, skip_first_batches
+from hf_compat.data.order import BatchSamplerSlice, RankSlice
 from hf_compat.native.datamodule import PredictionBatches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 

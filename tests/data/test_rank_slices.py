@@ -6,15 +6,8 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from hf_compat.data.loader import (
-    BatchSamplerSlice,
-    IterableDatasetSlice,
-    PreparedDataLoader,
-    RankSlice,
-    SeededRandomSampler,
-    dispatched,
-    last_shares,
-)
+from hf_compat.data.loader import PreparedDataLoader, last_shares
+from hf_compat.data.order import BatchSamplerSlice, IterableDatasetSlice, RankSlice, SeededRandomSampler, dispatched
 from hf_compat.errors import ArgumentError
 from hf_compat.native.datamodule import PredictionBatches
 

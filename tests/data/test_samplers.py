@@ -5,13 +5,8 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from hf_compat.data.loader import (
-    SeededRandomSampler,
-    SkipFirstBatches,
-    draw_order,
-    measure_lengths,
-    skip_first_batches,
-)
+from hf_compat.data.loader import SkipFirstBatches, draw_order, measure_lengths, skip_first_batches
+from hf_compat.data.order import SeededRandomSampler
 from hf_compat.errors import DataError
 
 

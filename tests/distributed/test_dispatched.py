@@ -11,7 +11,7 @@ from accelerate.data_loader import DataLoaderDispatcher
 from torch.utils.data import DataLoader
 
 from helpers.forking import run_ranks
-from hf_compat.data.loader import RankSlice, dispatched
+from hf_compat.data.order import RankSlice, dispatched
 
 WAYS = list(itertools.product(range(1, 14), (False, True), (False, True)))  # samples, drops the last, splits batches
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from helpers.launching import TORCHRUN, result, start
+from helpers.launching import TORCHRUN, result
 
 JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "loaded_job.py"
 FOUR = [*TORCHRUN[:-1], "4"]
@@ -29,17 +29,3 @@ def test_it_trains_as_under_transformers_and_resumes(tmp_path, launcher, words):
     assert result(tmp_path, "ours", *words, f"resume={str(checkpoint)!r}", launcher=launcher, script=JOB) == ours
     weights = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert type(weights).__name__ == "LlamaForCausalLM" and weights.config.architectures == ["LlamaForCausalLM"]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["tp=2"], "transformers' own Trainer trains such a model on several GPUs"),
-        pytest.param(["deepspeed={'zero_optimization': {'stage': 2}}"], "Hint: leave one of them out",
-                     marks=pytest.mark.matrix),
-    ],
-    ids=["tensor parallelism", "DeepSpeed beside it"],
-)  # fmt: skip
-def test_what_it_is_refused_beside(tmp_path, words, told):
-    done = start(tmp_path, "ours", *words, launcher=TORCHRUN, script=JOB)
-    assert done.returncode == 1 and told in done.stderr, done.stderr[-3000:]

@@ -6,6 +6,7 @@ of docs/scale.md is made here: `python -m pytest tests/distributed/test_strategi
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.launching import result, series, start
+from helpers.launching import OURS, result, series, start
 from hf_compat.checkpoint.convert import convert
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
@@ -30,7 +31,15 @@ STRATEGIES = {
     "FSDP 2, gradients and states only": {"fsdp": "shard_grad_op auto_wrap"},
     "FSDP 2, sharded checkpoints": {"fsdp": "True", "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     **{f"DeepSpeed ZeRO {stage}": {"stage": stage} for stage in (1, 2, 3)},
-}
+    **{f"DeepSpeed ZeRO {stage}, `tensor_parallel`": {"stage": stage, "tensor_parallel": 2} for stage in (1, 2)},
+    "tensor parallel, by `from_pretrained`": {"split": "loaded"},
+    "tensor parallel, by torch's plan": {"split": "planned"},
+    "tensor parallel × FSDP 2, by `from_pretrained`": {"split": "loaded", "processes": 4},
+    "tensor parallel × FSDP 2, by torch's plan": {"split": "planned", "processes": 4, "fsdp": "True"},
+    "tensor parallel × FSDP 2, sharded checkpoints": {
+        "split": "planned", "processes": 4, "fsdp": "True", "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"},
+    },
+}  # fmt: skip
 # 16 samples are evaluated in whole batches: no process repeats one, and the losses are means over the same
 COMMON = ("model=gpt2", "eval_strategy=epoch", "samples=32", "save_steps=2", "eval_samples=16")
 ALONE = ("per_device_train_batch_size=4",)
@@ -38,8 +47,9 @@ ALONE = ("per_device_train_batch_size=4",)
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """One process that trains on the whole batch."""
-    return result(tmp_path_factory.mktemp("one") / "out", *COMMON, *ALONE, launcher=())
+    """One process that trains a model on the whole batch."""
+    run = functools.partial(result, launcher=())
+    return functools.cache(lambda model: run(tmp_path_factory.mktemp("one") / "out", *COMMON, *ALONE, f"model={model}"))
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +61,13 @@ def found():
 def words_of(name, folder):
     options = dict(STRATEGIES[name])
     if "stage" in options:
-        config = folder / "zero.json"
-        config.write_text(json.dumps({**ZERO, "zero_optimization": {"stage": options["stage"]}}))
-        options = {"deepspeed": str(config)}
+        config, split = folder / "zero.json", options.get("tensor_parallel", 1)
+        content = {**ZERO, "zero_optimization": {"stage": options["stage"]}, "tensor_parallel": {"autotp_size": split}}
+        config.write_text(json.dumps(content))
+        kept = {"model": "llama", "per_device_train_batch_size": 4} if split > 1 else {}
+        options = {"deepspeed": str(config), **kept}
+    if "split" in options:  # two processes read each batch
+        options |= {"model": "llama", "per_device_train_batch_size": 8 // options.pop("processes", 2)}
     return [f"{key}={value}" for key, value in options.items()]
 
 
@@ -61,25 +75,27 @@ def close(mine, theirs):
     return len(mine) == len(theirs) and max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) < 1e-5
 
 
-IN_EVERY_RUN = ("DDP", "FSDP 2, sharded checkpoints", "DeepSpeed ZeRO 2")
+IN_EVERY_RUN = ("DDP", "tensor parallel, by torch's plan", "FSDP 2, sharded checkpoints", "DeepSpeed ZeRO 2")
 
 
 @pytest.mark.parametrize(
     "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.matrix) for name in STRATEGIES]
 )
 def test_strategy(name, tmp_path, one, found):
-    words = words_of(name, tmp_path)
-    trained = result(tmp_path / "run", *COMMON, *words)
+    words, launcher = words_of(name, tmp_path), [*OURS[:-1], str(STRATEGIES[name].get("processes", 2))]
+    model = "llama" if "model=llama" in words else "gpt2"
+    one = one(model)
+    trained = result(tmp_path / "run", *COMMON, *words, launcher=launcher)
     row = {"trains": all(close(series(trained, key), series(one, key)) for key in ("loss", "grad_norm"))}
     assert series(trained, "total_flos") == series(one, "total_flos") and series(one, "total_flos")[-1] > 0
     row["evaluates"] = close(series(trained, "eval_loss"), series(one, "eval_loss"))
 
     shutil.copytree(tmp_path / "run" / "checkpoint-6", tmp_path / "checkpoint-6")
     resume = f"resume={tmp_path / 'checkpoint-6'}"
-    again = result(tmp_path / "again", *COMMON, *words, resume)
+    again = result(tmp_path / "again", *COMMON, *words, resume, launcher=launcher)
     row["resumes"] = again == trained
 
-    alone = start(tmp_path / "alone", *COMMON, *ALONE, resume, launcher=())
+    alone = start(tmp_path / "alone", *COMMON, *ALONE, f"model={model}", resume, launcher=())
     if alone.returncode == 0:
         other = json.loads((tmp_path / "alone" / "result.json").read_text())
         # the mean loss is that of the whole run there, too

@@ -231,6 +231,26 @@ def tiny_gpt2(**options):
     return GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **settings))
 
 
+def tiny_llama(**options):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2} | options
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, num_hidden_layers=2, max_position_embeddings=16, **sizes))
+
+
+def split_layers(llama, processes: int, models: int):
+    """Split each layer of a Llama by torch's plan between so many processes, which read the same batches."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (models, processes), mesh_dim_names=("dp", "tp"))["tp"]
+    for layer in llama.model.layers:
+        names = [*(f"self_attn.{name}_proj" for name in "qkv"), "mlp.gate_proj", "mlp.up_proj"]
+        plan = {name: ColwiseParallel() for name in names}
+        parallelize_module(layer, mesh, plan | dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), RowwiseParallel()))
+    return llama
+
+
 def tiny_bert(classes: int = 3):
     from transformers import BertConfig, BertForSequenceClassification
 

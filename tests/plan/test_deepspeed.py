@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hf_compat import translate
-from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
+from hf_compat.errors import ArgumentError, HfCompatError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule
-from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section
+from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section, tensor_ranks_of
 from hf_compat.runtime.launch import environment
 from hf_compat.trainer_methods.accelerate_facade import DeepSpeedPlugin
 
@@ -182,7 +182,6 @@ def test_the_table_of_keys_stands_in_the_documentation():
     [
         ({"amp": {"enabled": True}}, "amp: it needs NVIDIA's apex"),
         ({"elasticity": {"enabled": True}}, "elasticity: it chooses batch sizes"),
-        ({"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
         ({"nebula": {"enabled": True}, "hybrid_engine": {"enabled": True}}, "nebula: .*\n  hybrid_engine"),
         ({"checkpoint": {"load_universal": True}}, "universal"),
     ],
@@ -192,6 +191,25 @@ def test_keys_that_are_refused_say_why(args_of, config, told):
         translate(args_of(deepspeed=config))
     off = {name: dict.fromkeys(section, 0) for name, section in config.items()}
     assert translate(args_of(deepspeed=off)).strategy == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("split", "stage", "told"),
+    [
+        (3, 2, "Hint: start a multiple of it"),
+        (2, 3, "beside ZeRO 3"),
+        ("two", 2, "autotp_size"),
+        (4, 2, None),
+        (None, 3, None),
+    ],
+)
+def test_layers_are_split_between_a_part_of_the_processes(args_of, split, stage, told):
+    config = {"tensor_parallel": {"autotp_size": split}, "zero_optimization": {"stage": stage}}
+    if told is None:
+        assert tensor_ranks_of(args_of(deepspeed=config), {}) == (split or 1)
+        return
+    with pytest.raises(HfCompatError, match=told):
+        tensor_ranks_of(args_of(deepspeed=config), {})
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def test_copies_and_shards_become_a_strategy(args_of, sizes, values, strategy, p
 @pytest.mark.parametrize(
     ("sizes", "values", "words"),
     [
-        ({"tp_size": 2}, {}, "(?s)tp_size=2: tensor.*needs several GPUs .DistributedType.MULTI_GPU., or FSDP 2"),
         ({"cp_size": 2}, FSDP, "(?s)cp_size=2: context.*needs several GPUs and FSDP 2"),
         ({"sp_size": 4}, {}, "(?s)sp_size=4: sequence.*needs DeepSpeed on several GPUs"),
         ({"dp_replicate_size": 4}, {}, "for 4 processes; the launcher has started 8"),
+        ({"dp_shard_size": 2, "tp_size": 2}, FSDP, "for 4 processes; the launcher has started 8"),
         ({"dp_shard_size": 8}, {}, "`fsdp` is off"),
         ({"dp_replicate_size": 8}, FSDP, "`fsdp` is on"),
     ],
@@ -66,7 +66,7 @@ def test_other_shards_than_those_of_a_loaded_model_are_not_made(args_of, recwarn
 
 def test_a_trainer_refuses_it_when_it_is_made(make_args):
     args = make_args(parallelism_config=ParallelismConfig(tp_size=2))
-    with pytest.raises(UnsupportedArgument, match="tensor parallelism"):
+    with pytest.raises(ArgumentError, match="tp_size=2, and 1 processes share each layer of the model"):
         Trainer(toy.Classifier(), args)
 
 
@@ -79,9 +79,9 @@ def test_one_process_trains_with_sizes_of_one(make_args):
 
 def test_the_launchers_variables_are_read_as_accelerate_reads_them(args_of):
     on = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "8"}
-    assert parallel_sizes(args_of(), on) == (8, 1)
-    assert parallel_sizes(args_of(), {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"}) is None
+    assert parallel_sizes(args_of(), on, None) == (8, 1)
+    assert parallel_sizes(args_of(), {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"}, None) is None
     with pytest.raises(UnsupportedArgument, match="cp_size=2"):
-        parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_CP_SIZE": "2"})
+        parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_CP_SIZE": "2"}, None)
     with pytest.raises(ArgumentError, match="PARALLELISM_CONFIG_DP_SHARD_SIZE=no"):
-        parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "no"})
+        parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "no"}, None)

@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from transformers import trainer_pt_utils
 
 from hf_compat import Trainer
-from hf_compat.data.loader import RankSlice, dispatched
+from hf_compat.data.order import RankSlice, dispatched
 from hf_compat.errors import DataError
 from hf_compat.runtime.nested import (
     concatenate,

@@ -13,7 +13,7 @@ from torch import nn
 
 from helpers import toy
 from hf_compat import Trainer
-from hf_compat.checkpoint.model_state import FSDP2State
+from hf_compat.checkpoint.model_state import MeshState
 from hf_compat.errors import CheckpointError, HfCompatWarning, MissingPackage, UnsupportedArgument
 
 
@@ -153,7 +153,7 @@ def test_shards_and_a_missing_accelerate_are_refused(trained, tmp_path, monkeypa
     for name in ("accumulate", "join_uneven_inputs", "save_model", "set_trigger", "register_save_state_pre_hook"):
         with pytest.raises(MissingPackage, match=f"`{name}` needs the package accelerate"):
             getattr(accelerator, name)
-    accelerator._trained_state = FSDP2State(trained.model, writes_shards=False)
+    accelerator._trained_state = MeshState(trained.model, writes_shards=False)
     for call in (accelerator.save_state, accelerator.load_state):
         with pytest.raises(UnsupportedArgument, match=r"_save_checkpoint\("):
             call(tmp_path)

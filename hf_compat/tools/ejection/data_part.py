@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from hf_compat.data.collators import PaddingCollator, RemoveColumnsCollator
-from hf_compat.data.loader import PreparedDataLoader, SeededRandomSampler
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.order import SeededRandomSampler
 from hf_compat.data.types import DataSource
 from hf_compat.interop.transformers_models import is_datasets_dataset, is_datasets_stream
 from hf_compat.runtime.nested import Nested

@@ -3,8 +3,9 @@
     job.py FOLDER [name=value …]
 
 `model`, `samples` and `eval_samples` choose what is trained; `resume`, `raise_at` and `exit_at` what happens; all else
-is a training argument. The first process writes `result.json` (log history, digest of the weights, order of the
-samples).
+is a training argument. With `split`, two processes share each layer, as `from_pretrained` (`loaded`) or torch
+(`planned`) splits it; further pairs read other batches. The first process writes `result.json` (log history, digest of
+the weights, order of the samples).
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ MODELS = {
     "Classifier": toy.Classifier,
     "plain": lambda: toy.Classifier(dropout=0.0),
     "gpt2": lambda: toy.tiny_gpt2(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+    "llama": toy.tiny_llama,
 }
+
+
+def split_when_loaded(model, folder, models):
+    from transformers.distributed import DistributedConfig
+
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2, fsdp_size=models))
 
 
 def digest(folder):
@@ -67,6 +76,7 @@ def main():
     given = {name: value(text) for name, text in (word.split("=", 1) for word in words)}
     resume, samples, evaluated = given.pop("resume", None), given.pop("samples", 40), given.pop("eval_samples", 9)
     model_name, stream = given.pop("model", "Classifier"), given.pop("stream", False)
+    split = given.pop("split", None)
     fail = Fail(given.pop("raise_at", None), given.pop("exit_at", None), given.pop("once", False))
     (Path(folder) / "pids").mkdir(parents=True, exist_ok=True)
     rank = os.environ.get("RANK", "0")
@@ -74,9 +84,14 @@ def main():
     args = TrainingArguments(folder, **{**BASE, **given})
     set_seed(5)
     model = MODELS[model_name]()
-    rows = toy.blocks(samples) if model_name == "gpt2" else toy.rows(samples)
+    if split is not None:
+        models = int(os.environ["WORLD_SIZE"]) // 2
+        is_planned, own = split == "planned", Path(folder) / f"base_{rank}"
+        model = toy.split_layers(model, 2, models) if is_planned else split_when_loaded(model, own, models)
+    is_text = model_name in ("gpt2", "llama")
+    rows = toy.blocks(samples) if is_text else toy.rows(samples)
     data = toy.SizedStream(rows) if stream else rows
-    evaluation = toy.blocks(evaluated, seed=4) if model_name == "gpt2" else toy.rows(evaluated, seed=4)
+    evaluation = toy.blocks(evaluated, seed=4) if is_text else toy.rows(evaluated, seed=4)
     trainer = Trainer(model, args, train_dataset=data, eval_dataset=evaluation, callbacks=[fail])
     if resume == "auto":  # as scripts do that may be started again
         resume = get_last_checkpoint(folder) is not None

@@ -2,7 +2,8 @@
 
 loaded_job.py FOLDER ours|theirs [name=value …]
 
-Two ranks share a copy, so four ranks train two copies. `resume=…` names a checkpoint, and `tp=2` splits layers.
+Two ranks share a copy, so four ranks train two copies. `resume=…` names a checkpoint. `tp=2` splits layers, and with
+`whole=True` DeepSpeed divides the model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> None:
     package = transformers
     if api == "ours":
         import hf_compat as package
-    resume, split = options.pop("resume", None), options.pop("tp", 1)
+    resume, split, is_whole = options.pop("resume", None), options.pop("tp", 1), options.pop("whole", False)
     base = Path(folder) / "base"
     if not (base / "config.json").exists():  # each rank makes the same
         transformers.set_seed(1)
@@ -40,7 +41,7 @@ def main() -> None:
     world = int(os.environ["WORLD_SIZE"])
     from transformers.distributed import DistributedConfig
 
-    way = DistributedConfig(tp_size=split, fsdp_size=2 // split, dp_replicate_size=world // 2)
+    way = None if is_whole else DistributedConfig(tp_size=split, fsdp_size=2 // split, dp_replicate_size=world // 2)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, distributed_config=way)
     rows = [{"input_ids": (row := torch.arange(i, i + 8) % 32), "labels": row} for i in range(32)]
     saving = {"save_steps": 3} if api == "ours" else {"save_strategy": "no"}  # transformers refuses to resume these
@@ -52,7 +53,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=resume)
     evaluated = trainer.evaluate()["eval_loss"]
     if args.process_index == 0:
-        logs = [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
+        logs = [(log["loss"], log.get("grad_norm")) for log in trainer.state.log_history if "loss" in log]
         (Path(folder) / "result.json").write_text(json.dumps({"logs": logs, "eval_loss": evaluated}))
 
 

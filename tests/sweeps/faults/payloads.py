@@ -180,7 +180,7 @@ class Forms:
 
 def write_shards(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write shards of weights and optimizer, as a model of FSDP 2 does."""
-    state = shards.FSDP2State(model, writes_shards=True)
+    state = shards.MeshState(model, writes_shards=True)
     state.write_weights(str(folder), lambda folder, state_dict: None, for_checkpoint=True)
     state.write_optimizer(str(folder), optimizer, is_writer=True)
 

@@ -1,0 +1,52 @@
+"""Processes that share each layer of a model (tensor parallelism). test_strategies.py has their table."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from helpers.launching import TORCHRUN, result, start
+
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "jobs" / "loaded_job.py"
+ZERO = '{"train_micro_batch_size_per_gpu": "auto", "tensor_parallel": {"autotp_size": %d}, "gradient_clipping": "auto"'
+
+
+def zero(stage: int, further: str = "", split: int = 2) -> str:
+    return f'deepspeed={ZERO % split}{further}, "zero_optimization": {{"stage": {stage}}}}}'
+
+
+BF16 = ', "bf16": {"enabled": "auto"}'
+
+
+@pytest.mark.parametrize(
+    ("processes", "config", "words"),
+    [
+        pytest.param(2, zero(2), (), id="2"),
+        # its loss is the very tensor that the model returned, whose gradients DeepSpeed once divided twice
+        pytest.param(1, zero(0, split=1), (), id="one process"),
+        pytest.param(2, zero(0), (), id="0", marks=pytest.mark.matrix),
+        pytest.param(2, zero(1, BF16), ("bf16=True",), id="1, bf16", marks=pytest.mark.matrix),
+        pytest.param(4, zero(1), (), id="1, two models", marks=pytest.mark.matrix),
+    ],
+)
+def test_deepspeeds_tensor_parallel_gives_transformers_numbers(tmp_path, processes, config, words):
+    run = partial(result, tmp_path, launcher=[*TORCHRUN[:-1], str(processes)], script=JOB)
+    theirs, ours = (run(api, "whole=True", config, *words) for api in ("theirs", "ours"))
+    # each process gives the same results: upstream cuts those of all ranks where one model's end
+    assert ours["logs"] == theirs["logs"]
+    checkpoint = tmp_path / "ours" / "checkpoint-3"
+    assert run("ours", "whole=True", config, *words, f"resume={str(checkpoint)!r}") == ours
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tp=2", zero(2)), "Hint: leave one of them out"),
+        pytest.param(("tp=2", "fsdp=True"), "Hint: leave it out, or start a multiple of 2", marks=pytest.mark.matrix),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path, words, told):
+    done = start(tmp_path, "ours", *words, launcher=TORCHRUN, script=JOB)
+    assert done.returncode == 1 and told in done.stderr, done.stderr[-3000:]
