@@ -19,6 +19,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.convert import OWN_KEY
 from hf_compat.checkpoint.run_state import readable_checkpoint
+from hf_compat.engine.compiled_update import CompiledUpdate, reason_against, tell_of_uncompiled
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     HooksOfPlainBatches,
@@ -36,6 +37,7 @@ from hf_compat.engine.windows import BatchGroup, GradNorm, TrainingSteps, Update
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
 from hf_compat.optim.prepared import PreparedOptimizer, unprepared
 from hf_compat.optim.stepping import Stepping, stepping_of
+from hf_compat.plan.translate import compilation_of
 from hf_compat.runtime.inspection import is_replaced, placing
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, find_batch_size
@@ -154,10 +156,24 @@ class WindowModule(HooksOfPlainBatches):
         self._in_force = steps.optimizer, steps.lr_scheduler
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self.mechanics.backward
+        steps.accelerator.compiled_update = self._compiled_update()
         steps._asks_for_count = True
         self._calls_before_zero_grad = is_replaced(self, "on_before_zero_grad", pl.LightningModule)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
             self._calls_before_zero_grad |= is_replaced(callback, "on_before_zero_grad", pl.Callback)
+
+    def _compiled_update(self) -> CompiledUpdate | None:
+        """Make the graphs of the updates, if the arguments ask for them and nothing known is against it."""
+        steps = self.steps
+        how = compilation_of(steps.args, of_update=True) if steps.args.compile_update else None
+        if how is None:
+            return None
+        parameters = steps._tree.parameters(steps.model_wrapped)
+        reason = reason_against(steps, self.mechanics, parameters, self.names_beside)
+        if reason is not None:
+            tell_of_uncompiled(reason)
+            return None
+        return CompiledUpdate(steps, how, clips=steps.clips_as_torch())
 
     @property
     def stepping(self) -> Stepping:
@@ -170,6 +186,9 @@ class WindowModule(HooksOfPlainBatches):
         mechanics = self.__dict__.get("mechanics")
         if mechanics is not None:
             mechanics.end(self)
+        if self.steps.accelerator.compiled_update is not None:
+            self.steps.accelerator.compiled_update.end()
+            self.steps.accelerator.compiled_update = None
         self.steps._tree = ModuleTree()  # the last one would keep a replaced model alive
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
@@ -216,7 +235,10 @@ class WindowModule(HooksOfPlainBatches):
         else:
             if mechanics.scaling is not None:
                 mechanics.scaling.unscale(unprepared(steps.optimizer))
-            clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
+            compiled = steps.accelerator.compiled_update
+            clipped = None if compiled is None else compiled.take_norm()
+            if clipped is None and steps.args.max_grad_norm > 0:
+                clipped = steps._clip_grad_norm(model)
             grad_norm = steps._get_grad_norm(model, grad_norm=clipped)
             take_step()
         # whether the gradient scaler skipped the step because of non-finite gradients

@@ -425,11 +425,22 @@ def as_plain(data: Nested) -> Nested:
 GradNorm = torch.Tensor | float | None
 
 
+class CompiledMicroBatches(Protocol):
+    """Runs the forward and backward passes of micro-batches as graphs."""
+
+    def run(
+        self, compute_loss: Callable[..., object], model: nn.Module, inputs: Batch, items: Items, divisor: int
+    ) -> torch.Tensor | None: ...  # the loss, or None if the caller has to compute it
+    def take_norm(self) -> torch.Tensor | None: ...  # if the gradients are clipped already
+    def end(self) -> None: ...
+
+
 class Accelerator(Protocol):
     """What a run needs of the object that HF's steps call `accelerator`."""
 
     run_backward: Callable[..., None] | None  # takes the loss and torch's options
     sync_gradients: bool
+    compiled_update: CompiledMicroBatches | None  # in a fit, with `compile_update`
 
     @property
     def num_processes(self) -> int: ...
@@ -477,6 +488,7 @@ class TrainingSteps(Protocol):
     def _weight_in_evaluation(self, batch: Batch) -> torch.Tensor: ...
     def compiled(self, model: nn.Module) -> nn.Module: ...  # if the arguments ask for it
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
+    def clips_as_torch(self) -> bool: ...  # whether nothing changes or reads gradients before they are clipped
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...
     def _get_grad_norm(self, model: nn.Module, grad_norm: GradNorm = None) -> GradNorm: ...
     def _get_learning_rate(self) -> float: ...

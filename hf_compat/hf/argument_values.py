@@ -433,6 +433,12 @@ OWN_ARGUMENTS = {
         truth_value,
         Row("when a save writes its files", "nothing", subject="checkpoints", inert=(NO_SAVE,)),
     ),
+    "compile_update": OwnArgument(
+        False,
+        "Compile forward, loss, backward and clipping of a micro-batch as one graph. Numbers may differ by rounding.",
+        truth_value,
+        Row("torch.compile of the parts of an update", "nothing", subject="precision and memory"),
+    ),
     "eval_loss_by_token": OwnArgument(
         False,
         "Weigh the batches of `eval_loss` by their target tokens, so that it does not depend on the batch size.",

@@ -63,6 +63,7 @@ class ArgumentViews:
     deepspeed: dict[str, object] | str | None
     eval_strategy: IntervalStrategy | str
     async_save: ClassVar[bool] = False
+    compile_update: ClassVar[bool] = False
     eval_loss_by_token: ClassVar[bool] = False
     log_format: ClassVar[str | None] = None
     output_store: ClassVar[str | None] = None
@@ -211,7 +212,8 @@ class ArgumentViews:
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
-        of_ours = ("async_save", "eval_loss_by_token", "log_format", "output_store")  # transformers' class lacks them
+        # transformers' class lacks them
+        of_ours = ("async_save", "compile_update", "eval_loss_by_token", "log_format", "output_store")
         for name in of_ours:
             if name not in dumped and getattr(self, name):
                 dumped[name] = getattr(self, name)

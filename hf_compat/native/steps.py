@@ -84,9 +84,9 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             args.__dict__.update(values)
         if self.set_rate is not None:
             args.learning_rate = self.set_rate
-        run_backward = self.accelerator.run_backward
+        before = self.accelerator
         self.args, self.accelerator = args, AcceleratorFacade(args)
-        self.accelerator.run_backward = run_backward
+        self.accelerator.run_backward, self.accelerator.compiled_update = before.run_backward, before.compiled_update
         if isinstance(self.optimizer, PreparedOptimizer):
             self.optimizer.rhythm = self.accelerator
         self._train_batch_size = args.train_batch_size

@@ -417,9 +417,10 @@ class Compilation:
         return {"backend": self.backend, **{name: getattr(self, name) for name in changed}}
 
 
-def compilation_of(args: TrainingArguments) -> Compilation | None:
-    """Read how the model is compiled. None if it is not."""
-    by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
+def compilation_of(args: TrainingArguments, of_update: bool = False) -> Compilation | None:
+    """Read how the model is compiled, or with `of_update` the update. None if it is not."""
+    is_asked = args.torch_compile or (of_update and args.compile_update)
+    by_arguments = (args.torch_compile_backend or "inductor") if is_asked else None
     backend = (by_arguments or environment.get(_DYNAMO + "BACKEND") or "no").lower()
     if backend in ("no", "none"):
         return None

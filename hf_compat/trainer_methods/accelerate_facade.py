@@ -27,6 +27,7 @@ from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
 from hf_compat.data.order import RankSlice
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.strategies import unwrap_forward, wrap_forward
+from hf_compat.engine.windows import CompiledMicroBatches
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
@@ -205,6 +206,7 @@ class AcceleratorFacade(ProcessMembers):
         self._save_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: dict[int, Callable[..., None]] = OrderedDict()
         self.run_backward: Backward | None = None  # the engine's. Outside a fit, the loss's own
+        self.compiled_update: CompiledMicroBatches | None = None
         self.is_trained_by_engine: Callable[[nn.Module], bool] | None = None
         config = AcceleratorConfig.from_any(args.accelerator_config)  # checks an object that was changed in place
         self.even_batches = config.even_batches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeAlias
@@ -43,6 +43,7 @@ from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.meshes import ParameterGroup, split_by_mesh
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
 from hf_compat.runtime.text import brief
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.dataloaders import model_with_forward
 
@@ -81,8 +82,14 @@ class StepMethods(StepsBase):
             if callable(optimizer_train):
                 optimizer_train()
             inputs = self._prepare_inputs(inputs)
+            compiled = self.accelerator.compiled_update
             with self.compute_loss_context_manager():
                 compute_loss = accepting(self.compute_loss, ITEMS)
+                if compiled is not None:
+                    divisor = self._loss_divisor(num_items_in_batch)
+                    done = compiled.run(compute_loss, model, inputs, num_items_in_batch, divisor)
+                    if done is not None:
+                        return done
                 loss = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
             if not is_trainable(loss):
                 self.check_loss(loss, inputs)
@@ -91,16 +98,22 @@ class StepMethods(StepsBase):
             every = self.args.torch_empty_cache_steps
             if every is not None and self.state.global_step % every == 0:
                 empty_device_cache()
-            micro_batches = self.current_gradient_accumulation_steps
-            if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
-                loss = loss / micro_batches
+            divisor = self._loss_divisor(num_items_in_batch)
+            if divisor != 1:
+                loss = loss / divisor
             self.accelerator.backward(loss)
             return loss.detach()
+
+    def _loss_divisor(self, num_items_in_batch: torch.Tensor | int | None) -> int:
+        """The number that a micro-batch's loss is divided by: that of the window, unless the items counted do it."""
+        micro_batches = self.current_gradient_accumulation_steps
+        return 1 if micro_batches == 1 or self._is_scaled_for_window(num_items_in_batch) else micro_batches
 
     def watched_count(self, items: torch.Tensor | int | None) -> torch.Tensor | int | None:
         """Watch what the first micro-batch of a run does with the items counted."""
         # another graph would be compiled to find out
         is_compiled = self._compiled_model is not None or is_compiled_model(self.model) or self.is_deepspeed_enabled
+        is_compiled |= self.accelerator.compiled_update is not None
         is_watched = type(items) is torch.Tensor and not is_compiled and self._count_factor() > 1
         return Count.of(items) if is_watched else items  # type: ignore[arg-type]  # a tensor
 
@@ -609,6 +622,15 @@ class OptimizationMethods(StepsBase):
         else:
             rate = scheduler.get_last_lr()[0]
         return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+    def clips_as_torch(self) -> bool:
+        """Whether gradients are clipped as torch does it, and no override comes between them and the backward pass."""
+        methods: dict[type, Sequence[str]] = {
+            StepMethods: ("training_step",),
+            OptimizationMethods: ("_clip_grad_norm", "_get_grad_norm"),
+        }
+        is_ours = not is_replaced(self.accelerator, "clip_grad_norm_", AcceleratorFacade)
+        return is_ours and not any(is_replaced(self, name, base) for base in methods for name in methods[base])
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip gradients to `max_grad_norm`, and return their norm before clipping."""

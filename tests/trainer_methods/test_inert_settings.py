@@ -18,6 +18,7 @@ from torch import nn
 from helpers import toy
 from helpers.parity.cases import CASES
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
+from hf_compat.engine.compiled_update import CompiledUpdate
 from hf_compat.engine.evaluation import KeptBatches
 from hf_compat.errors import HfCompatError, InertArgumentWarning
 from hf_compat.hf.argument_values import OWN_ARGUMENTS
@@ -64,6 +65,7 @@ AWAY = {
     "debug": "underflow_overflow", "skip_memory_metrics": False, "local_rank": 3,
     "sortish_sampler": True, "predict_with_generate": True, "generation_max_length": 5, "generation_num_beams": 2,
     "generation_config": {"max_length": 5}, "async_save": True, "compat": "4", "eval_loss_by_token": True,
+    "compile_update": True,
     "log_format": "table",
 }  # fmt: skip
 # What changes nothing by itself, and need not be told.
@@ -141,6 +143,7 @@ def spied():
             patch.setattr(owner, name, noting)
 
         spy(KeptBatches, "to_cpu")
+        spy(CompiledUpdate, "run", lambda self, *args: SEEN.append("compiled update"))
         spy(accelerate.utils.memory, "find_executable_batch_size")
         spy(Trainer, "compiled", lambda self, model: SEEN.append(compilation_of(self.args)) or model)
         spy(Trainer, "init_hf_repo", lambda self, token=None, private=None: None)
