@@ -25,6 +25,7 @@ from torch import nn
 
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json
 from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
+from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.nested import move_to_device
@@ -315,15 +316,16 @@ def check_weights(
     for name, part in model.named_modules():
         if any(map(_is_overridden, (type(part)._load_from_state_dict, *part._load_state_dict_pre_hooks.values()))):
             others.append(f"{name}." if name else "")
-    wrong, has_own = list[str](), False
+    wrong, has_own, splits = list[str](), False, splits_of(model)
     for compiled_name, tensor in model.state_dict(keep_vars=True).items():
         is_elsewhere = not isinstance(tensor, torch.Tensor) or hasattr(tensor, "ds_shape")  # under DeepSpeed's ZeRO 3
         if is_elsewhere or compiled_name.startswith(tuple(others)):
             continue
         name, has_own = compiled_name.replace(COMPILED, ""), True
         held = weights.get(name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
-        if held.shape != tensor.shape:
-            wrong.append(f"`{name}` has the shape {list(held.shape)}, in the model {list(tensor.shape)}")
+        whole = tensor.shape if held is tensor else splits.whole_shape(name, tensor.shape)
+        if held.shape != whole:
+            wrong.append(f"`{name}` has the shape {list(held.shape)}, in the model {list(whole)}")
         elif held.is_floating_point() != tensor.is_floating_point():
             less = "" if held.is_floating_point() else "no "
             wrong.append(f"`{name}` holds {less}floating-point numbers, unlike the model's")

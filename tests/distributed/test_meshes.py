@@ -41,6 +41,27 @@ def test_deepspeeds_tensor_parallel_gives_transformers_numbers(tmp_path, process
 
 
 @pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        pytest.param(2, ("tp=2",), id="tp_plan"),
+        pytest.param(4, ("tp=2", "per_device_train_batch_size=1"), id="tp_plan, two models", marks=pytest.mark.matrix),
+        pytest.param(4, ("whole=True", zero(1), "per_device_train_batch_size=1"), id="DeepSpeed, two models",
+                     marks=pytest.mark.matrix),
+    ],
+)  # fmt: skip
+def test_metrics_the_best_model_and_generation_are_those_of_one_process(tmp_path, processes, words):
+    """12 samples in batches of 8: the last batch of the second model is filled up."""
+    options = ("ours", "further=True")
+    found = result(tmp_path / "some", *options, *words, launcher=[*TORCHRUN[:-1], str(processes)], script=JOB)
+    alone = result(tmp_path / "one", *options, "whole=True", launcher=[*TORCHRUN[:-1], "1"], script=JOB)
+    for name in ("best", "counted", "generated"):
+        assert found[name] == alone[name], name
+    assert alone["best"] == 3 and alone["counted"][0] == 12
+    numbers = [[number for log in run["logs"] for number in log] for run in (found, alone)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)  # sums are made in another order
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (("tp=2", zero(2)), "Hint: leave one of them out"),
