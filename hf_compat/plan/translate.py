@@ -458,7 +458,7 @@ _REFUSED = {
     ),
     "sp_size": (
         "sequence parallelism shares each sequence between processes, and each process has its own here",
-        "DeepSpeed on several GPUs for it, and fails on CPUs",
+        "DeepSpeed on several GPUs for it, and fails on CPUs unless `deepspeed.init_distributed` was called before",
     ),
 }
 _HINT = (
