@@ -21,6 +21,26 @@ def test_explain_answers_for_machines_that_are_not_here():
     assert "each device holds 16.3 GiB" in said and "a checkpoint has 782 GiB" in said
 
 
+@pytest.mark.parametrize(
+    ("stage", "split", "shares", "sent"),
+    [
+        (0, 8, (1 / 8, 1 / 8, 1 / 8), 8000 / 8 * 7 / 8),  # of each 8000 bytes; a ring of the 8 models
+        (2, 4, (1 / 4, 1 / 64, 1 / 64), 8000 / 4 * 15 / 16),
+    ],
+)
+def test_processes_that_share_layers_hold_and_send_parts(stage, split, shares, sent):
+    config = {"zero_optimization": {"stage": stage}, "tensor_parallel": {"autotp_size": split}}
+    with assuming(Launch(world_size=64, local_world_size=8), "cuda:0"):
+        args = TrainingArguments("out", deepspeed=config)
+        size = size_of_run(translate(args), parameters=1000)
+        said = str(explain(args))
+    assert f"mesh: {64 // split} models × {split} neighbouring processes" in said
+    assert (size.parameters, size.gradients, size.optimizer) == tuple(
+        bytes_of * share for bytes_of, share in zip((4000, 4000, 8000), shares, strict=True)
+    )
+    assert size.sent == sent
+
+
 @pytest.mark.filterwarnings("ignore:.*ddp_timeout")
 def test_arguments_that_are_set_and_where_they_go():
     args = TrainingArguments("out", use_cpu=True, max_grad_norm=0.5, ddp_timeout=60, hub_token="secret")

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
@@ -137,3 +138,15 @@ def test_a_wrapper_for_the_indices_of_samples_has_no_shares():
     """Lightning finds them in a batch sampler without a length, as a native evaluation in two processes has it."""
     batches = PredictionBatches(PreparedDataLoader(list(range(5)), batch_size=2))
     assert batches.batch_sampler is not None and last_shares(batches) == []
+
+
+def test_neighbours_that_hold_parts_of_one_model_read_the_same():
+    slices = [RankSlice(rank=rank, world_size=6).shared_by(2) for rank in range(6)]
+    assert [(one.rank, one.place) for one in slices] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert {(one.world_size, one.sharing) for one in slices} == {(3, 2)}
+    assert [one.reads_for_all for one in slices] == [True, *[False] * 5]
+    assert slices[4].shared_by(3) == RankSlice(rank=1, world_size=2, sharing=3, place=1)  # of process 4
+    # each process gives two rows
+    rows = torch.arange(12).reshape(12, 1)
+    assert slices[3].once_each({"logits": rows})["logits"].flatten().tolist() == [0, 1, 4, 5, 8, 9]
+    assert RankSlice(rank=1, world_size=6).once_each(rows) is rows

@@ -34,6 +34,11 @@ def test_each_rank_gets_what_accelerate_gives_it(tmp_path):
                 assert part.untyped_storage().nbytes() == part.nbytes, "it came without the parts of others"
             ours = [part.tolist() for part in parts]
             found.append((expected, ours))
+            # both hold parts of one model: each gets every whole batch
+            shared = dispatched(
+                loader if rank == 0 else None, RankSlice(rank=rank, world_size=2).shared_by(2), drop_last
+            )
+            assert [part.tolist() for part, _, _ in shared] == [batch.tolist() for batch in loader], (count, drop_last)
         (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
     for ended in run_ranks(tmp_path / "logs", body):
