@@ -134,6 +134,11 @@ def tracing_gradients() -> AbstractContextManager[None]:
     return torch._dynamo.config.patch(trace_autograd_ops=True, ignore_logging_functions=skipped)
 
 
+def _checkpoints(model: nn.Module) -> bool:
+    """Whether a model of transformers checkpoints activations."""
+    return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+
+
 def reason_against(
     steps: TrainingSteps, mechanics: UpdateMechanics, parameters: Iterable[nn.Parameter], beside: Sequence[str]
 ) -> str | None:
@@ -146,6 +151,7 @@ def reason_against(
         "the optimizer steps within the backward pass": mechanics.stepping.steps_in_backward,
         "parameters beside the model are trained": bool(beside),
         "parameters have hooks for their gradients": any(getattr(one, h, None) for one in parameters for h in hooks),
+        "activation checkpointing would draw other random numbers when it computes again": _checkpoints(steps.model),
         "`torch_empty_cache_steps` acts before a backward pass": steps.args.torch_empty_cache_steps is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

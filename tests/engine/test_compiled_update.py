@@ -33,10 +33,10 @@ def _fresh():
 
 @pytest.fixture
 def make(make_args):
-    def make(trainer_class=Trainer, model=toy.Classifier, callbacks=None, **values):
+    def make(trainer_class=Trainer, model=toy.Classifier, callbacks=None, data=toy.rows, **values):
         hf_compat.set_seed(1)
         args = make_args(**{**EAGER, "num_train_epochs": 1, "learning_rate": 1e-2, "logging_steps": 1, **values})
-        return trainer_class(model(), args, train_dataset=toy.rows(48), callbacks=callbacks)
+        return trainer_class(model(), args, train_dataset=data(48), callbacks=callbacks)
 
     return make
 
@@ -142,6 +142,12 @@ def test_an_override_of_the_step_changes_gradients_before_they_are_clipped(make)
     {
         "graph_break": {"model": Prints},
         "a value that changes": {"model": toy.NanAt},
+        "activation checkpointing": {
+            "model": toy.tiny_gpt2,
+            "data": toy.blocks,
+            "activation_checkpointing": True,
+            "torch_compile_backend": None,
+        },
         "hears of backward passes": {"callbacks": [Hears()]},
         "hooks for their gradients": {"model": hooked},
         "`torch_empty_cache_steps`": {"torch_empty_cache_steps": 2},
