@@ -21,23 +21,25 @@ BF16 = ', "bf16": {"enabled": "auto"}'
 
 
 @pytest.mark.parametrize(
-    ("processes", "config", "words"),
+    ("processes", "words"),
     [
-        pytest.param(2, zero(2), (), id="2"),
+        pytest.param(2, ("tp=2",), id="tp_plan"),
+        pytest.param(4, ("tp=2",), id="tp_plan, two models", marks=pytest.mark.matrix),
+        pytest.param(2, ("whole=True", zero(2)), id="2"),
         # its loss is the very tensor that the model returned, whose gradients DeepSpeed once divided twice
-        pytest.param(1, zero(0, split=1), (), id="one process"),
-        pytest.param(2, zero(0), (), id="0", marks=pytest.mark.matrix),
-        pytest.param(2, zero(1, BF16), ("bf16=True",), id="1, bf16", marks=pytest.mark.matrix),
-        pytest.param(4, zero(1), (), id="1, two models", marks=pytest.mark.matrix),
+        pytest.param(1, ("whole=True", zero(0, split=1)), id="one process"),
+        pytest.param(2, ("whole=True", zero(0)), id="0", marks=pytest.mark.matrix),
+        pytest.param(2, ("whole=True", zero(1, BF16), "bf16=True"), id="1, bf16", marks=pytest.mark.matrix),
+        pytest.param(4, ("whole=True", zero(1)), id="1, two models", marks=pytest.mark.matrix),
     ],
 )
-def test_deepspeeds_tensor_parallel_gives_transformers_numbers(tmp_path, processes, config, words):
+def test_the_numbers_are_those_of_transformers(tmp_path, processes, words):
     run = partial(result, tmp_path, launcher=[*TORCHRUN[:-1], str(processes)], script=JOB)
-    theirs, ours = (run(api, "whole=True", config, *words) for api in ("theirs", "ours"))
+    theirs, ours = (run(api, *words) for api in ("theirs", "ours"))
     # each process gives the same results: upstream cuts those of all ranks where one model's end
     assert ours["logs"] == theirs["logs"]
     checkpoint = tmp_path / "ours" / "checkpoint-3"
-    assert run("ours", "whole=True", config, *words, f"resume={str(checkpoint)!r}") == ours
+    assert run("ours", *words, f"resume={str(checkpoint)!r}") == ours
 
 
 @pytest.mark.parametrize(
