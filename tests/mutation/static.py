@@ -13,6 +13,9 @@ from mutation.places import PACKAGE, Change
 from mutation.view import ROOT
 
 TEXT = "E501"  # a longer line, which is no mistake
+# More than any file of the package. mypy compares a file with its cache by the size, and then by the hash of the
+# unchanged file, so each mistake gets a size of its own.
+LARGER = 10**6
 
 
 class StaticChecks:
@@ -20,6 +23,7 @@ class StaticChecks:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hfm-static-"))
+        self.planted = 0
         self.names = "\n".join([*names.count_names(), names.names_of_upstream()])
         self._mypy(str(PACKAGE), check=True)
 
@@ -29,13 +33,15 @@ class StaticChecks:
         is_name = change.kind == "constant" and names.IS_NAME.fullmatch(text)
         if is_name and any(name not in self.names for name in names.NAMES.findall(text)):
             return "tests/house/test_names_in_strings.py"
-        planted = self.folder / "planted.py"
-        planted.write_text(change.planted((ROOT / change.file).read_text()))
+        source = change.planted((ROOT / change.file).read_text())
         ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format", "concise", "--extend-ignore", TEXT]
         ruff += ["--stdin-filename", change.file, "-"]
-        found = subprocess.run(ruff, cwd=ROOT, input=planted.read_text(), capture_output=True, text=True)
+        found = subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True)
         if found.returncode == 1:
             return f"ruff: {found.stdout.splitlines()[0].partition(' ')[2]}"
+        self.planted += 1
+        planted = self.folder / "planted.py"
+        planted.write_text(source.ljust(LARGER + self.planted, "\n"))
         said = self._mypy("--shadow-file", change.file, str(planted), change.file)
         return next(
             (f"mypy: {line.partition(': error: ')[2]}" for line in said.splitlines() if ": error: " in line), ""
