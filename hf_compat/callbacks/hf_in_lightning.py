@@ -289,7 +289,6 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         self.handler = CallbackHandler([], None, processing_class, None, None)
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
-        self.updates_done = self._first_update = 0  # updates that callbacks have been notified of
         self.in_update = self._is_told = False  # whether the module has told of the update's events
         self.rhythm = EventRhythm()
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
@@ -319,6 +318,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         state.max_steps = int(updates) if updates != float("inf") and updates > 0 else sys.maxsize
         state.num_train_epochs = max(trainer.max_epochs or -1, 0) or sys.maxsize
         state.compute_steps(self.args, state.max_steps)
+        # `updates_done` counts those that callbacks have been notified of
         state.global_step = self._first_update = self.updates_done = trainer.global_step
         state.epoch = float(trainer.current_epoch)
         state.is_world_process_zero = trainer.is_global_zero

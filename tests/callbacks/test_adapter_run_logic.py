@@ -144,16 +144,19 @@ def test_at_the_end_a_limit_of_one_leaves_the_best(tmp_path):
     assert saved(tmp_path / "adapter") == [f"checkpoint-{state.best_global_step}"]
 
 
-def test_lightnings_own_interval_saves_the_best_too(tmp_path):
+@pytest.mark.parametrize("interval", [1.0, 2])  # an epoch, or an update
+def test_lightnings_own_interval_saves_the_best_too(tmp_path, interval):
     args = hf_compat.TrainingArguments(
         str(tmp_path), save_strategy="best", eval_strategy="epoch", metric_for_best_model="loss", use_cpu=True
     )
     torch.manual_seed(0)
     adapter = HFCallbackAdapter(hf_compat.TrainerCallback(), args=args)
-    trainer = bare_trainer([adapter], tmp_path, log_every_n_steps=1)
+    trainer = bare_trainer([adapter], tmp_path, log_every_n_steps=1, val_check_interval=interval)
     trainer.fit(HandWritten(Classifier(dropout=0.0), updates=UPDATES), *loaders())
-    assert adapter.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{adapter.state.best_global_step}.ckpt")
-    assert f"checkpoint-{adapter.state.best_global_step}" in saved(tmp_path)
+    losses = {log["step"]: log["eval_loss"] for log in adapter.state.log_history if "eval_loss" in log}
+    best = [step for step, loss in losses.items() if loss <= min(losses[one] for one in losses if one <= step)]
+    assert adapter.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best[-1]}.ckpt")
+    assert {*saved(tmp_path)} == {f"checkpoint-{step}" for step in best}
 
 
 def test_the_best_checkpoint_knows_that_it_is_the_best(tmp_path):

@@ -77,6 +77,15 @@ def test_columns_that_the_model_does_not_take_are_dropped():
         collate([{"y": 2}])
 
 
+def test_dropped_columns_are_logged_once(caplog):
+    caplog.set_level("INFO", "hf_compat")
+    collate = RemoveColumnsCollator(lambda rows: rows, ["x"], model_name="Model", description="training")
+    for _ in range(2):
+        collate([{"x": 1, "y": 2, "z": 3}] * 2)
+    (told,) = caplog.messages
+    assert "in the training set" in told and "`Model.forward` and have been ignored: y, z." in told
+
+
 def test_arrays_without_transformers_name_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.data.data_collator", None)
     with pytest.raises(MissingPackage, match=r"return_tensors='np'(.|\n)*pip install 'transformers>="):

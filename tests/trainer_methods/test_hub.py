@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import huggingface_hub
@@ -19,6 +20,7 @@ from helpers.hub_server import running_hub, talked_to
 from hf_compat import Trainer
 from hf_compat.errors import HubError, MissingPackage
 from hf_compat.hub import model_card
+from hf_compat.hub.client import PushInProgress
 
 # huggingface_hub's own call of its HTTP library
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -268,6 +270,16 @@ def test_a_second_training_pushes_again(tmp_path, hub):
     trainer.train()
     assert hub.messages()[0] == "Training in progress, step 2" and len(hub.commits) <= 2
     assert trainer.push_in_progress.is_done()
+
+
+@pytest.mark.parametrize("cls", [PushInProgress, transformers.utils.PushInProgress])
+def test_of_cancelled_pushes_those_under_way_are_left(cls):
+    waiting, under_way, done = jobs = [Future() for _ in range(3)]
+    under_way.set_running_or_notify_cancel()
+    done.set_result(None)
+    pushes = cls(jobs)
+    pushes.cancel()
+    assert pushes.jobs == [under_way] and waiting.cancelled() and not pushes.is_done()
 
 
 def test_a_push_that_nobody_waits_for(tmp_path, hub):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -281,6 +282,8 @@ def test_rows_are_in_order_after_an_evaluation_that_failed(make_args):
         def prediction_step(self, *given, **more):
             if self.fails:
                 raise RuntimeError
+            asked = copy.deepcopy(loader.batch_sampler.sampler)  # which notes the order meanwhile
+            assert (asked.num_samples, len(asked)) == (6, 6)
             return super().prediction_step(*given, **more)
 
     trainer, sampler = Own(Line(), make_args()), loader.batch_sampler.sampler
