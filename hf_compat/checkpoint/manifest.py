@@ -477,15 +477,22 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
     run_dir, replaced = os.path.dirname(place), os.path.join(place, layout.REPLACED)
     if not layout.has_record(place):
         return
+    set_aside = sorted(os.listdir(replaced)) if os.path.isdir(replaced) else []
     for path in checkpoints:
         manifest = read_manifest(path)
-        if manifest.exists and manifest.saving == owner.id:
+        is_marked = manifest.exists and manifest.saving == owner.id
+        if is_marked or (os.path.basename(path) in set_aside and _is_unmarked(path)):
             with contextlib.suppress(OSError):
                 _take_out(path, place)
-    for name in sorted(os.listdir(replaced)) if os.path.isdir(replaced) else ():
+    for name in set_aside:
         if not os.path.lexists(os.path.join(run_dir, name)):
             with contextlib.suppress(OSError):
                 move(os.path.join(replaced, name), os.path.join(run_dir, name))
+
+
+def _is_unmarked(checkpoint: str) -> bool:
+    """Whether a folder was made to be written in place, and has no marker yet."""
+    return all(name.startswith(MANIFEST_WRITTEN_FIRST) for name in os.listdir(checkpoint))
 
 
 def _name_whole_ones(place: str) -> None:

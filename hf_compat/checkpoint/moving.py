@@ -130,10 +130,11 @@ def _is_copied(path: str) -> bool:
 
 
 def _delete(folder: str, owner_id: str) -> None:
-    """Delete a folder. One that is not hidden is marked first, and its marker goes last."""
+    """Delete a folder. One that is not hidden is marked first, on the disk, too, and its marker goes last."""
     marker = os.path.join(folder, MANIFEST_NAME)
     if owner_id and not _owner_of(folder):
         _put_manifest(Path(folder), marker_of(owner_id, os.path.basename(folder)))
+        flush(Path(folder))
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

@@ -39,11 +39,13 @@ class Instant:
         files: By name the file's number, content and time.
         on_disk: By number what was flushed of it.
         renamed: New names of checkpoints whose folder was not flushed since, with the old ones.
+        replaced: By number manifests whose folder was not flushed since, with what the disk has instead, if anything.
     """
 
     files: dict[str, tuple[int, bytes, int]]
     on_disk: dict[int, bytes]
     renamed: dict[str, str]
+    replaced: dict[int, bytes | None]
 
     def after_power_cut(self, lost: str, are_renamed: bool) -> dict[str, tuple[bytes, int]]:
         """Return what is found; `lost` says what has become of the rest: gone, zeros, or zeros but for lists."""
@@ -54,7 +56,10 @@ class Instant:
                 left = content
             top = name.split("/")[0]
             old = name if are_renamed or top not in self.renamed else self.renamed[top] + name.removeprefix(top)
-            found[old] = self.on_disk.get(number, left), time
+            content = self.on_disk.get(number, left)
+            content = content if are_renamed else self.replaced.get(number, content)
+            if content is not None:
+                found[old] = content, time
         return found
 
 
@@ -63,9 +68,10 @@ class Recorder:
 
     def __init__(self, folder: Path, monkeypatch):
         self.folder, self.instants, self.order = folder, [], []
-        self._on_disk, self._renamed, self._lock = {}, {}, threading.RLock()
-        for path in folder.rglob("*.txt"):  # what lay there before the run
-            self._on_disk[path.stat().st_ino] = path.read_bytes()
+        self._on_disk, self._renamed, self._replaced, self._lock = {}, {}, {}, threading.RLock()
+        for path in folder.rglob("*"):  # what lay there before the run
+            if path.is_file():
+                self._on_disk[path.stat().st_ino] = path.read_bytes()
         for name in ("replace", "rename", "unlink", "rmdir", "fsync"):
             monkeypatch.setattr(os, name, self._noting(name, getattr(os, name)))
 
@@ -73,9 +79,10 @@ class Recorder:
         def noted(*args, **kwargs):
             with self._lock:
                 self.note()
+                before = self._manifest(Path(args[1])) if name == "replace" else None
                 self._forget(name, args, kwargs.get("dir_fd", kwargs.get("dst_dir_fd")))
                 result = call(*args, **kwargs)
-                self._after(name, args)
+                self._after(name, args, before)
                 return result
 
         return noted
@@ -87,6 +94,13 @@ class Recorder:
             facts = os.stat(gone, dir_fd=folder, follow_symlinks=False) if gone is not None else None
             if facts is not None and facts.st_nlink == 1:
                 self._on_disk.pop(facts.st_ino, None)
+                self._replaced.pop(facts.st_ino, None)
+
+    def _manifest(self, path: Path) -> bytes | None:
+        """Return what the disk has under a manifest's name."""
+        with contextlib.suppress(FileNotFoundError):
+            number = path.stat().st_ino
+            return self._replaced.get(number, self._on_disk.get(number))
 
     def note(self):
         files = {}
@@ -94,11 +108,13 @@ class Recorder:
             if path.is_file() and not path.name.startswith("hf_compat.lock"):
                 facts = path.stat()
                 files[path.relative_to(self.folder).as_posix()] = (facts.st_ino, path.read_bytes(), facts.st_mtime_ns)
-        self.instants.append(Instant(files, dict(self._on_disk), dict(self._renamed)))
+        self.instants.append(Instant(files, dict(self._on_disk), dict(self._renamed), dict(self._replaced)))
 
-    def _after(self, name, args):
+    def _after(self, name, args, before):
         if name in ("replace", "rename"):
             source, target = Path(args[0]), Path(args[1])
+            if target.name == "manifest.json":
+                self._replaced[target.stat().st_ino] = before
             if target.parent == self.folder and checkpoint_step(target.name) is not None:
                 self._renamed[target.name] = source.relative_to(self.folder).as_posix()
                 self.order.append(("named", target.name))
@@ -106,6 +122,8 @@ class Recorder:
                 self.order.append(("removed", source.name))
         elif name == "fsync":
             path = Path(os.readlink(f"/proc/self/fd/{args[0]}"))
+            if (path / "manifest.json").is_file():
+                self._replaced.pop((path / "manifest.json").stat().st_ino, None)
             if path == self.folder:
                 self._renamed.clear()
                 self.order.append(("flushed", "folder"))
@@ -166,7 +184,7 @@ def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class, lac
     out.mkdir(exist_ok=True)
     set_seed(3)
     waits = kind()
-    args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1, **values)
+    args = make_args(**{"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "save_total_limit": 1, **values})
     sets = {"train_dataset": toy.rows(), "eval_dataset": toy.rows(8, 5)}
     waits.trainer = trainer_class(toy.Classifier(), args, callbacks=[waits], **sets)
     with monkeypatch.context() as patched:
@@ -197,6 +215,7 @@ def on_disk(instant):
         parts = [facts for name, facts in instant.files.items() if name.startswith(f"{top}/")]
         if lists_files(instant, top) and checkpoint_step(top) is not None:
             is_whole = all(instant.on_disk.get(number) == content for number, content, _ in parts)
+            is_whole = is_whole and not instant.replaced.keys() & {number for number, _, _ in parts}
             found.append(checkpoint_step(top) if is_whole else 0)
     return max(found)
 
@@ -255,6 +274,19 @@ def test_the_users_files_survive_a_save_into_their_folder(make_args, tmp_path, m
         found = [path.relative_to(folder).as_posix() for path in folder.rglob("notes.txt")]
         assert found == ["checkpoint-2/notes.txt"] and (folder / found[0]).read_text() == "mine", before
     assert instant is not recorder.instants[0]
+
+
+@pytest.mark.parametrize("lacks", [None, "rename of a folder"])
+def test_a_power_cut_leaves_a_checkpoint_of_a_name_that_is_written_anew(make_args, tmp_path, monkeypatch, lacks):
+    for _ in range(2):
+        recorder = record(make_args, tmp_path / "out", monkeypatch, 2**18, Waits, Trainer, lacks, max_steps=2)
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another start of the system")
+    for instant in recorder.instants:
+        for are_renamed in (True, False):
+            folder = laid_out(tmp_path / "after", instant.after_power_cut("gone", are_renamed))
+            manifest.recover(str(folder), has_lock=True)
+            assert get_last_checkpoint(folder) == str(folder / "checkpoint-2")
+            assert read_manifest(folder / "checkpoint-2").files
 
 
 def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_that_has_its_name(recorded, tmp_path):
