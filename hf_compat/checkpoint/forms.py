@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, read_json
 from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
@@ -290,6 +291,13 @@ def settle_states(path: str, optimizer: torch.optim.Optimizer) -> None:
             is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
             if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
                 state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+            elif isinstance(value, DTensor) and isinstance(parameter, DTensor):  # a part of rows may be a view of them
+                own, held = parameter.to_local(), value.to_local()
+                if held.shape == own.shape and held.stride() != own.stride():
+                    part = torch.empty_like(own, dtype=held.dtype).copy_(held)
+                    state[key] = DTensor.from_local(
+                        part, value.device_mesh, value.placements, shape=value.shape, stride=value.stride()
+                    )
             elif (type(value).__module__, type(value).__name__) in STATE_TYPES and hasattr(value, "__dict__"):
                 vars(value).update(move_to_device(vars(value), parameter.device))  # torch moves plain tensors alone
     if not type(optimizer).__module__.startswith("torch.optim"):

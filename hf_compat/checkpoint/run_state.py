@@ -303,7 +303,7 @@ class RunState(_Stored):
     KINDS = {
         "data": MAPPING,
         "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
-        "world_size": COUNT,
+        **dict.fromkeys(("world_size", "sharing"), COUNT),
         **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
         **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
         **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
@@ -315,6 +315,7 @@ class RunState(_Stored):
     data: DataPosition  # how far this rank has read its data
     moment: SavedAt = SavedAt.UPDATE  # when it was written
     world_size: int = 1
+    sharing: int = 1  # processes of a model, which read the same batches
     # Samples of a micro-batch of all processes together. None if it is not known.
     samples_per_micro_batch: int | None = None
     losses: PlainState = field(default_factory=dict)  # the loss log's state (`LossLog.state_dict`)
@@ -403,27 +404,37 @@ class ResumePoint:
 
 
 def resume_point(
-    state: RunState | None, updates_done: int, counts: RunCounts, args: TrainingArguments, samples: int
+    state: RunState | None,
+    updates_done: int,
+    counts: RunCounts,
+    args: TrainingArguments,
+    samples: int,
+    sharing: int = 1,
 ) -> ResumePoint:
     """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`).
 
-    `samples` are those of a micro-batch of all processes together. A warning tells of data that was cut in another way.
+    `samples` are those of a micro-batch of all processes together, `sharing` the processes of a model. A warning tells
+    of data that was cut in another way.
     """
     same_cut = False
     if state is not None:
-        ranks_now = args.world_size, samples
-        ranks_before = state.world_size, state.samples_per_micro_batch or samples
+        ranks_now = args.world_size, samples, sharing
+        ranks_before = state.world_size, state.samples_per_micro_batch or samples, state.sharing
         epochs_now = counts.micro_batches_per_epoch, args.gradient_accumulation_steps
         # the only epoch of endless data is as long as the run
         length_before = epochs_now[0] if counts.is_endless else state.data.micro_batches_per_epoch
         epochs_before = length_before, state.data.window_size
         same_cut = (ranks_before, epochs_before) == (ranks_now, epochs_now)
         if ranks_before != ranks_now:
+            before, now = (
+                f"{world} process(es){f', {shared} to a model,' * (shared > 1)} with {size} samples to a micro-batch"
+                for world, size, shared in (ranks_before, ranks_now)
+            )
             logger.warning(
-                "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with "
-                "%d: the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
-                *ranks_before,
-                *ranks_now,
+                "The checkpoint is of %s, now there are %s: the data goes on after as many samples; random numbers are "
+                "not those of the uninterrupted run.",
+                before,
+                now,
             )
         elif epochs_before != epochs_now:
             logger.warning(

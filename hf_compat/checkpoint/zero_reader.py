@@ -121,7 +121,8 @@ def zero_states(source: str) -> ZeroStates:
         first, groups = optimizer[inner]["state"], optimizer[inner]["param_groups"]
         flat = sorted(first)  # the places of flat groups, in their order
         values = [(key, value) for index in flat for key, value in first[index].items()]
-        keys = {key for key, value in values if isinstance(value, torch.Tensor) and value.dim() == 1}
+        # in the same order on every rank, as they exchange the values one after the other
+        keys = dict.fromkeys(key for key, value in values if isinstance(value, torch.Tensor) and value.dim() == 1)
         names = [name for shapes in model["param_shapes"] for name in shapes]
         by_name: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
         for key in ("", *keys):

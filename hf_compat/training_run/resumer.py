@@ -386,11 +386,13 @@ class Resumer:
         assert run.counts is not None  # they are set for a fit
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks)
-        samples = host._train_batch_size * host.accelerator.rank_slice.world_size
-        run.start = resume_point(run.resumed, run.updates_before, run.counts, host.args, samples)
+        readers = host.accelerator.rank_slice
+        samples = host._train_batch_size * readers.world_size
+        run.start = resume_point(run.resumed, run.updates_before, run.counts, host.args, samples, readers.sharing)
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
-        if run.resumed is not None and (run.start.has_same_cut or run.resumed.world_size != host.args.world_size):
-            run.losses.load_state_dict(run.resumed.losses)
+        resumed, now = run.resumed, (host.args.world_size, readers.sharing)
+        if resumed is not None and (run.start.has_same_cut or (resumed.world_size, resumed.sharing) != now):
+            run.losses.load_state_dict(resumed.losses)
         if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)
         if run.start.rng is None:  # read before the fit, so that a damaged file is found in time

@@ -237,6 +237,7 @@ class TrainingRun:
             data=position,
             moment=self.moment,
             world_size=host.args.world_size,
+            sharing=host.accelerator.rank_slice.sharing,
             samples_per_micro_batch=host._train_batch_size * host.accelerator.rank_slice.world_size,
             losses=dict(losses),
             grad_norm=grad_norm,

@@ -63,6 +63,40 @@ def test_metrics_the_best_model_and_generation_are_those_of_one_process(tmp_path
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)  # sums are made in another order
 
 
+PLACES = {  # processes, what splits the model, samples of a process
+    "DeepSpeed": (2, ("whole=True", zero(1)), 2),
+    "DeepSpeed, two models": (4, ("whole=True", zero(1)), 1),
+    "tp_plan": (2, ("tp=2",), 2),
+    "DDP": (2, ("whole=True",), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        ("DeepSpeed", "tp_plan"),
+        *(
+            pytest.param(saved, resumed, marks=pytest.mark.matrix)
+            for saved in ("DeepSpeed", "tp_plan")
+            for resumed in PLACES
+            if saved != resumed and (saved, resumed) != ("DeepSpeed", "tp_plan")
+        ),
+    ],
+)
+def test_a_run_goes_on_where_layers_are_split_otherwise(tmp_path, saved, resumed):
+    """Optimizer and data go on, too: the same samples, each once."""
+
+    def run(name, folder, *words):
+        processes, split, size = PLACES[name]
+        launcher, size = [*TORCHRUN[:-1], str(processes)], f"per_device_train_batch_size={size}"
+        found = result(folder, "ours", *split, size, *words, launcher=launcher, script=JOB)
+        return [number for log in found["logs"] for number in log]
+
+    trained = run(saved, tmp_path / "saved")
+    checkpoint = str(tmp_path / "saved" / "ours" / "checkpoint-3")
+    assert run(resumed, tmp_path / "resumed", f"resume={checkpoint!r}") == pytest.approx(trained, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
