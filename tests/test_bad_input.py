@@ -301,9 +301,9 @@ def test_a_model_that_is_spread_over_processes_already(make_args):
     model = toy.Classifier()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
-        model.outer.bias = nn.Parameter(distribute_tensor(model.outer.bias.data, mesh))
-        with raises(UnsupportedArgument, "'outer.bias' is spread over processes", "Hint"):
+        mesh, of_experts = (init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("fsdp", "ep"))
+        model.outer.bias = nn.Parameter(distribute_tensor(model.outer.bias.data, of_experts))
+        with raises(UnsupportedArgument, "'outer.bias' is spread over the axes ('ep',)", "Hint"):
             Trainer(model, make_args(), train_dataset=toy.rows(4))
         with_adapters = nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=mesh), nn.Linear(2, 2))
         with_adapters.is_distributed_loading_by_transformers = True

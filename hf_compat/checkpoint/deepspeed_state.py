@@ -260,7 +260,7 @@ class DeepSpeedState(ModelState):
         ranks = len(rank_files(contents, name, OPTIMIZERS))  # 0 without ZeRO: the optimizer's state is with the weights
         models = [os.path.basename(path) for path in rank_files(contents, name, MODELS)]
         by_stage3 = any(model.startswith("zero_pp_rank") for model in models)  # it writes one for each rank
-        parts, splits = 1 if by_stage3 else len(models), splits_of(self.engine.module)
+        parts, splits = 1 if by_stage3 else len(models), self.splits
         own = (distributed.get_world_size(), self.engine.zero_optimization_partition_weights(), splits.ranks)
         if ranks and (ranks, by_stage3, parts) != own:
             take_states(folder, self.engine)

@@ -492,7 +492,8 @@ def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
 
 def _is_unmarked(checkpoint: str) -> bool:
     """Whether a folder was made to be written in place, and has no marker yet."""
-    return all(name.startswith(MANIFEST_WRITTEN_FIRST) for name in os.listdir(checkpoint))
+    is_folder = os.path.isdir(checkpoint) and not os.path.islink(checkpoint)
+    return is_folder and all(name.startswith(MANIFEST_WRITTEN_FIRST) for name in os.listdir(checkpoint))
 
 
 def _name_whole_ones(place: str) -> None:

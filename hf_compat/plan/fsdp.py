@@ -136,7 +136,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         cpu_offload=bool(options.get("cpu_offload")),
         wrap=wrap,
         wrap_classes=tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes),
-        min_num_params=int(options.get("min_num_params") or 0),
+        min_num_params=int(options.get("min_num_params") or 0) if wrap == "size" else 0,
         activation_checkpointing=bool(options.get("activation_checkpointing")),
         state_dict_type=options.get("state_dict_type", "FULL_STATE_DICT"),
     )

@@ -303,7 +303,8 @@ class DataloaderMethods(StepsBase):
 
     def get_tp_size(self) -> int:
         """Number of processes that hold parts of the same layers: of the model, or by DeepSpeed's configuration."""
-        return max(tensor_ranks(self.model), tensor_ranks_of(self.args, environment))
+        model = getattr(self, "model", None)  # a data module of native mode is asked before there is one
+        return max(tensor_ranks(model), tensor_ranks_of(self.args, environment))
 
     def get_cp_size(self) -> int:
         """Number of devices that share a sequence or its context, always 1."""

@@ -41,7 +41,7 @@ def test_fsdp_in_every_spelling(args_of, values, expected):
          {"wrap": "class", "wrap_classes": ("A", "B")}),
         ({"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "500"},
          {"wrap": "size", "min_num_params": 500}),
-        ({"FSDP_MIN_NUM_PARAMS": "100000000"}, {"wrap": "none"}),
+        ({"FSDP_MIN_NUM_PARAMS": "100000000"}, {"wrap": "none", "min_num_params": 0}),
         ({"FSDP_OFFLOAD_PARAMS": "true", "FSDP_ACTIVATION_CHECKPOINTING": "False"},
          {"cpu_offload": True, "activation_checkpointing": False}),
         ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, {"reshard_after_forward": False}),
