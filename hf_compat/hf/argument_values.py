@@ -435,7 +435,7 @@ OWN_ARGUMENTS = {
     ),
     "compile_update": OwnArgument(
         False,
-        "Compile forward, loss, backward and clipping of a micro-batch as one graph. Numbers may differ by rounding.",
+        "Compile each micro-batch as one graph. Rounding may differ.",
         truth_value,
         Row("torch.compile of the parts of an update", "nothing", subject="precision and memory"),
     ),

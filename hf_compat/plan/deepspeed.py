@@ -128,7 +128,7 @@ def tensor_ranks_of(args: TrainingArguments, variables: Mapping[str, str]) -> in
     """Number of processes between which DeepSpeed splits each layer (`tensor_parallel.autotp_size`), by default 1.
 
     Raises:
-        ArgumentError: It is no whole number, or does not divide the number of processes.
+        ArgumentError: It must be a whole number that divides the number of processes, and is not.
     """
     config = _config_of(args, variables) if uses_deepspeed(args, variables) else {}
     section = config.get(_SPLIT)

@@ -52,8 +52,8 @@ def tensor_ranks(model: nn.Module | None) -> int:
             own = distributed.get_rank() // size * size
             if [own + place for place in range(size)] not in rows.tolist():
                 raise UnsupportedArgument(
-                    f"The model's parameter {brief(name)} is split between processes that are no neighbours: a row of "
-                    f"its mesh is {rows[0].tolist()}.\n\n"
+                    f"The model's parameter {brief(name)} is split between processes whose ranks do not follow one "
+                    f"another: a row of its mesh is {rows[0].tolist()}.\n\n"
                     "Hint: make the axis that splits layers the last one, as in "
                     '`init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))`.'
                 )

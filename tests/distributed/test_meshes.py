@@ -69,17 +69,19 @@ PLACES = {  # processes, what splits the model, samples of a process
     "tp_plan": (2, ("tp=2",), 2),
     "DDP": (2, ("whole=True",), 1),
 }
+# The second has as many processes and samples as before, and other ranks read them
+IN_EVERY_RUN = [("DeepSpeed", "tp_plan"), ("tp_plan", "DDP")]
 
 
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [
-        ("DeepSpeed", "tp_plan"),
+        *IN_EVERY_RUN,
         *(
             pytest.param(saved, resumed, marks=pytest.mark.matrix)
             for saved in ("DeepSpeed", "tp_plan")
             for resumed in PLACES
-            if saved != resumed and (saved, resumed) != ("DeepSpeed", "tp_plan")
+            if saved != resumed and (saved, resumed) not in IN_EVERY_RUN
         ),
     ],
 )
