@@ -50,11 +50,14 @@ from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.trainer_methods.upstream_hooks import memory_tracker
+from hf_compat.training_run.best import tell_of_direction
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.mirror import check_store
+from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer, wanted_checkpoint
-from hf_compat.training_run.run import StartFacts, TrainingRun, compare_arguments, tell_of_direction
-from hf_compat.training_run.saver import Saver, make_output_folder, saves_checkpoints
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.same_on_ranks import StartFacts, compare_arguments
+from hf_compat.training_run.saver import Saver
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
@@ -182,9 +185,10 @@ class Trainer(
             self.lightning_trainer: pl.Trainer | None = None
             self.stop_signals = StopSignals()
             self._evaluator = Evaluator(self)
-            self._pushes = Pushes(self)
             overrides_saving = functools.partial(is_replaced, self, original=CheckpointMethods)
-            self._saver, self._resumer = Saver(self, overrides_saving), Resumer(self)
+            self._saver = Saver(self, overrides_saving)
+            self._resumer = Resumer(self, self._saver)
+            self._pushes = Pushes(self, self._saver.check_folder)
             _ = self._saver.mirror.uploads  # an error if a package is missing
             # an empty run, until `train` begins one
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))

@@ -25,7 +25,9 @@ from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
-from hf_compat.training_run.run import RunHost, TrainingRun
+from hf_compat.training_run.interface import TrainerApi
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.saver import Saver
 
 logger = logging.getLogger(__name__)
 
@@ -82,20 +84,20 @@ class HFBridge(HFEvents, UpdateObserver):
     Args:
         host: The owner of the events.
         run: The running training. For an evaluation outside of a fit, the last one.
+        saver: The writer of the run's checkpoints.
 
     Attributes:
         arranged: The Trainer's Lightning callbacks, with HF's events between them, and this bridge last.
     """
 
-    def __init__(self, host: RunHost, run: TrainingRun) -> None:
+    def __init__(self, host: TrainerApi, run: TrainingRun, saver: Saver) -> None:
         own = host._callbacks
         super().__init__(self, len(own.lightning))  # the last segment
-        self.host = host
-        self.run = run
+        self.host, self.run, self.saver = host, run, saver
         self.arranged: list[pl.Callback] = []
         self.epoch = run.start.epoch - 1
         # With several ranks, one rank's error is raised on all at the next save or at the end
-        self._writer = host._saver.background if host.args.world_size == 1 else None
+        self._writer = saver.background if host.args.world_size == 1 else None
         self._last_saved = -1
         self._requested_kwargs: set[str] = set()
         self._outputs_hook: RemovableHandle | None = None
@@ -224,8 +226,8 @@ class HFBridge(HFEvents, UpdateObserver):
         if self._writer is not None:
             if self._writer.under_way is not None:
                 self._writer.wait(only_if_ended=True)
-            if self.host._saver.has_lost_folder:
-                self.host._saver.check_folder()
+            if self.saver.has_lost_folder:
+                self.saver.check_folder()
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -262,10 +264,10 @@ class HFBridge(HFEvents, UpdateObserver):
         if self._last_saved != host.state.global_step:
             host._save_checkpoint(host.model, self.run.trial)
             self.fire("on_save")
-            host._saver.end_of_event()
+            self.saver.end_of_event()
         if self._writer is not None:
             self._writer.wait()
-        host._saver.mirror.settle_now()
+        self.saver.mirror.settle_now()
         if signals.asks_for_requeue and host.state.is_world_process_zero:
             requeue(str(host.args.output_dir))
         signals.obey()

@@ -44,7 +44,7 @@ from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.interop.transformers_models import global_of_trainer, known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.text import brief
-from hf_compat.training_run.run import RunHost
+from hf_compat.training_run.interface import TrainerApi
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
 class CallbackSet:
     """Holds a Trainer's Lightning callbacks. Its `callback_handler` holds the HF callbacks."""
 
-    def __init__(self, host: RunHost) -> None:
+    def __init__(self, host: TrainerApi) -> None:
         self._host = host
         self.lightning: list[pl.Callback] = []
         self.order: list[pl.Callback | Callback] = []  # in which callbacks of both kinds were added

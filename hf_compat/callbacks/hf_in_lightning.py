@@ -51,19 +51,18 @@ from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.runtime.collectives import gather, highest_each
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.runtime.text import brief
-from hf_compat.training_run.loss_log import LossLog
-from hf_compat.training_run.rotation import in_order_of_rotation, remove_surplus
-from hf_compat.training_run.run import (
+from hf_compat.training_run.best import note_best_checkpoint, note_best_metric
+from hf_compat.training_run.flags import (
     NO_AGREEMENT,
     FlagAgreement,
     FlagSources,
     due_actions,
     flag_sources,
-    note_best_checkpoint,
-    note_best_metric,
-    run_summary,
     save_if_best,
 )
+from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.rotation import in_order_of_rotation, remove_surplus
+from hf_compat.training_run.run import run_summary
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, hub_error, set_aside
 from hf_compat.runtime.text import brief
-from hf_compat.training_run.run import RunHost
+from hf_compat.training_run.interface import TrainerApi
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ _LINK_FROM_BYTES = 10_000_000
 
 
 class Pushes:
-    """Push a Trainer's model and checkpoints."""
+    """Push a Trainer's model and checkpoints. `check_folder` refuses a folder that another run has taken."""
 
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
+    def __init__(self, host: TrainerApi, check_folder: Callable[[str], None]) -> None:
+        self._host, self._check_folder = host, check_folder
         # a checkpoint written in the background. The next update pushes it, as overrides run in the main thread
         self.unpushed: str | None = None
 
@@ -88,7 +89,7 @@ class Pushes:
     def push_checkpoint(self, folder: str) -> None:
         """Push a checkpoint that was just written. Every rank calls it."""
         self.unpushed = None
-        self._host._saver.check_folder(folder)
+        self._check_folder(folder)
         try:
             self._host._push_from_checkpoint(folder)
         except OSError as error:

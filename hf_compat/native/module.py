@@ -104,7 +104,7 @@ from hf_compat.runtime.inspection import UntilSet, is_replaced
 from hf_compat.runtime.nested import Nested, find_batch_size
 from hf_compat.runtime.text import brief, check_callables
 from hf_compat.trainer_methods.run_parts import run_parts
-from hf_compat.training_run.run import tracked_value
+from hf_compat.training_run.best import tracked_value
 
 # Attributes of HF's Trainer, besides the model, that methods written for it read.
 _OF_STEPS = frozenset(

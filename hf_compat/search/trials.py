@@ -17,10 +17,10 @@ from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Sp
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.text import brief, check_callables, did_you_mean, is_installed, pip_install, shown
-from hf_compat.training_run.run import RunHost
+from hf_compat.training_run.interface import TrainerApi
 
 
-def checked_objective(host: RunHost, metrics: Metrics) -> Objective:
+def checked_objective(host: TrainerApi, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation."""
     if host.compute_objective is search.default_compute_objective:
         _tell_of_direction(host._search_direction, metrics)
@@ -58,7 +58,7 @@ logger = SharedLogger(__name__, "transformers.trainer")
 
 Directions = str | list[str]
 Options = dict[str, object]
-Search = Callable[[RunHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
+Search = Callable[[TrainerApi, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
 # Backend → the module that it needs, and an argument of `pip_install`.
@@ -146,7 +146,7 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
         )
 
 
-def space_of(host: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
+def space_of(host: TrainerApi, backend: HPSearchBackend, trial: Trial) -> Space:
     """Choose the names and values that a trial sets."""
     if backend == HPSearchBackend.OPTUNA:
         space = host.hp_space(trial)

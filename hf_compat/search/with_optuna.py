@@ -17,7 +17,7 @@ from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import Directions, Options, checked_objective
-from hf_compat.training_run.run import RunHost
+from hf_compat.training_run.interface import TrainerApi
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
 _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}
@@ -31,7 +31,7 @@ class _End:
 
 
 def search_optuna(
-    host: RunHost, n_trials: int | None, direction: Directions, options: Options
+    host: TrainerApi, n_trials: int | None, direction: Directions, options: Options
 ) -> BestRun | list[BestRun] | None:
     """Run a search.
 
@@ -81,7 +81,7 @@ def search_optuna(
 class _Trials:
     """Runs one trial after the other on a Trainer."""
 
-    def __init__(self, host: RunHost, catch: object) -> None:
+    def __init__(self, host: TrainerApi, catch: object) -> None:
         self.host = host
         named = catch if isinstance(catch, Iterable) else [catch]
         self._survived = (optuna.TrialPruned, *(kind for kind in named if isinstance(kind, type)))
@@ -111,7 +111,7 @@ class _Trials:
         return objective
 
 
-def release_model(host: RunHost) -> None:
+def release_model(host: TrainerApi) -> None:
     """Drop a trial's model and optimizer to free memory for the next trial.
 
     Mirrors:
@@ -147,7 +147,7 @@ def _check_options(options: Options, world_size: int) -> None:
         )
 
 
-def report(host: RunHost, trial: Trial, update: int) -> None:
+def report(host: TrainerApi, trial: Trial, update: int) -> None:
     """Report an evaluation to optuna, and end the trial on all ranks if optuna prunes it."""
     is_pruned = False
     if hasattr(trial, "study") and len(trial.study.directions) == 1:  # a `FixedTrial` has none

@@ -11,12 +11,12 @@ from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import brief, did_you_mean, shown
 from hf_compat.search.trials import Directions, Options
-from hf_compat.training_run.run import RunHost
+from hf_compat.training_run.interface import TrainerApi
 
 _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 
 
-def search_ray(host: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_ray(host: TrainerApi, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search on ray, which trains copies of the Trainer in its own processes. `options` are those of `ray.tune.run`.
 
     The `run_summary` of the result is ray's analysis. The variable RAY_SCOPE chooses the result of a trial.
@@ -33,7 +33,7 @@ def search_ray(host: RunHost, n_trials: int | None, direction: Directions, optio
     return BestRun(*best)
 
 
-def search_wandb(host: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_wandb(host: TrainerApi, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search as a sweep of Weights & Biases, whose server proposes the trials.
 
     `sweep_id` continues a sweep. `project`, `entity` and `name` are those of a new one. wandb compares `metric`

@@ -1,6 +1,7 @@
 """The attributes that the groups of the Trainer's methods share, and the start of a run's counters.
 
-`RunHost` declares the methods that the objects of a run call. A group inherits from the others whose methods it calls.
+`TrainerApi` declares the methods that the objects of a run call. A group inherits from the others whose methods it
+calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.training_run.run import RunHost, TrainingRun
+from hf_compat.training_run.interface import TrainerApi
+from hf_compat.training_run.resumer import Resumer
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.saver import Saver
 
 ModelOutput = Any  # any result of the user's model
 Dataset = DataSource  # for evaluation also a dict of several
@@ -34,6 +38,7 @@ ProcessingClass = Any  # a tokenizer, a processor, or any object with their meth
 MetricSource = Any  # a function of predictions, torchmetrics, a function that makes them, or a dict of these
 # An HF callback (ours, transformers' own, or a similar one), a Lightning callback or logger, or a class of these.
 AnyCallback = Any
+
 
 if TYPE_CHECKING:
     from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -124,15 +129,15 @@ class StepsBase:
 
 if TYPE_CHECKING:
 
-    class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, RunHost):
-        """The methods of native mode and of `RunHost`, which every group may call."""
+    class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, TrainerApi):
+        """The methods of native mode and of `TrainerApi`, which every group may call."""
 
 else:
     Declared = StepsBase
 
 
 class TrainerBase(Declared):
-    """Attributes of a Trainer alone, besides those of `RunHost`."""
+    """Attributes of a Trainer alone, besides those of `TrainerApi`."""
 
     # for a hyperparameter search
     model_init: Callable[..., nn.Module] | None
@@ -143,6 +148,8 @@ class TrainerBase(Declared):
 
     _lightning_options: CheckedOptions
     _pushes: Pushes
+    _saver: Saver
+    _resumer: Resumer
     _callbacks: CallbackSet
     _evaluator: Evaluator
     _plan: CurrentPlan

@@ -34,8 +34,9 @@ from hf_compat.runtime.nested import Nested, join_batches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, TrainerBase
 from hf_compat.trainer_methods.run_parts import run_parts
+from hf_compat.training_run.best import tracked_value
 from hf_compat.training_run.loss_log import StepAverages
-from hf_compat.training_run.run import TrainingRun, tracked_value
+from hf_compat.training_run.run import TrainingRun
 
 if TYPE_CHECKING:
     from hf_compat.trainer_methods.training import TrainingMethods
@@ -290,7 +291,7 @@ class Evaluator:
         kept, self.kept = self.kept, None
         is_new = kept is None or kept.run is not host._run or kept.model is not host.model or kept.plan != plan
         if kept is None or is_new or callbacks.lightning or host._lightning_options:
-            bridge = HFBridge(host, host._run)
+            bridge = HFBridge(host, host._run, host._saver)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
             trainer = host._make_lightning_trainer(looked_at, bridge)

@@ -19,7 +19,7 @@ from hf_compat.search.trials import (
     space_of,
 )
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
-from hf_compat.training_run.run import compare_arguments
+from hf_compat.training_run.same_on_ranks import compare_arguments
 
 logger = logging.getLogger(__name__)
 

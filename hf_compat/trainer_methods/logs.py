@@ -21,8 +21,9 @@ from hf_compat.runtime.inspection import accepted_parameters, placing
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
+from hf_compat.training_run.best import note_best_metric, tracked_value
+from hf_compat.training_run.flags import due_actions, save_if_best
 from hf_compat.training_run.loss_log import LoggedValue
-from hf_compat.training_run.run import due_actions, note_best_metric, save_if_best, tracked_value
 
 # Names that a training log already contains.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})

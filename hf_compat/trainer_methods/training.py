@@ -56,21 +56,12 @@ from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
 from hf_compat.trainer_methods.near_names import tell_of_flags
+from hf_compat.training_run.best import tell_of_best, tell_of_no_evaluation
+from hf_compat.training_run.flags import FLAGS, FlagAgreement, FlagSources, flag_sources, has_own_methods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
-from hf_compat.training_run.run import (
-    FLAGS,
-    FlagAgreement,
-    FlagSources,
-    StartFacts,
-    TrainingRun,
-    compare_updates,
-    flag_sources,
-    has_own_methods,
-    run_summary,
-    tell_of_best,
-    tell_of_no_evaluation,
-)
+from hf_compat.training_run.run import TrainingRun, run_summary
+from hf_compat.training_run.same_on_ranks import StartFacts, compare_updates
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +259,7 @@ def fitting(host: TrainingMethods, run: TrainingRun) -> Iterator[tuple[WindowTra
             wrap_forward(host.model, plan.precision, args.device.type)
         # the fit compiles the model, and the trainer of earlier evaluations may hold another trial's
         host._evaluator.is_prepared, host._evaluator.kept = True, None
-        bridge = HFBridge(host, run)
+        bridge = HFBridge(host, run, host._saver)
         module = host._make_module(plan)
         module.num_training_updates, module.observer = counts.max_updates, bridge
         trainer = host._make_lightning_trainer(plan, bridge)

@@ -17,8 +17,9 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.runtime.collectives import failing_together, highest_each
 from hf_compat.runtime.stores import are_reachable
 from hf_compat.runtime.text import shown
+from hf_compat.training_run.interface import TrainerApi
 from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run
-from hf_compat.training_run.run import RunHost, TrainingRun
+from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.uploads import Uploads
 
 
@@ -43,7 +44,7 @@ ROTATION = ("_rotate_checkpoints", "_sorted_checkpoints")
 class StoreMirror:
     """The store of a Trainer's output folder. `overrides` says whether a method of the Trainer was replaced."""
 
-    def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
+    def __init__(self, host: TrainerApi, overrides: Callable[[str], bool]) -> None:
         self._host, self._overrides = host, overrides
         self._uploads: Uploads | None = None
         self._held: tuple[str, str] | None = None  # a checkpoint that callbacks may still change, and the run

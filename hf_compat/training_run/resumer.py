@@ -51,7 +51,11 @@ from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.runtime.text import shown
-from hf_compat.training_run.run import RunHost, TrainingRun, refuse_differences, tell_of_other_best
+from hf_compat.training_run.best import tell_of_other_best
+from hf_compat.training_run.interface import TrainerApi
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.same_on_ranks import refuse_differences
+from hf_compat.training_run.saver import Saver
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
@@ -107,8 +111,8 @@ def wanted_checkpoint(given: object) -> str | bool | None:
 class Resumer:
     """Choose the checkpoint of a Trainer's run, and restore its parts."""
 
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
+    def __init__(self, host: TrainerApi, saver: Saver) -> None:
+        self._host, self._saver = host, saver
         self.is_loading = False  # a checkpoint is being loaded, and this call has trained nothing yet
         self.later_weights: str | None = None  # the folder whose shards are loaded once the fit has sharded the model
         self._unread = Unread()  # the files that are to be loaded, once they are known
@@ -203,7 +207,7 @@ class Resumer:
 
     def _stored(self, output_dir: str) -> Mapping[str, Writer | None]:
         """The checkpoints in the store, by their path in the output folder, and who wrote them."""
-        uploads = self._host._saver.mirror.uploads
+        uploads = self._saver.mirror.uploads
         if uploads is None:
             return {}
         uploads.look()
@@ -215,7 +219,7 @@ class Resumer:
         """Fetch a checkpoint from the store if the output folder lacks it. All processes learn whether it was done."""
         brought = [0]
         with failing_together(numbers=brought):
-            uploads = self._host._saver.mirror.uploads
+            uploads = self._saver.mirror.uploads
             if uploads is not None and self._host.is_world_process_zero():
                 brought[0] = int(uploads.bring(path, anew))
         if brought[0]:
@@ -224,7 +228,7 @@ class Resumer:
 
     def _bring_best(self, checkpoint: str | None) -> None:
         """Fetch the best checkpoint so far, too, whose weights the end of the run may load."""
-        uploads = self._host._saver.mirror.uploads
+        uploads = self._saver.mirror.uploads
         with failing_together() if self._host.args.output_store is not None else contextlib.nullcontext():
             if uploads is not None and checkpoint is not None:
                 path = os.path.join(checkpoint, TRAINER_STATE_NAME)
@@ -242,7 +246,7 @@ class Resumer:
             path = os.path.join(str(args.output_dir), *address[len(args.output_store) + 1 :].split("/"))
             address = None
         with failing_together():
-            uploads = self._host._saver.mirror.uploads
+            uploads = self._saver.mirror.uploads
             if address is not None and self._host.is_world_process_zero():
                 os.makedirs(str(args.output_dir), exist_ok=True)
                 place = reading.enter_context(layout.hidden_folder(str(args.output_dir), layout.CONVERTING))
@@ -328,7 +332,7 @@ class Resumer:
         """
         writer = read_manifest(run.checkpoint).writer if run.checkpoint is not None else None
         written_by = "" if run.checkpoint is None else broadcast_text("" if writer is None else writer.run)
-        folder = self._host._saver.folder
+        folder = self._saver.folder
         if written_by:
             run.run_id = written_by
         elif folder is not None:

@@ -5,8 +5,7 @@
     push      pass it to the Hub's uploads (within `_put`)
     finish    flush and hash what `put` has only listed, then delete checkpoints beyond `save_total_limit`
 
-`Timing` says which of them run in a thread while training continues. `OutputFolder` holds the locks of the folders
-that a run saves into, and finds the run's own checkpoints there.
+`Timing` says which of them run in a thread while training continues. `OutputFolder` holds the locks.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import contextlib
 import copy
 import errno
 import functools
-import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -30,143 +28,43 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout, manifest
-from hf_compat.checkpoint.disks import flush
 from hf_compat.checkpoint.manifest import SavingPlace
-from hf_compat.checkpoint.moving import renames_folders, try_disk
-from hf_compat.checkpoint.reading import Listed, Weights, Writer, written_by
-from hf_compat.checkpoint.run_lock import Owner, RunLock
-from hf_compat.checkpoint.run_state import PlainState
+from hf_compat.checkpoint.moving import renames_folders
+from hf_compat.checkpoint.reading import Listed, Weights, written_by
+from hf_compat.checkpoint.run_lock import RunLock
+from hf_compat.checkpoint.run_state import PlainState, RunState, readable_state
 from hf_compat.checkpoint.shares import as_rows, of_rows
 from hf_compat.checkpoint.torch_writer import save_torch
+from hf_compat.engine.internals import is_training_batch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import (
     CheckpointWriteError,
     HfCompatError,
-    OutputFolderError,
     warn_once,
 )
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.collectives import Rows, broadcast_text, failing_together, float_bits, highest_each
+from hf_compat.runtime.collectives import Rows, failing_together, float_bits, highest_each, sum_of_bits
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.seeding import read_legacy_rng
 from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
+from hf_compat.training_run.best import note_best_checkpoint
+from hf_compat.training_run.interface import TrainerApi
 from hf_compat.training_run.mirror import ROTATION, StoreMirror
+from hf_compat.training_run.output_folder import OutputFolder, saves_checkpoints, shared_owner
 from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run, remove_surplus
-from hf_compat.training_run.run import RunHost, StartFacts, TrainingRun, add_flos, note_best_checkpoint
+from hf_compat.training_run.same_on_ranks import StartFacts
 
 logger = logging.getLogger(__name__)
 
 # Methods that write. A subclass's own version writes what cannot be copied for later.
 _WRITERS = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
-
-
-def shared_owner() -> Owner:
-    """An owner of locks that is equal on every rank."""
-    owner = Owner.of_id(broadcast_text(Owner().id))
-    assert owner is not None  # it is the id of an owner
-    return owner
-
-
-class OutputFolder:
-    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner  # of the locks, equal on every rank
-        self._runs = 0
-        self.locks: dict[str, RunLock] = {}  # by folder
-        self._found: dict[str, dict[str, Writer | None]] = {}  # by folder, its checkpoints when it was locked
-
-    def hold(self, folder: str) -> None:
-        """Lock a folder and remove remains of killed runs. If this run has locked it, check that it still owns it.
-
-        With node-local disks, each node has a rank that saves. No other rank calls it.
-
-        Raises:
-            OutputFolderError: Another run saves there, this run has lost the folder, or it cannot be written to.
-        """
-        is_first, is_new = folder not in self._found, not os.path.isdir(folder)
-        # noted before it is acquired, so that `release` works if that fails
-        self.locks.setdefault(folder, RunLock(folder, Owner(token=self.owner.token))).acquire()
-        if is_first or is_new:
-            place = Path(folder).resolve()  # the entries of the folder, and of those above it on the same disk
-            with contextlib.suppress(OSError):  # some systems have folders that cannot be flushed
-                while not os.path.ismount(place):
-                    place = place.parent
-                    flush(place)
-        if is_first:
-            self._found[folder] = manifest.recover(folder, has_lock=True)
-
-    def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
-        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
-        if run.turn is None:
-            writers = self._found[folder]
-            run.turn = 1
-            others = []
-            for path, writer in writers.items():
-                run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
-                if not is_from_run(run, path, writer):
-                    others.append(os.path.basename(path))
-            if others:
-                fate = "each stays until this run saves a checkpoint of the same name"
-                if save_total_limit:
-                    fate = f"`save_total_limit={save_total_limit}` removes them first"
-                logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
-        return Writer(run.run_id, run.turn)
-
-    def note(self, folder: str, writers: Mapping[str, Writer | None]) -> None:
-        """Count the checkpoints that the store of a folder has among those that were there before."""
-        self._found[folder] = {**writers, **self._found[folder]}
-
-    def new_run_id(self) -> str:
-        """An id for a run that resumes none, which is equal on every rank."""
-        self._runs += 1
-        return hashlib.sha256(f"{self.owner.id} {self._runs}".encode()).hexdigest()[:8]
-
-    def release(self) -> None:
-        """Unlock every folder."""
-        with contextlib.ExitStack() as each:  # Ctrl-C in one leaves no other one locked
-            for lock in self.locks.values():
-                each.callback(lock.release)
-
-
-def saves_checkpoints(args: TrainingArguments) -> bool:
-    """Whether a training writes checkpoints, at intervals or when stopped."""
-    return args.save_strategy != SaveStrategy.NO or args.push_to_hub or args.enable_jit_checkpoint
-
-
-def make_output_folder(args: TrainingArguments, saves: bool) -> None:
-    """Make the output folder, because callbacks write to it, as upstream does. If a run saves there, try its disk.
-
-    Raises:
-        OutputFolderError: It is a file, or a run saves there and it cannot be created or written to. An evaluation
-            works in a read-only folder.
-    """
-    folder = str(args.output_dir)
-    try:
-        if not folder.strip():
-            raise ValueError("the name is empty")
-        os.makedirs(folder, exist_ok=True)
-        if saves:
-            try_disk(folder)
-    except (OSError, ValueError) as error:
-        if not saves and not isinstance(error, FileExistsError):
-            reason = getattr(error, "strerror", None) or error  # without the path
-            logger.warning("`output_dir=%s` cannot be created (%s), so nothing is saved there.", brief(folder), reason)
-            return
-        raise OutputFolderError(
-            f"`output_dir={brief(folder)}` cannot be saved to: {error}.\n\n"
-            "Hint: name a folder that can be written to"
-            + ("." if isinstance(error, FileExistsError) else ", or set `save_strategy='no'`.")
-        ) from error
 
 
 class Timing(StrEnum):
@@ -187,7 +85,7 @@ class Saver:
     `overrides` says whether a subclass, or the user of this instance, has replaced a method of the Trainer.
     """
 
-    def __init__(self, host: RunHost, overrides: Callable[[str], bool]) -> None:
+    def __init__(self, host: TrainerApi, overrides: Callable[[str], bool]) -> None:
         self._host, self._overrides = host, overrides
         self.folder: OutputFolder | None = None  # within `taking_folder`
         self._lost: list[RunLock] = []  # of the folders that the last training has lost to other runs
@@ -304,7 +202,7 @@ class Saver:
                     folder.hold(run_dir)
                     place.prepare(functools.partial(folder.hold, run_dir))
             if flos is not None:
-                add_flos(host, flos)
+                self._add_flos(flos)
             best_before = state.best_model_checkpoint
             note_best_checkpoint(
                 state,
@@ -325,6 +223,16 @@ class Saver:
             except BaseException:
                 state.best_model_checkpoint = best_before
                 raise
+
+    def _add_flos(self, told: Rows) -> None:
+        """Add the operations that the ranks have told, or this rank alone has counted, to the state."""
+        host = self._host
+        flos = host.current_flos
+        if told.of_all is not None:
+            every = host.accelerator.rank_slice.sharing  # of each model one process counts
+            flos = type(flos)(sum_of_bits(told.of_all[::every, 0]))
+        host.state.total_flos += flos
+        host.current_flos = 0
 
     def _ask_lightning_callbacks(self) -> None:
         """Let Lightning callbacks add entries to the checkpoint, or replace the weights by averages."""
@@ -566,7 +474,7 @@ class Saver:
         if saves_optimizer:
             host._save_scaler(folder)
             host._save_rng_state(folder)
-            run_state = host._run.state(host, self._extras)
+            run_state = self._run_state()
             if run_state is not None and (args.should_save or args.world_size > 1):
                 name = layout.of_rank(layout.RUN_STATE_NAME, args.process_index, args.world_size)
                 torch.save(run_state.to_plain(), os.path.join(folder, name))
@@ -596,7 +504,7 @@ class Saver:
             if host.accelerator.scaler is not None:
                 files[layout.SCALER_NAME] = host.accelerator.scaler.state_dict()
             files[layout.RNG_STATE_NAME] = read_legacy_rng()
-            run_state = host._run.state(host, self._extras)
+            run_state = self._run_state()
             if run_state is not None:
                 files[layout.RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         memory.end()
@@ -614,6 +522,35 @@ class Saver:
             state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
 
         return write
+
+    def _run_state(self) -> RunState | None:
+        """What a resumed run needs of the one that is training, for `run_state.pt`. None outside of a training."""
+        host, run = self._host, self._host._run
+        if run.lightning_trainer is None or run.windows is None:
+            return None
+        losses, grad_norm = run.losses.state_with(run.grad_norm)
+        # the position after the counted updates, as a resumed run repeats an unfinished update
+        is_within_update = is_training_batch(run.lightning_trainer)
+        epoch_is_over = host.control.should_epoch_stop and not is_within_update  # a callback is ending the epoch
+        callbacks = {}
+        for callback in host._callbacks.lightning:
+            key = callback.state_key
+            callbacks[key] = readable_state(callback.state_dict(), f"The state of the callback {key}")
+        return RunState(
+            data=run.windows.position(epoch_is_over, before_last=is_within_update),
+            moment=run.moment,
+            world_size=host.args.world_size,
+            sharing=host.accelerator.rank_slice.sharing,
+            samples_per_micro_batch=host._train_batch_size * host.accelerator.rank_slice.world_size,
+            losses=dict(losses),
+            grad_norm=grad_norm,
+            learning_rate=None if run.learning_rate is None else float(run.learning_rate),
+            callbacks=callbacks,
+            extras=self._extras,
+            evaluated=sorted(run.evaluated),
+            workers=getattr(run.loader, "num_workers", None),
+            keeps_workers=getattr(run.loader, "persistent_workers", False),
+        )
 
     def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""

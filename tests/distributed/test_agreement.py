@@ -17,7 +17,8 @@ from hf_compat.checkpoint import manifest
 from hf_compat.errors import ArgumentError, ProcessError
 from hf_compat.hf.callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
 from hf_compat.training_run import resumer
-from hf_compat.training_run.run import FlagSources, compare_arguments, differences, flag_sources
+from hf_compat.training_run.flags import FlagSources, flag_sources
+from hf_compat.training_run.same_on_ranks import compare_arguments, differences
 
 TIMEOUT = 40  # ddp_timeout in seconds: a rank that waits for another one in vain makes the test fail
 
@@ -314,7 +315,7 @@ def test_every_argument_is_shared_between_ranks_unless_its_row_says_otherwise(ma
     def note(mine, what, **others):
         compared.extend(mine)
 
-    monkeypatch.setattr("hf_compat.training_run.run.refuse_differences", note)
+    monkeypatch.setattr("hf_compat.training_run.same_on_ranks.refuse_differences", note)
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
     compare_arguments(make_args(async_save=True), None)
     shared = "seed data_seed optim_target_modules use_liger_kernel remove_unused_columns push_to_hub async_save"

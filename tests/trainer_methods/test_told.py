@@ -19,7 +19,7 @@ from helpers.line import Line, points
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, CheckpointError, OverrideError
 from hf_compat.trainer_methods.near_names import tell_of_callback_names
-from hf_compat.training_run.run import compare_arguments
+from hf_compat.training_run.same_on_ranks import compare_arguments
 
 # The best ------------------------------------------------------------------------------------------------------------
 
@@ -556,8 +556,8 @@ def test_a_search_away_from_what_its_metric_says_is_told(make_args, told, metric
 def as_of_two_ranks(monkeypatch, gather):
     """Let this process be the first of two, whose texts are gathered by a function."""
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
-    monkeypatch.setattr("hf_compat.training_run.run.are_equal", lambda *told: False)
-    monkeypatch.setattr("hf_compat.training_run.run.gather_objects", gather)
+    monkeypatch.setattr("hf_compat.training_run.same_on_ranks.are_equal", lambda *told: False)
+    monkeypatch.setattr("hf_compat.training_run.same_on_ranks.gather_objects", gather)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hf_compat import TrainingArguments
 from hf_compat.errors import MissingMetric
 from hf_compat.hf.state import TrainerState
-from hf_compat.training_run.run import note_best_checkpoint, note_best_metric
+from hf_compat.training_run.best import note_best_checkpoint, note_best_metric
 
 NAN = float("nan")
 

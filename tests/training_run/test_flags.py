@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
-from hf_compat.training_run.run import due_actions, save_if_best
+from hf_compat.training_run.flags import due_actions, save_if_best
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):

@@ -12,8 +12,8 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError
+from hf_compat.training_run.output_folder import OutputFolder
 from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation
-from hf_compat.training_run.saver import OutputFolder
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 

@@ -21,7 +21,7 @@ from hf_compat.tools.preflight.plan_checks import in_words
 from hf_compat.tools.preflight.session import Session, without_workers
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
 from hf_compat.tools.until_train import overrides
-from hf_compat.training_run.run import tracked_value
+from hf_compat.training_run.best import tracked_value
 
 CHECK, METRIC = "evaluation", "metric name"
 # The values of every evaluation, without those of `compute_metrics`.
