@@ -41,15 +41,13 @@ from hf_compat.runtime.text import brief, check_callables, did_you_mean, need, s
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
-from hf_compat.trainer_methods.evaluation import Evaluator
+from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
 from hf_compat.trainer_methods.logs import LogMethods
-from hf_compat.trainer_methods.model_setup import ModelMethods
+from hf_compat.trainer_methods.memory import memory_tracker
 from hf_compat.trainer_methods.near_names import tell_of_callback_names, tell_of_trainer_names
 from hf_compat.trainer_methods.run_parts import run_parts
-from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
-from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.best import tell_of_direction
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.mirror import check_store
@@ -63,16 +61,7 @@ if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
 
 
-class Trainer(
-    # of a Trainer alone. They inherit from the other groups of its methods
-    TrainingMethods,
-    LogMethods,
-    # also of native mode
-    StepMethods,
-    ModelMethods,
-    DataloaderMethods,
-    OptimizationMethods,
-):
+class Trainer(TrainingMethods, LogMethods):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
     Args:

@@ -15,13 +15,7 @@ from hf_compat.hf.metrics import PredictionOutput
 from hf_compat.hf.search import Metrics, Trial
 from hf_compat.interop.mirrors import mirror
 from hf_compat.trainer import Trainer
-from hf_compat.trainer_methods.base import (
-    AnyCallback,
-    Dataset,
-    MetricSource,
-    ModelOutput,
-    ProcessingClass,
-)
+from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.lightning_options import LightningOptions
 

@@ -39,7 +39,7 @@ from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.generation import GenerationSteps
-from hf_compat.trainer_methods.model_setup import ModelMethods
+from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.steps import OptimizationMethods
 
 

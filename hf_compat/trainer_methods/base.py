@@ -1,36 +1,22 @@
-"""The attributes that the groups of the Trainer's methods share, and the start of a run's counters.
-
-`TrainerApi` declares the methods that the objects of a run call. A group inherits from the others whose methods it
-calls.
-"""
+"""The attributes that a Trainer and native mode share, and the start of a run's counters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from hf_compat.callbacks.callback_set import CallbackSet
-from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Collator, DataSource
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.search import HPSearchBackend, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.translate import CurrentPlan
-from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.module_tree import ModuleTree
-from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.training_run.interface import TrainerApi
-from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
-from hf_compat.training_run.saver import Saver
 
 ModelOutput = Any  # any result of the user's model
 Dataset = DataSource  # for evaluation also a dict of several
@@ -38,15 +24,6 @@ ProcessingClass = Any  # a tokenizer, a processor, or any object with their meth
 MetricSource = Any  # a function of predictions, torchmetrics, a function that makes them, or a dict of these
 # An HF callback (ours, transformers' own, or a similar one), a Lightning callback or logger, or a class of these.
 AnyCallback = Any
-
-
-if TYPE_CHECKING:
-    from hf_compat.trainer_methods.dataloaders import DataloaderMethods
-    from hf_compat.trainer_methods.evaluation import Evaluator
-    from hf_compat.trainer_methods.lightning_options import CheckedOptions
-    from hf_compat.trainer_methods.model_setup import ModelMethods
-    from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
-    from hf_compat.trainer_methods.upstream_hooks import UnmeasuredMemory
 
 
 class StepsBase:
@@ -125,43 +102,3 @@ class StepsBase:
         self._train_batch_size = self.args.train_batch_size
         self._signature_columns = None
         self._created_lr_scheduler = False
-
-
-if TYPE_CHECKING:
-
-    class Declared(StepMethods, ModelMethods, DataloaderMethods, OptimizationMethods, TrainerApi):
-        """The methods of native mode and of `TrainerApi`, which every group may call."""
-
-else:
-    Declared = StepsBase
-
-
-class TrainerBase(Declared):
-    """Attributes of a Trainer alone, besides those of `TrainerApi`."""
-
-    # for a hyperparameter search
-    model_init: Callable[..., nn.Module] | None
-    hp_search_backend: HPSearchBackend | None = None
-    hp_name: Callable[..., str] | None = None
-    _trial: Trial = None
-    _own_attributes: frozenset[str] = frozenset()  # the names of the attributes that the constructor has set
-
-    _lightning_options: CheckedOptions
-    _pushes: Pushes
-    _saver: Saver
-    _resumer: Resumer
-    _callbacks: CallbackSet
-    _evaluator: Evaluator
-    _plan: CurrentPlan
-    _memory_tracker: UnmeasuredMemory
-    gather_function: Callable[..., Nested]
-    model_preparation_time: float
-    _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
-
-    # Subclasses of transformers' Trainer read or write these.
-    _tr_loss: torch.Tensor = delegated("_run.losses.since_last_log")
-    _total_loss_scalar: float = delegated("_run.losses.total")
-    _globalstep_last_logged: int = delegated("_run.losses.last_logged")
-    _initial_num_input_tokens_seen: int = delegated("_run.tokens_before")
-    initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
-    _initial_global_step: int = delegated("_run.updates_before")

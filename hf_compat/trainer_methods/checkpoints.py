@@ -51,7 +51,7 @@ from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import read_legacy_rng, write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.search.trials import name_of_trial
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.trainer_base import TrainerBase
 from hf_compat.training_run.rotation import remove_surplus
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy
 from hf_compat.hub.client import PushInProgress
 from hf_compat.hub.model_card import Facts, card_of, check_facts, keep_written_card, listed, read_tags
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 

@@ -10,46 +10,17 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from hf_compat.data.types import Loader
-from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once, warn_user
+from hf_compat.errors import CallbackError, OverrideError, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.interop.patching import tell_of_newer_names
-from hf_compat.interop.releases import of_installed
 from hf_compat.runtime.inspection import home_of, kept_per_class
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import Absent, brief, is_installed
+from hf_compat.runtime.text import Absent, brief
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
-
-
-class UnmeasuredMemory:
-    """Replaces transformers' `TrainerMemoryTracker` and measures nothing."""
-
-    skip_memory_metrics = True
-    peak_monitoring = False
-    cur_stage: str | None = None
-
-    def start(self, *_: object) -> None:
-        """Do nothing."""
-
-    stop = update_metrics = stop_and_update_metrics = start
-
-
-def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
-    """Make a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
-    if skip_memory_metrics:
-        return UnmeasuredMemory()
-    missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
-    if missing:
-        warn_user(
-            "`skip_memory_metrics=False` has no effect: transformers measures memory with psutil, and these are not "
-            f"installed: {', '.join(missing)}. Install it: `pip install {' '.join(missing)}`.",
-            InertArgumentWarning,
-        )
-        return UnmeasuredMemory()
-    tracker: UnmeasuredMemory = of_installed("trainer_utils", "TrainerMemoryTracker")()
-    return tracker
+from hf_compat.trainer_methods.memory import UnmeasuredMemory
 
 
 class UpstreamHooks(EvaluationMethods):

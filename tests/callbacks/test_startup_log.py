@@ -14,7 +14,7 @@ from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments, translate
 from hf_compat.plan.translate import make_run_counts
 from hf_compat.runtime.console import show_logs
-from hf_compat.trainer_methods.training import log_start
+from hf_compat.trainer_methods.fit import log_start
 
 
 @pytest.mark.parametrize(("count", "is_said"), [(4, True), (1, False)])
@@ -35,7 +35,7 @@ def test_a_run_opens_with_one_line_and_in_detail_where_it_is_asked_to(make_args,
     trainer = Trainer(Classifier(), make_args(log_level=level, num_train_epochs=1), train_dataset=rows(8))
     with caplog.at_level("INFO", logger="hf_compat"):
         trainer.train()
-    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.training"]
+    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.fit"]
     assert len(said) == lines and "Training on Lightning: " in said[-1 if level == "info" else 0]
     if level == "info":
         assert said[0] == "***** Running training *****" and "  Num examples = 8" in said

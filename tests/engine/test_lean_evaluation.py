@@ -18,7 +18,7 @@ from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
 from hf_compat.engine.window_trainer import LeanEvaluationLoop
-from hf_compat.trainer_methods.training import TrainerModule
+from hf_compat.trainer_methods.fit import TrainerModule
 
 # Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to an evaluation.
 HOOKS = [

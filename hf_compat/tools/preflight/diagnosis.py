@@ -22,7 +22,7 @@ from hf_compat.tools.preflight.data_checks import check_numbers, columns_without
 from hf_compat.tools.preflight.report import way_out_of
 from hf_compat.tools.preflight.session import Session
 from hf_compat.trainer import Trainer
-from hf_compat.trainer_methods.evaluation import Evaluator
+from hf_compat.trainer_methods.evaluator import Evaluator
 
 _EARLY_UPDATES = 1  # later a batch is rarely to blame
 _NO_TENSOR = "Of {} no tensor can be made. Hint: convert or remove what holds no numbers."
