@@ -26,6 +26,12 @@ SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "rng_state.pth"
 RUN_STATE_NAME = "run_state.pt"
+# The files of a training's state: those for all ranks, and those of each rank. `STATE_FILES` in
+# `training_run/saver.py` says what they contain.
+SHARED_STATES = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
+RANK_STATES = (RNG_STATE_NAME, RUN_STATE_NAME)
+_SHARED_STEMS = "|".join(name.partition(".")[0] for name in SHARED_STATES)
+_RANK_STEMS = "|".join(name.partition(".")[0] for name in RANK_STATES)
 
 
 def of_rank(name: str, rank: int, world_size: int) -> str:
@@ -44,10 +50,10 @@ def files_of_rank(rank: int, world_size: int, updates: int) -> list[str]:
     shards = [f"{folder}/__{rank}_0.distcp" for folder in (MODEL_FOLDER, OPTIMIZER_FOLDER)]
     of_zero = f"global_step{updates}/{{}}zero_pp_rank_{rank}_mp_rank_00_{{}}_states.pt"
     zero = [of_zero.format(half, kind) for half in ("", "bf16_", "fp16_") for kind in ("optim", "model")]
-    return [of_rank(name, rank, world_size) for name in (RNG_STATE_NAME, RUN_STATE_NAME)] + shards + zero
+    return [of_rank(name, rank, world_size) for name in RANK_STATES] + shards + zero
 
 
-_OF_RANK = re.compile(r"(?:__|.*zero_pp_rank_|(?:rng|run)_state_)(\d+)[_.].*")
+_OF_RANK = re.compile(rf"(?:__|.*zero_pp_rank_|(?:{_RANK_STEMS})_)(\d+)[_.].*")
 
 
 def rank_of(name: str) -> int | None:
@@ -70,13 +76,13 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 
 # The files of checkpoints of ours, of `transformers`, Accelerate, PEFT, DeepSpeed and FSDP, and whole folders.
 _PARTS_OF_CHECKPOINTS = re.compile(
-    r"""(
+    rf"""(
     (adapter_|pytorch_)?model(-\d+-of-\d+)?(\.\w+)?\.(safetensors|bin)(\.index(\.\w+)?\.json)?
     | (tf_model\.h5|flax_model\.msgpack)(\.index\.json)?
     | pytorch_model(_fsdp_\d+|_\d+)? | optimizer(_\d+)? | distributed_checkpoint | dist_ckpt   # folders
     | .*\.distcp | \.metadata
     | global_step[^/]* | latest(_universal)? | zero_to_fp32\.py | .*_(model|optim)_states\.pt
-    | (optimizer|scheduler|scaler|rng_state|run_state|random_states|custom_checkpoint|sampler|dl_state_dict)
+    | ({_SHARED_STEMS}|{_RANK_STEMS}|random_states|custom_checkpoint|sampler|dl_state_dict)
       (_\d+)*\.(pt|pth|bin|pkl)
     | tokenizer(_config)?\.json | (special_tokens_map|added_tokens|(pre)?processor_config|vocab)\.json | vocab\.txt
     | merges\.txt | (spiece|tokenizer|sentencepiece\.bpe)\.model | chat_template\.(jinja|json)
@@ -88,7 +94,7 @@ _PARTS_OF_CHECKPOINTS = re.compile(
 # What a resume may load itself, where all processes have the whole of it
 _LOADED = re.compile(
     r"(adapter_|pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)|trainer_state\.json|training_args\.bin"
-    r"|(optimizer|scheduler|scaler|(rng|run)_state(_\d+)?)\.(pt|pth)"
+    rf"|({_SHARED_STEMS}|({_RANK_STEMS})(_\d+)?)\.(pt|pth)"
 )
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 

@@ -48,7 +48,7 @@ from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import home_of, reads_parameter
 from hf_compat.runtime.paths import local_path
-from hf_compat.runtime.seeding import read_legacy_rng, write_rng
+from hf_compat.runtime.seeding import write_rng
 from hf_compat.runtime.text import brief
 from hf_compat.search.trials import name_of_trial
 from hf_compat.trainer_methods.trainer_base import TrainerBase
@@ -101,19 +101,15 @@ class CheckpointMethods(TrainerBase):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
         self._model_state.write_optimizer(output_dir, unprepared(self.optimizer), self.args.should_save)
-        if self.args.should_save and self.lr_scheduler is not None:
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, layout.SCHEDULER_NAME))
+        self._saver.write_state(layout.SCHEDULER_NAME, output_dir)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write the gradient scaler's state, if there is one."""
-        scaler = self.accelerator.scaler
-        if scaler is not None and self.args.should_save:
-            torch.save(scaler.state_dict(), os.path.join(output_dir, layout.SCALER_NAME))
+        self._saver.write_state(layout.SCALER_NAME, output_dir)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
-        name = layout.of_rank(layout.RNG_STATE_NAME, self.args.process_index, self.args.world_size)
-        torch.save(read_legacy_rng(of_all_gpus=self.args.world_size > 1), os.path.join(output_dir, name))
+        self._saver.write_state(layout.RNG_STATE_NAME, output_dir)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.

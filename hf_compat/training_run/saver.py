@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import safetensors
@@ -474,13 +474,23 @@ class Saver:
         if saves_optimizer:
             host._save_scaler(folder)
             host._save_rng_state(folder)
-            run_state = self._run_state()
-            if run_state is not None and (args.should_save or args.world_size > 1):
-                name = layout.of_rank(layout.RUN_STATE_NAME, args.process_index, args.world_size)
-                torch.save(run_state.to_plain(), os.path.join(folder, name))
+            for file in STATE_FILES:
+                if not file.method:
+                    self.write_state(file.name, folder)
         if args.should_save:
             host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
             host.state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
+
+    def write_state(self, name: str, folder: str) -> None:
+        """Write a file of `STATE_FILES`, if this training has it and this rank writes it."""
+        args, path = self._host.args, os.path.join(folder, name)
+        if name in layout.RANK_STATES:
+            path = os.path.join(folder, layout.of_rank(name, args.process_index, args.world_size))
+        elif not args.should_save:
+            return
+        content = next(file for file in STATE_FILES if file.name == name).content(self)
+        if content is not None:
+            torch.save(content, path)
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy a checkpoint's content, and make the function that writes the copy.
@@ -497,16 +507,11 @@ class Saver:
             handler.before_heard = None if later is None else self._state_copies.finish
         weights = frozen_copy(self._weights or host._model_state.whole_weights(), memory, beside)
         files: dict[str, object] = {}
-        if not host.args.save_only_model:
-            files[layout.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), memory, later or beside)
-            if host.lr_scheduler is not None:
-                files[layout.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
-            if host.accelerator.scaler is not None:
-                files[layout.SCALER_NAME] = host.accelerator.scaler.state_dict()
-            files[layout.RNG_STATE_NAME] = read_legacy_rng()
-            run_state = self._run_state()
-            if run_state is not None:
-                files[layout.RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
+        for file in () if host.args.save_only_model else STATE_FILES:
+            content = file.content(self)
+            if content is not None:
+                where = (memory, later or beside) if file.name == layout.OPTIMIZER_NAME else ()
+                files[file.name] = frozen_copy(content, *where)
         memory.end()
         beside.before_change()  # a forward pass changes buffers
         host.state.stateful_callbacks = export_states([*handler.callbacks, host.control])
@@ -523,8 +528,15 @@ class Saver:
 
         return write
 
-    def _run_state(self) -> RunState | None:
-        """What a resumed run needs of the one that is training, for `run_state.pt`. None outside of a training."""
+    def _state_of_schedule(self) -> object | None:
+        return None if self._host.lr_scheduler is None else self._host.lr_scheduler.state_dict()
+
+    def _state_of_scaler(self) -> object | None:
+        scaler = self._host.accelerator.scaler
+        return None if scaler is None else scaler.state_dict()
+
+    def _state_of_run(self) -> PlainState | None:
+        """What a resumed run needs of the one that is training. None outside of a training."""
         host, run = self._host, self._host._run
         if run.lightning_trainer is None or run.windows is None:
             return None
@@ -550,7 +562,7 @@ class Saver:
             evaluated=sorted(run.evaluated),
             workers=getattr(run.loader, "num_workers", None),
             keeps_workers=getattr(run.loader, "persistent_workers", False),
-        )
+        ).to_plain()
 
     def in_rotation_order(self, run_dir: str, updates_done: int) -> list[str]:
         """List this package's checkpoints in a folder, in the order in which rotation removes them."""
@@ -567,6 +579,31 @@ class Saver:
         remove_surplus(ordered, 1, [best], self.remove)
         self.mirror.alone = best
 
+
+class StateFile(NamedTuple):
+    """A file of a checkpoint that holds a part of the training, beside the model's files and `trainer_state.json`.
+
+    The Trainer's `method` writes it, which a subclass may override. Without one `Saver` does. A content of None means
+    that a training has no such file. An `async_save` writes a copy of the content.
+    """
+
+    name: str
+    content: Callable[[Saver], object | None]
+    method: str = ""
+
+
+# `STAGES` in `resumer.py` says when a resume reads them.
+STATE_FILES = (
+    StateFile(layout.OPTIMIZER_NAME, lambda saver: saver._host.optimizer.state_dict(), "_save_optimizer_and_scheduler"),
+    StateFile(layout.SCHEDULER_NAME, Saver._state_of_schedule, "_save_optimizer_and_scheduler"),
+    StateFile(layout.SCALER_NAME, Saver._state_of_scaler, "_save_scaler"),
+    StateFile(
+        layout.RNG_STATE_NAME,
+        lambda saver: read_legacy_rng(of_all_gpus=saver._host.args.world_size > 1),
+        "_save_rng_state",
+    ),
+    StateFile(layout.RUN_STATE_NAME, Saver._state_of_run),
+)
 
 # The way out of a write that failed, by the error's number.
 _WAYS_OUT = {
