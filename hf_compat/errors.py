@@ -46,7 +46,7 @@ class UnknownArgument(HfCompatError, TypeError):
 
 
 class AbsentName(HfCompatError, AttributeError):
-    """A name was read that upstream's class has and ours has no machinery for; the message says what to do."""
+    """Upstream's class has this attribute and ours has not. The message says what to use instead."""
 
 
 class UnsupportedArgument(HfCompatError, NotImplementedError, ValueError):

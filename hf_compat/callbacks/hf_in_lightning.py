@@ -266,7 +266,7 @@ def wrap_hf_callbacks(trainer: pl.Trainer) -> None:
         raise refusal
 
 
-class EventRhythm:
+class EventTiming:
     """Lets a callback's `optimizer.step()` have an effect at events that have the gradients of a whole update."""
 
     sync_gradients = True
@@ -289,7 +289,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         self.state, self.control = TrainerState(), TrainerControl()
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.in_update = self._is_told = False  # whether the module has told of the update's events
-        self.rhythm = EventRhythm()
+        self.timing = EventTiming()
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
@@ -351,7 +351,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
 
     def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""
-        self.rhythm.sync_gradients = event not in ("on_step_begin", "on_substep_end")
+        self.timing.sync_gradients = event not in ("on_step_begin", "on_substep_end")
         self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
 
     at_hook = fire
@@ -393,7 +393,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         optimizers = [one for one in trainer.optimizers if one.param_groups]
         schedules, handler = trainer.lr_scheduler_configs, self.handler
         # wrapped as by Accelerate, as callbacks test it
-        handler.optimizer = PreparedOptimizer(optimizers[0], self.rhythm) if optimizers else None
+        handler.optimizer = PreparedOptimizer(optimizers[0], self.timing) if optimizers else None
         handler.lr_scheduler = schedules[0].scheduler if schedules else None
         handler.train_dataloader = trainer.train_dataloader
         self.fire("on_init_end")

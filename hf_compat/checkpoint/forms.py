@@ -48,7 +48,7 @@ class Kind:
 
     expected: str  # what it holds, in words
     types: type | tuple[type, ...]  # its types. A truth value is a number only if `bool` is among them.
-    within: tuple[float, float] | None = None  # the least number, or length of a list, and the first that is too large
+    within: tuple[float, float] | None = None  # the range of a number, or of a list's length. The end is not in it
     items: Kind | None = None  # what each item of a list, or value of a mapping, has to be
     needed: Mapping[str, Kind] | None = None  # what a mapping has to hold
     fits: Callable[[Any], object] | None = None  # what else has to hold

@@ -1,8 +1,8 @@
 """Names of files and folders, and the hidden folders in which checkpoints are written.
 
-A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. Those of saves are
-deleted as left over only in a run that has the lock, and those of conversions and uploads once their process has ended.
-Reading deletes no folder.
+A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. A killed process may
+leave one. That of a save is deleted by the next run that has the lock, and that of a conversion or an upload by the next
+one. Reading deletes no folder.
 """
 
 from __future__ import annotations

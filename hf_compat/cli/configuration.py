@@ -168,7 +168,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArgu
 
 
 def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
-    """Write the help of a command. `functions` are the sections that are functions of a Trainer."""
+    """Write the help of a command. `functions` are the rows of a Trainer's functions, such as `compute_metrics`."""
     count = len(_FIELDS) + len(OWN_ARGUMENTS)
     lines = [
         f"usage: hf-compat {command} --config run.yaml [--ARGUMENT VALUE …] [--SECTION.KEY VALUE …]",

@@ -117,9 +117,8 @@ class Windows:
     Args:
         steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
         restore_random_states: Sets the random states of the first pass. None sets those of its start, if it has them.
-            From an exact position this happens once the pass has started, before it reads. Otherwise it happens once
-            the first window after a skip is read. Where an epoch starts at its beginning, or only its end is left, it
-            happens before.
+            At an epoch's start or end it is called before the pass, at an exact position once the pass has started.
+            Where samples are skipped, it is called after the first window that is read.
         has_length: Whether Lightning may ask for the length. Without one, Lightning's trainer ends the run itself.
 
     Attributes:

@@ -301,7 +301,7 @@ def _exchange(replacements: dict[int, object]) -> None:
 
 
 def _holders(originals: list[object]) -> Iterator[str]:
-    """Yield the globals of other packages that are one of the originals, and the classes that inherit from one."""
+    """Yield where other packages hold an original class or function: the names of their globals, and of subclasses."""
     identities = {id(original) for original in originals}
     for name, module in list(sys.modules.items()):
         is_own = name.partition(".")[0] in ("transformers", "hf_compat")

@@ -88,7 +88,7 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
         self.args, self.accelerator = args, AcceleratorFacade(args)
         self.accelerator.run_backward, self.accelerator.compiled_update = before.run_backward, before.compiled_update
         if isinstance(self.optimizer, PreparedOptimizer):
-            self.optimizer.rhythm = self.accelerator
+            self.optimizer.timing = self.accelerator
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})

@@ -14,7 +14,7 @@ from hf_compat.runtime.inspection import delegated
 Prepared: TypeAlias = Any
 
 
-class Rhythm(Protocol):
+class UpdateTiming(Protocol):
     """Says when an update ends: the Trainer's accelerator, or that of HF callbacks in Lightning's own Trainer."""
 
     sync_gradients: bool  # whether the micro-batch is the update's last
@@ -30,7 +30,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: The optimizer inside.
-        rhythm: Says when an update ends.
+        timing: Says when an update ends.
         is_trained: The engine steps it, too. A script's own optimizer leaves the gradients' scale to the engine.
 
     Mirrors:
@@ -41,10 +41,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
     _opt_called = True  # torch's schedules test it. The engine steps the optimizer inside
     device_placement = True
 
-    def __init__(self, optimizer: Prepared, rhythm: Rhythm, is_trained: bool = False) -> None:
+    def __init__(self, optimizer: Prepared, timing: UpdateTiming, is_trained: bool = False) -> None:
         # torch's own would make groups anew
         self.optimizer = optimizer
-        self.rhythm = rhythm
+        self.timing = timing
         self.is_trained = is_trained
         self.step_was_skipped = False
 
@@ -54,7 +54,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return type(self) if theirs is None else theirs
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PreparedOptimizer, (self.optimizer, self.rhythm, self.is_trained)
+        return PreparedOptimizer, (self.optimizer, self.timing, self.is_trained)
 
     def __getattr__(self, name: str) -> Prepared:
         return getattr(self.optimizer, name)
@@ -67,19 +67,19 @@ class PreparedOptimizer(torch.optim.Optimizer):
     load_state_dict: Prepared = delegated("optimizer.load_state_dict")
     add_param_group: Prepared = delegated("optimizer.add_param_group")
     # Accelerate's has these
-    scaler: torch.amp.GradScaler | None = delegated("rhythm.scaler")
-    gradient_state: object = delegated("rhythm.gradient_state")
-    accelerator_state: object = delegated("rhythm.state")
+    scaler: torch.amp.GradScaler | None = delegated("timing.scaler")
+    gradient_state: object = delegated("timing.gradient_state")
+    accelerator_state: object = delegated("timing.state")
 
     @property
     def _waits(self) -> bool:
-        return not self.rhythm.sync_gradients or self.rhythm.distributed_type == "DEEPSPEED"
+        return not self.timing.sync_gradients or self.timing.distributed_type == "DEEPSPEED"
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
         """Step if the update ends, unless scaled gradients are not finite."""
         if self._waits:
             return
-        scaler = self.rhythm.scaler
+        scaler = self.timing.scaler
         if scaler is None:
             self.optimizer.step(closure)
             return
@@ -114,7 +114,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
 
 def unprepared(optimizer: Prepared) -> Prepared:
-    """Unwrap an optimizer from our wrapper or Accelerate's. The engine has the rhythm."""
+    """Return the optimizer inside our wrapper, or Accelerate's, whose `step` always works."""
     while getattr(optimizer, "_is_accelerate_prepared", False) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

@@ -44,8 +44,8 @@ class Launcher:
     node_rank: tuple[str, ...] = ()  # which machine this is
     nodes: tuple[str, ...] = ()  # machines
     address: tuple[str, ...] = ("MASTER_ADDR",)  # of the first machine
-    starts_machines: bool = False  # one process a machine, which starts others: `hf-compat run --devices N`
-    may_start_machines: bool = False  # if it is asked for one process a machine
+    starts_machines: bool = False  # its process on each machine starts the others there: `hf-compat run --devices N`
+    may_start_machines: bool = False  # the same, if the job has one process a machine
 
 
 LAUNCHERS = (

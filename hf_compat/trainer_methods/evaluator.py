@@ -77,7 +77,7 @@ class Evaluator:
     def run(
         self, loader: Loader, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
-        """Do what `evaluation_loop` says."""
+        """Evaluate or predict the batches of a loader, and return what `evaluation_loop` returns."""
         host, args = self._host, self._host.args
         part, self._part = self._part, WHOLE  # an evaluation within it, by a callback, is a whole one
         if host.model is None:

@@ -47,9 +47,7 @@ def test_one_row_is_a_new_file_that_is_written_and_restored(async_save, make_arg
     stages = (*resumer.STAGES, resumer.Stage(resumer.ResumeAt.RUN_NEW, "the dice", action=restore))
     monkeypatch.setattr(saver, "STATE_FILES", files)
     monkeypatch.setattr(resumer, "STAGES", stages)
-    args = make_args(
-        output_dir=str(tmp_path), save_strategy="steps", save_steps=1, max_steps=2, async_save=async_save
-    )
+    args = make_args(output_dir=str(tmp_path), save_strategy="steps", save_steps=1, max_steps=2, async_save=async_save)
     Trainer(toy.Classifier(), args, train_dataset=toy.rows(16)).train()
     assert "dice.pt" in manifest.read_manifest(str(tmp_path / "checkpoint-1")).files
     Trainer(toy.Classifier(), args, train_dataset=toy.rows(16)).train(
