@@ -1,8 +1,8 @@
 """Names of files and folders, and the hidden folders in which checkpoints are written.
 
 A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. A killed process may
-leave one. That of a save is deleted by the next run that has the lock, and that of a conversion or an upload by the next
-one. Reading deletes no folder.
+leave one. That of a save is deleted by the next run that has the lock, that of a conversion by the next conversion.
+Reading deletes no folder.
 """
 
 from __future__ import annotations
