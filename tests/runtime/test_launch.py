@@ -175,8 +175,10 @@ def in_words(row) -> str:
     started = (
         "one a machine" if row.starts_machines else "each" + (", or one a machine" if row.may_start_machines else "")
     )
-    cells = [row.name, started, names(row.rank), names(row.world_size), names(row.local_rank),
-             names(row.local_world_size), names(row.node_rank + row.nodes), names(row.address)]  # fmt: skip
+    on_machine = f"{names(row.local_rank)} of {names(row.local_world_size)}"
+    cells = [row.name, started, f"{names(row.rank)} of {names(row.world_size)}",
+             "–" if on_machine == "– of –" else on_machine,
+             f"{names(row.node_rank + row.nodes)}; {names(row.address)}"]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
