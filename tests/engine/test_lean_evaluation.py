@@ -18,7 +18,8 @@ from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
 from hf_compat.engine.window_trainer import LeanEvaluationLoop
-from hf_compat.trainer_methods.fit import TrainerModule
+from hf_compat.trainer_methods import evaluator
+from hf_compat.trainer_methods.fit import TrainerModule, make_module
 
 # Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to an evaluation.
 HOOKS = [
@@ -185,14 +186,13 @@ def test_a_hook_after_a_batch_that_a_script_replaces_is_called(make_args, monkey
     if on == "class":
         monkeypatch.setattr(TrainerModule, "on_validation_batch_end", replaced)
     else:
-        make = trainer._make_module
 
-        def with_hook(plan):
-            module = make(plan)
+        def with_hook(host, plan):
+            module = make_module(host, plan)
             module.on_validation_batch_end = replaced.__get__(module)
             return module
 
-        trainer._make_module = with_hook
+        monkeypatch.setattr(evaluator, "make_module", with_hook)
     trainer.evaluate()
     assert len(calls) == 3
 

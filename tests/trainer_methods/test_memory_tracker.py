@@ -9,7 +9,7 @@ import hf_compat
 from helpers import toy
 from hf_compat import Trainer
 from hf_compat.errors import InertArgumentWarning
-from hf_compat.trainer_methods import upstream_hooks
+from hf_compat.trainer_methods import memory
 
 # What our own logs have besides.
 
@@ -132,7 +132,7 @@ def test_nothing_is_measured_unless_it_is_asked_for(make_args, tmp_path):
 
 
 def test_a_warning_names_what_measuring_needs(make_args, tmp_path, monkeypatch):
-    monkeypatch.setattr(upstream_hooks, "is_installed", lambda module: False)
+    monkeypatch.setattr(memory, "is_installed", lambda module: False)
     args = make_args(output_dir=str(tmp_path), skip_memory_metrics=False, max_steps=1)
     with pytest.warns(InertArgumentWarning, match="skip_memory_metrics=False.*pip install transformers psutil"):
         trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows())
