@@ -116,6 +116,7 @@ def _file_of(file: Path, module: str) -> Path | None:
     return None
 
 
+@functools.lru_cache(maxsize=500)
 def _imports_of(tree: ast.Module) -> dict[str, str]:
     """Return the full names of what a module imports, by the names that it binds."""
     found: dict[str, str] = {}

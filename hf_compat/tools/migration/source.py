@@ -46,9 +46,10 @@ class Source:
         self.target = target
         self.graph = ClassGraph(file)
         self.module = wrapper.module
-        self._scopes = cast("Mapping[cst.CSTNode, Scope | None]", wrapper.resolve(ScopeProvider))
-        self._parents = cast("Mapping[cst.CSTNode, cst.CSTNode]", wrapper.resolve(ParentNodeProvider))
-        self._positions = cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
+        known = wrapper.resolve_many((ScopeProvider, ParentNodeProvider, PositionProvider))  # in fewer passes than each
+        self._scopes = cast("Mapping[cst.CSTNode, Scope | None]", known[ScopeProvider])
+        self._parents = cast("Mapping[cst.CSTNode, cst.CSTNode]", known[ParentNodeProvider])
+        self._positions = cast("Mapping[cst.CSTNode, CodeRange]", known[PositionProvider])
         self.nodes = tuple(walk(self.module))
         self._changes: dict[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]] = {}
         self._findings: set[Finding] = set()
