@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hf_compat.interop.former_names import REFUSED_OVERRIDES
 from hf_compat.tools.migration.imports import NEIGHBOURS
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.migrate import migrate
+from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Target
 
 TARGETS = list(Target)
@@ -141,3 +143,20 @@ def test_no_name_of_a_neighbour_is_taken_for_absent(package):
     module = importlib.import_module(package)
     there = sorted(name for name in {*dir(module), *getattr(module, "__all__", ())} if not name.startswith("_"))
     assert len(there) > 15 and [name for name in there if not names.has(f"{package}.{name}")] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "way_out"),
+    [
+        ("from trl import ORPOTrainer", "it is trl.experimental.orpo.ORPOTrainer today"),
+        ("from trl import DataCollatorForCompletionOnlyLM", "`SFTConfig(completion_only_loss=True)`"),
+        ("from trl.trainer import ConstantLengthDataset", "`SFTConfig(packing=True)`"),
+        ("from peft import prepare_model_for_int8_training", "`prepare_model_for_kbit_training`"),
+        ("from trl import NobodyHasThis", None),
+    ],
+)
+def test_a_gone_name_of_a_neighbour_is_told_with_its_release_and_where_it_is(line, way_out):
+    package = line.split()[1].partition(".")[0]
+    [finding] = rewrite_python(f"{HEAD}{line}\n", Target.HF_COMPAT).findings
+    start = f"{package} {importlib.metadata.version(package)} has no such name"
+    assert finding.reason.startswith(f"{start}: {way_out}") if way_out else finding.reason == start

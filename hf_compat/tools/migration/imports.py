@@ -52,6 +52,10 @@ NEIGHBOURS = ("accelerate", "datasets", "evaluate", "peft", "trl")
 _WAYS_OUT = {
     "datasets.load_metric": "`evaluate.load` of the package evaluate has taken its place",
     "peft.prepare_model_for_int8_training": "`prepare_model_for_kbit_training` has taken its place",
+    "trl.DataCollatorForCompletionOnlyLM": "`SFTConfig(completion_only_loss=True)`, or `assistant_only_loss=True` for "
+    "conversations, has taken its place",
+    "trl.ConstantLengthDataset": "`SFTConfig(packing=True)` has taken its place",
+    "trl.get_kbit_device_map": '`device_map={"": PartialState().local_process_index}` is what it gave on a GPU',
 }
 
 
@@ -368,8 +372,10 @@ def list_missing(source: Source) -> None:
             path = f"{module}.{dotted(alias.name)}"
             if not names.has(path):
                 what = "name" if names.is_module(module) else "module"
-                way_out = f": {_WAYS_OUT[path]}" if path in _WAYS_OUT else ""
-                reason = f"{f'{package} {names.version}'.strip()} has no such {what}{way_out}"
+                last = dotted(alias.name)
+                home = names.outermost_home(last)
+                way_out = _WAYS_OUT.get(f"{package}.{last}", f"it is {home}.{last} today" if home else "")
+                reason = f"{f'{package} {names.version}'.strip()} has no such {what}{f': {way_out}' if way_out else ''}"
                 source.list(node, f"from {module} import {dotted(alias.name)}", reason, Effect.FAILS)
 
 

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
@@ -80,9 +81,13 @@ class InstalledNames:
 
     @functools.cached_property
     def version(self) -> str:
-        """The package's version, as its source has it; empty where it has none."""
+        """The package's version, as its source or its installation has it; empty where neither does."""
         found = re.search(r"^__version__ *= *[\"']([^\"']+)", _text(self._root / "__init__.py"), re.MULTILINE)
-        return "" if found is None else found[1]
+        if found is not None:
+            return found[1]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(self._root.name)
+        return ""
 
     def has(self, path: str) -> bool:
         """Return whether a dotted path leads to a module, or to something that a module has.
@@ -112,6 +117,14 @@ class InstalledNames:
                 parts = inner.with_suffix("").parts
                 homes.append(".".join((self._root.name, *(parts[:-1] if parts[-1] == "__init__" else parts))))
         return tuple(homes)
+
+    def outermost_home(self, name: str) -> str:
+        """Return the shortest module path from which a name can be imported; empty if it is gone."""
+        for home in self.homes(name):
+            parts = home.split(".")
+            outer = (".".join(parts[:length]) for length in range(1, len(parts)))
+            return next((module for module in outer if self._has_name(module, name)), home)
+        return ""
 
     @functools.cache  # noqa: B019 - the instance stays
     def forward_of(self, model: str) -> ast.FunctionDef | None:
