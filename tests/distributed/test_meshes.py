@@ -42,13 +42,22 @@ def test_the_numbers_are_those_of_transformers(tmp_path, processes, words):
     assert run("ours", *words, f"resume={str(checkpoint)!r}") == ours
 
 
+TWO_MODELS = {
+    "tp_plan": ("tp=2", "per_device_train_batch_size=1"),
+    "DeepSpeed": ("whole=True", zero(1), "per_device_train_batch_size=1"),
+}
+
+
 @pytest.mark.parametrize(
     ("processes", "words"),
     [
         pytest.param(2, ("tp=2",), id="tp_plan"),
-        pytest.param(4, ("tp=2", "per_device_train_batch_size=1"), id="tp_plan, two models", marks=pytest.mark.matrix),
-        pytest.param(4, ("whole=True", zero(1), "per_device_train_batch_size=1"), id="DeepSpeed, two models",
-                     marks=pytest.mark.matrix),
+        *(
+            pytest.param(4, (*words, *running), id=f"{name}, two models{', torchmetrics' * bool(running)}",
+                         marks=pytest.mark.matrix)
+            for name, words in TWO_MODELS.items()
+            for running in ((), ("running=True",))
+        ),
     ],
 )  # fmt: skip
 def test_metrics_the_best_model_and_generation_are_those_of_one_process(tmp_path, processes, words):

@@ -4,7 +4,7 @@ loaded_job.py FOLDER ours|theirs [name=value …]
 
 Two ranks share a copy, so four ranks train two copies. `resume=…` names a checkpoint. `tp=2` splits layers, and with
 `whole=True` DeepSpeed divides the model, or one process has it. `further=True` adds metrics, the best model and a
-generation.
+generation. `running=True` computes these metrics batch by batch, with torchmetrics.
 """
 
 from __future__ import annotations
@@ -17,11 +17,28 @@ from pathlib import Path
 
 import accelerate
 import torch
+import torchmetrics
 
 
 def count(prediction):
     """The samples that an evaluation has given, and which."""
     return {"samples": len(prediction.label_ids), "first": float(prediction.label_ids[:, 0].sum())}
+
+
+class Counted(torchmetrics.Metric):
+    """What `count` counts, batch by batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("samples", "first"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, logits, labels):
+        self.samples += len(labels)
+        self.first += labels[:, 0].sum()
+
+    def compute(self):
+        return {"samples": self.samples, "first": self.first}
 
 
 def main() -> None:
@@ -36,7 +53,7 @@ def main() -> None:
     else:  # Accelerate refuses split layers on CPUs, and nothing else stands in their way
         accelerate.ParallelismConfig._validate_accelerator = lambda *_: None
     resume, split, is_whole = options.pop("resume", None), options.pop("tp", 1), options.pop("whole", False)
-    further, metrics = options.pop("further", False), None
+    further, is_running, metrics = options.pop("further", False), options.pop("running", False), None
     if further:
         options |= {
             "eval_strategy": "steps",
@@ -44,7 +61,7 @@ def main() -> None:
             "load_best_model_at_end": True,
             "greater_is_better": True,
         }
-        metrics = count
+        metrics = Counted if is_running else count
     base = Path(folder) / "base"
     if not (base / "config.json").exists():  # each rank makes the same
         transformers.set_seed(1)
