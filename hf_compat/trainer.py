@@ -30,7 +30,8 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_globals
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
-from hf_compat.plan.translate import CurrentPlan, compilation_of, parallel_sizes
+from hf_compat.plan.parallelism import parallel_sizes
+from hf_compat.plan.translate import CurrentPlan, compilation_of
 from hf_compat.runtime.collectives import failing_together, naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import follow_level, log_line, show_logs, with_brief_traceback
 from hf_compat.runtime.inspection import delegated, is_replaced

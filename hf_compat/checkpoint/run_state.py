@@ -277,6 +277,7 @@ class DataPosition(_Stored):
         **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
         **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), COUNT.or_none()),
         "shuffle_seed": SEED.or_none(),
+        "shared": Kind("a list of batches", list).or_none(),
         **dict.fromkeys(("is_open", "is_over"), FLAG),
     }
     NEEDED = ("epoch",)
@@ -289,6 +290,7 @@ class DataPosition(_Stored):
     micro_batches_per_epoch: int | None = None  # micro-batches of an epoch. For endless data, those of the whole run.
     micro_batch_size: int | None = None  # samples of a micro-batch of this rank, if the loader says so
     lookahead: Any = None  # the batch that the loader has read ahead
+    shared: list[object] | None = None  # parts of the batches that processes exchanged last, which are not trained yet
     source: Any = None  # the state of a data set, or loader, that knows its own position
     epoch_rng: PlainState | None = None  # the random states from which the epoch's order was drawn
     rng: PlainState | None = None  # the random states at this moment
@@ -303,7 +305,7 @@ class RunState(_Stored):
     KINDS = {
         "data": MAPPING,
         "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
-        **dict.fromkeys(("world_size", "sharing"), COUNT),
+        **dict.fromkeys(("world_size", "sharing", "sequence"), COUNT),
         **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
         **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
         **dict.fromkeys(("losses", "callbacks", "extras"), MAPPING),
@@ -316,6 +318,7 @@ class RunState(_Stored):
     moment: SavedAt = SavedAt.UPDATE  # when it was written
     world_size: int = 1
     sharing: int = 1  # processes of a model, which read the same batches
+    sequence: int = 1  # processes of a sequence, which exchange their batches
     # Samples of a micro-batch of all processes together. None if it is not known.
     samples_per_micro_batch: int | None = None
     losses: PlainState = field(default_factory=dict)  # the loss log's state (`LossLog.state_dict`)
@@ -410,16 +413,17 @@ def resume_point(
     args: TrainingArguments,
     samples: int,
     sharing: int = 1,
+    sequence: int = 1,
 ) -> ResumePoint:
     """Decide where a run continues, from a checkpoint of this package, of Lightning or of transformers (no `state`).
 
-    `samples` are those of a micro-batch of all processes together, `sharing` the processes of a model. A warning tells
-    of data that was cut in another way.
+    `samples` are those of a micro-batch of all processes together, `sharing` the processes of a model, `sequence` those
+    of a sequence. A warning tells of data that was cut in another way.
     """
     same_cut = False
     if state is not None:
-        ranks_now = args.world_size, samples, sharing
-        ranks_before = state.world_size, state.samples_per_micro_batch or samples, state.sharing
+        ranks_now = args.world_size, samples, sharing, sequence
+        ranks_before = state.world_size, state.samples_per_micro_batch or samples, state.sharing, state.sequence
         epochs_now = counts.micro_batches_per_epoch, args.gradient_accumulation_steps
         # the only epoch of endless data is as long as the run
         length_before = epochs_now[0] if counts.is_endless else state.data.micro_batches_per_epoch
@@ -427,8 +431,9 @@ def resume_point(
         same_cut = (ranks_before, epochs_before) == (ranks_now, epochs_now)
         if ranks_before != ranks_now:
             before, now = (
-                f"{world} process(es){f', {shared} to a model,' * (shared > 1)} with {size} samples to a micro-batch"
-                for world, size, shared in (ranks_before, ranks_now)
+                f"{world} process(es){f', {of_model} to a model,' * (of_model > 1)}"
+                f"{f', {of_sequence} to a sequence,' * (of_sequence > 1)} with {size} samples to a micro-batch"
+                for world, size, of_model, of_sequence in (ranks_before, ranks_now)
             )
             logger.warning(
                 "The checkpoint is of %s, now there are %s: the data goes on after as many samples; random numbers are "

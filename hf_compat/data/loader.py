@@ -194,8 +194,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.skip_batches = 0
         self.iteration = 0
         self.lookahead: Batch | None = None
-        # how a resumed pass starts: what runs before it reads, and the batch that was read ahead
-        self._resume: tuple[Callable[[], None] | None, Batch | None] | None = None
+        # how a resumed pass starts: what runs before it reads, the batch that was read ahead, whether it waits then
+        self._resume: tuple[Callable[[], None] | None, Batch | None, bool] | None = None
         # The interrupted run already had persistent workers, so new ones must start as if they were those
         self.replaces_workers = False
         self.end_of_dataloader = False
@@ -301,12 +301,13 @@ class PreparedDataLoader(DataLoader[Batch]):
             rounds = dispatched(own, self.rank_slice, self.drops_last) if self.dispatches else batches
             if self.skip_batches and (self.dispatches or not self._is_map_style):
                 read_and_drop(rounds, self.skip_batches)
-            after_start, lookahead = resumed or (None, None)
+            after_start, lookahead, waits = resumed or (None, None, False)
             if resumed is not None:
                 self.skip_batches = 0
             if after_start is not None:
                 draw_order(batches)
                 after_start()
+            yield from [None] * waits
             yield from self._dispatched(rounds) if self.dispatches else self._read_ahead(batches, lookahead)
             self.passes.end(self)
         except BaseException as error:
@@ -406,6 +407,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         lookahead: Batch | None = None,
         source: PositionState | None = None,
         after_start: Callable[[], None] | None = None,
+        waits: bool = False,
     ) -> None:
         """Start the next pass after batches that were trained on already.
 
@@ -414,8 +416,9 @@ class PreparedDataLoader(DataLoader[Batch]):
             lookahead: The next batch, if it had been read ahead.
             source: The state of a stateful iterable data set.
             after_start: Restores random states, after the pass has started and before it reads.
+            waits: Yield None once the pass has started, before it reads.
         """
-        self._resume = after_start, lookahead
+        self._resume = after_start, lookahead, waits
         self.skip_batches = skip + (lookahead is not None)
         load = getattr(self.dataset, "load_state_dict", None)
         if source is not None and callable(load) and not self._is_map_style:

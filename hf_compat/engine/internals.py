@@ -442,12 +442,24 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
     Lightning always wraps the LightningModule. Remove it when a strategy accepts the module to wrap.
     """
 
-    def set_up_engine(self) -> DeepSpeedEngine:
-        """Make the optimizer, the schedule and the engine around the module's model. Return the engine."""
+    def set_up_engine(self, groups: object = None) -> DeepSpeedEngine:
+        """Make the optimizer, the schedule and the engine around the module's model. Return the engine.
+
+        `groups` are those of processes that share sequences, as DeepSpeed's `mpu`.
+        """
+        import deepspeed
+
         optimizer, scheduler = self._init_optimizers()
         assert self.lightning_module is not None
         inner: Any = self.lightning_module.model
-        engine, wrapped = self._setup_model_and_optimizer(inner, optimizer, None)
+        engine, wrapped, _, _ = deepspeed.initialize(
+            config=self.config,
+            model=inner,
+            model_parameters=[parameter for parameter in inner.parameters() if parameter.requires_grad],
+            optimizer=optimizer,
+            dist_init_required=False,
+            mpu=groups,
+        )
         self.model, self.optimizers = engine, [wrapped]
         self.lr_scheduler_configs = [] if scheduler is None else [scheduler]
         return engine

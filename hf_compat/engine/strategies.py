@@ -39,9 +39,10 @@ from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpee
 from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
-from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine
+from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine, sharing_sequences
 from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.fsdp import FsdpPlan
+from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
 from hf_compat.runtime.launch import Launch, main_address
 from hf_compat.runtime.meshes import data_mesh
@@ -454,9 +455,11 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         MissingPackage: DeepSpeed is not installed.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, sequence: SequencePlan | None = None, **options: Any) -> None:
         need("deepspeed", "deepspeed", "`deepspeed=…`")  # before Lightning raises its own error
         super().__init__(**options)
+        self.sequence = sequence  # how processes share sequences
+        self._shared = contextlib.ExitStack()  # of the attention, while a fit runs
 
     @property
     def root_device(self) -> torch.device:
@@ -476,7 +479,16 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
             return  # hooks on the model gather what an evaluation needs
         precision = self.precision_plugin
         assert isinstance(precision, ForwardPrecision)  # given to __init__
-        precision.engine = self.set_up_engine()
+        groups = None
+        if (plan := self.sequence) is not None and self.config is not None:
+            size, model = self.config["train_micro_batch_size_per_gpu"], self.lightning_module.model
+            context = sharing_sequences(model, plan.sp_size, size, plan.length, plan.attention)
+            groups = self._shared.enter_context(context)
+        precision.engine = self.set_up_engine(groups)
+
+    def teardown(self) -> None:
+        self._shared.close()
+        super().teardown()
 
 
 class UpdateMechanics:

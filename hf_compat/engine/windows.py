@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, ClassVar, Protocol
+from itertools import islice
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from hf_compat.data.types import Batch, Loader
 from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.inspection import placing
 from hf_compat.runtime.module_tree import ModuleTree
@@ -146,6 +149,9 @@ class Windows:
         self.counts = counts
         self.device = steps.args.device
         self.saw_data = self._has_warned = False
+        # processes that share sequences exchange their batches, so that each batch of the loader gives as many
+        self._sharers = 1 if steps.accelerator.sequence is None else steps.accelerator.sequence.sp_size
+        self._shared: Exchanged | None = None
         self._last: Window | None = None
         self._restore_rng = restore_random_states
         self._pass: Iterator[Batch] | None = None
@@ -153,7 +159,7 @@ class Windows:
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the pass of this process."""
-        return {**vars(self), "_pass": None}
+        return {**vars(self), "_pass": None, "_shared": None}
 
     def __len__(self) -> int:
         if not self._has_length:
@@ -219,7 +225,7 @@ class Windows:
 
     def is_at_end(self) -> bool:
         """Whether the last returned window is the last of its epoch's data."""
-        if isinstance(self.loader, PreparedDataLoader) and self.loader.end_of_dataloader:
+        if isinstance(self.loader, PreparedDataLoader) and self.loader.end_of_dataloader and not self._left():
             return not self._is_rewound
         return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
 
@@ -256,6 +262,7 @@ class Windows:
         elif not is_rewound and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             # torchdata's StatefulDataLoader
             source = as_plain(loader.state_dict())
+        shared = None if is_rewound or not self._left() else as_plain(self._left())
         return dataclasses.replace(
             at_start,
             epoch=self._epoch,
@@ -264,6 +271,7 @@ class Windows:
             micro_batches_done=self._done - again,
             lookahead=lookahead,
             source=source,
+            shared=shared,
             epoch_rng=self._epoch_rng,
         )
 
@@ -373,12 +381,31 @@ class Windows:
         self, skip: int, position: DataPosition | None = None, after_start: Callable[[], None] = do_nothing
     ) -> Iterator[Batch]:
         """Start a pass after `skip` micro-batches, of which an exact position tells more."""
+        if self._sharers == 1:
+            return self._start_loader(skip, position, after_start)
+        left = None if position is None else position.shared
+        batches, cut = divmod(skip, self._sharers)
+        if left is not None:  # the loader has given their batches already
+            batches, cut = batches + 1, 0
+        under_way = self._start_loader(batches, position, after_start)
+        if left is not None and isinstance(self.loader, PreparedDataLoader):
+            next(under_way)  # it has started, and reads nothing before these are trained on
+        exchanged = self.steps.accelerator.deepspeed_ulysses_dl_adapter(under_way, self.steps.model_wrapped)
+        self._shared = cast("Exchanged", exchanged)
+        self._shared.micro_batches.extend(left or ())
+        # on a CPU they are slices of whole sequences, and models take views
+        return islice(map(functools.partial(map_nested, torch.Tensor.contiguous), self._shared), cut, None)
+
+    def _start_loader(
+        self, skip: int, position: DataPosition | None, after_start: Callable[[], None]
+    ) -> Iterator[Batch]:
+        """Start a pass after `skip` batches of the loader."""
         loader, source = self.loader, None if position is None else position.source
         is_ours = isinstance(loader, PreparedDataLoader)
         is_torchs = type(loader) is DataLoader
         has_batches = is_torchs and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
         if is_ours and position is not None:
-            loader.resume_at(skip, position.lookahead, source, after_start)
+            loader.resume_at(skip, position.lookahead, source, after_start, waits=position.shared is not None)
         elif is_ours and skip:
             loader.resume_at(skip)
         elif source is not None:
@@ -397,9 +424,13 @@ class Windows:
             after_start()
         return self._pass
 
+    def _left(self) -> list[Batch]:
+        """The micro-batches of a batch that processes share which are not read yet."""
+        return [] if self._shared is None else list(self._shared.micro_batches)
+
     def close(self) -> None:
         """End the pass and its workers, and release its batches. No training follows."""
-        self._last = None
+        self._last = self._shared = None
         under_way, self._pass = self._pass, None
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.lookahead = None
@@ -422,6 +453,12 @@ def as_plain(data: Nested) -> Nested:
 
 
 GradNorm = torch.Tensor | float | None
+
+
+class Exchanged(Iterator[Batch], Protocol):
+    """The micro-batches of processes that share sequences. Mirrors DeepSpeed's `UlyssesSPDataLoaderAdapter`, 0.19."""
+
+    micro_batches: deque[Batch]  # of the last exchange that are left
 
 
 class CompiledMicroBatches(Protocol):
@@ -449,6 +486,9 @@ class Accelerator(Protocol):
     def is_alone(self) -> bool: ...  # whether the next two return their input
     @property
     def rank_slice(self) -> RankSlice: ...
+    @property
+    def sequence(self) -> SequencePlan | None: ...
+    def deepspeed_ulysses_dl_adapter(self, dl: Iterable[Batch], model: nn.Module) -> Iterable[Batch]: ...
     def gather(self, tensor: Nested) -> Nested: ...
     def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested: ...
 

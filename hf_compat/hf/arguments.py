@@ -439,7 +439,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         kind=values.ACCELERATOR_CONFIG, takes_none=True, form=AcceleratorConfig.from_any, data=True,
         inert=(when.NO_OPTION,)))
     parallelism_config: Any = _arg(None, "Mesh of parallel dimensions.", Row(
-        "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both (tp, cp and sp are refused)", "refused",
+        "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both; sequences shared by DeepSpeed (sp_size)", "refused",
         says="a mesh of devices", kind=values.MESH, native="strategy"))
 
     dataloader_drop_last: bool = _arg(False, "Drop the last short batch.", Row(

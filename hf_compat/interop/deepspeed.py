@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeGuard
 
+import torch
 from torch import distributed, nn
 
 # `deepspeed.DeepSpeedEngine`, 0.19, which is not imported
@@ -36,6 +38,8 @@ def gathering(model: nn.Module, config: dict[str, Any]) -> Iterator[None]:
     """Let each module of a model in parts gather its parameters while it runs, as in a fit."""
     import deepspeed
 
+    # DeepSpeed counts it by the other two. Processes that share sequences in training evaluate each on its own
+    config = {name: value for name, value in config.items() if name != "train_batch_size"}
     engine = deepspeed.initialize(model=model, config=config)[0]
     try:
         yield
@@ -69,3 +73,55 @@ def tensor_place() -> int:
     from deepspeed.utils import groups
 
     return int(groups.get_tensor_model_parallel_rank())
+
+
+@contextlib.contextmanager
+def sharing_sequences(
+    model: object, processes: int, samples: int, length: int | None, attention: str | None
+) -> Iterator[object]:
+    """Let neighbouring processes share each sequence in training (Ulysses). Yields their groups, DeepSpeed's `mpu`.
+
+    A process holds a part of every sequence. Each call of the model's attention exchanges queries, keys, values and
+    results, so that the process computes some heads of whole sequences. Evaluations exchange nothing, as upstream's.
+
+    Args:
+        model: A model of transformers.
+        processes: The number of those that share a sequence.
+        samples: The samples of a micro-batch.
+        length: The tokens of each sequence. None if batches differ.
+        attention: The name of the model's attention. None reads it from the model.
+    """
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
+    from deepspeed.utils import groups
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name: str = attention or attrgetter("config._attn_implementation")(model)
+    own = ALL_ATTENTION_FUNCTIONS[name]
+    try:
+        yield ulysses_sp.UlyssesSPAttentionHF.register_with_transformers(
+            model,
+            core_attn_implementation=name,
+            sequence_parallel_size=processes,
+            micro_batch_size=samples,
+            seq_length=length,
+            seq_length_is_variable=length is None,
+            disable_in_eval=True,
+        )
+    finally:  # another fit makes its own groups, or none
+        ALL_ATTENTION_FUNCTIONS[name] = own
+        parallel_state_sp._release_sequence_parallel_groups()
+        groups.mpu = None
+
+
+def exchanging_sequences(batches: Iterable[object], device: torch.device) -> Iterator[object]:
+    """Exchange the batches of processes that share sequences: each gets its part of every sequence, batch by batch."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
+
+    found: Iterator[object] = ulysses_sp.UlyssesSPDataLoaderAdapter(
+        batches,
+        sp_rank=parallel_state_sp.get_sequence_parallel_rank(),
+        sp_group=parallel_state_sp.get_sequence_parallel_group(),
+        sp_world_size=parallel_state_sp.get_sequence_parallel_world_size(),
+        device=device,
+    )
+    return found

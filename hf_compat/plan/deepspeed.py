@@ -64,7 +64,11 @@ KEYS: dict[str, Key] = {
     "elasticity": Key(Fate.REFUSED, "it chooses batch sizes, and here the arguments do", _enabled),
     "hybrid_engine": Key(Fate.REFUSED, "it is another engine, for training with generation", _enabled),
     "expert_parallel": Key(Fate.REFUSED, "the files of its experts are not read again", _enabled),
-    "sequence_parallel_size": Key(Fate.REFUSED, "sequence parallelism is not supported", _above_one),
+    "sequence_parallel_size": Key(
+        Fate.REFUSED,
+        "it is for models that exchange by themselves; `sp_size` of a ParallelismConfig shares sequences",
+        _above_one,
+    ),
     "nebula": Key(Fate.REFUSED, _OWN_FILES, _enabled),
     "datastates_ckpt": Key(Fate.REFUSED, _OWN_FILES, bool),
     "checkpoint": Key(

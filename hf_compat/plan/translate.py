@@ -27,8 +27,9 @@ from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.transformers_models import is_pretrained_model, is_sharded_when_loaded
 from hf_compat.plan.argument_support import PRECISIONS, InertSetting, check_supported, in_one_line, inert_settings
-from hf_compat.plan.deepspeed import deepspeed_config, tensor_ranks_of, uses_deepspeed, zero_stage
+from hf_compat.plan.deepspeed import Config, deepspeed_config, tensor_ranks_of, uses_deepspeed, zero_stage
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
+from hf_compat.plan.parallelism import SequencePlan, asked_sizes, check_shared_model, parallel_sizes, sequence_plan
 from hf_compat.runtime.launch import environment, has_rendezvous
 from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.text import brief, did_you_mean, parse_switch, shown
@@ -62,6 +63,12 @@ class LightningPlan:
     world_size: int = 1  # number of processes
     sharing: int = 1  # processes that hold parts of the same layers and read the same batches
     devices_per_node: int = 1  # processes on this machine
+
+    @property
+    def sequence(self) -> SequencePlan | None:
+        """How processes share each sequence. None if each process has whole ones."""
+        found: SequencePlan | None = self.strategy_options.get("sequence")
+        return found
 
     def trainer_settings(self) -> dict[str, Any]:
         """The keywords of `lightning.Trainer`, without callbacks and strategy."""
@@ -279,15 +286,10 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     sizes = parallel_sizes(args, environment, None)
     in_parts = model is not None and is_partitioned(model)
     if uses_deepspeed(args, environment):
-        if args.world_size == 1 and not has_rendezvous():
-            raise ArgumentError(
-                "`deepspeed` needs a launcher, and this process was started without one.\n\n"
-                "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
-            )
-        resolved = deepspeed_config(args, environment, model)
+        resolved, sequence = _deepspeed_config(args, model)
         if in_parts and (stage := zero_stage(resolved)) != 3:
             raise ArgumentError(_IN_PARTS.format(f"the configuration asks for stage {stage}"))
-        return "deepspeed", {"config": resolved}
+        return "deepspeed", {"config": resolved} | ({} if sequence is None else {"sequence": sequence})
     if in_parts:
         raise ArgumentError(_IN_PARTS.format("`deepspeed` is not set"))
     if uses_fsdp(args, environment):
@@ -299,6 +301,27 @@ def _strategy(args: TrainingArguments, model: nn.Module | None) -> tuple[Strateg
     if args.world_size == 1:
         return "one_device", {}
     return "ddp", ddp_options(args, model)
+
+
+def _deepspeed_config(args: TrainingArguments, model: nn.Module | None) -> tuple[Config, SequencePlan | None]:
+    """Resolve DeepSpeed's configuration, and how processes share sequences."""
+    if args.world_size == 1 and not has_rendezvous():
+        raise ArgumentError(
+            "`deepspeed` needs a launcher, and this process was started without one.\n\n"
+            "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
+        )
+    config = deepspeed_config(args, environment, model)
+    sequence = sequence_plan(args, environment)
+    if sequence is None:
+        return config, None
+    if model is not None:
+        check_shared_model(model, sequence)
+    # as upstream, whatever the configuration has: processes that share sequences share their micro-batches
+    groups = args.world_size // sequence.sp_size
+    config["train_batch_size"] = (
+        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * groups
+    )
+    return config, sequence
 
 
 def _strategy_of_spread(
@@ -334,7 +357,7 @@ def _strategy_of_spread(
 
 def _sharing(args: TrainingArguments, model: nn.Module | None) -> int:
     """The number of processes that share each layer: of the model, or before it is known as the arguments ask."""
-    asked = 1 if model is not None else _asked_sizes(args, environment).get("tp_size", 1)
+    asked = 1 if model is not None else asked_sizes(args, environment).get("tp_size", 1)
     return max(tensor_ranks(model), tensor_ranks_of(args, environment), asked)
 
 
@@ -447,83 +470,3 @@ def compilation_of(args: TrainingArguments, of_update: bool = False) -> Compilat
         dynamic=parse_switch(environment, dynamic) if dynamic in environment else None,
         by_blocks=parse_switch(environment, _DYNAMO + "USE_REGIONAL_COMPILATION"),
     )
-
-
-# Sizes of Accelerate's configuration → why a size above 1 is refused, and what transformers 5.23 and Accelerate 1.15
-# need for it.
-_REFUSED = {
-    "cp_size": (
-        "context parallelism shares each sequence between processes, and each process has its own here",
-        "several GPUs and FSDP 2 (`fsdp=True`) for it, and refuses it on CPUs (MULTI_CPU)",
-    ),
-    "sp_size": (
-        "sequence parallelism shares each sequence between processes, and each process has its own here",
-        "DeepSpeed on several GPUs for it, and fails on CPUs unless `deepspeed.init_distributed` was called before",
-    ),
-}
-_HINT = (
-    "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too. "
-    "transformers' own Trainer needs {}"
-)
-
-
-_SUPPORTED = ("dp_replicate_size", "dp_shard_size", "tp_size")
-
-
-def _asked_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> dict[str, int]:
-    """Read the sizes of a mesh, from the arguments or from the launcher's variables."""
-    names = (*_SUPPORTED, *_REFUSED)
-    sizes: dict[str, int] = {}
-    if args.parallelism_config is not None:
-        sizes = {name: int(getattr(args.parallelism_config, name, None) or 1) for name in names}
-    elif parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-        for name in names:
-            value = variables.get(variable := f"PARALLELISM_CONFIG_{name.upper()}", "1")
-            if not value.isdecimal() or int(value) < 1:
-                raise ArgumentError(
-                    f"`{variable}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out."
-                )
-            sizes[name] = int(value)
-    return sizes
-
-
-def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str], split: int | None) -> tuple[int, int] | None:
-    """Read the number of copies of the model, and of processes that share each copy.
-
-    None if every size is 1 and each process has a copy. `split` is the number of processes that hold parts of the same
-    layers, None without a model.
-
-    Raises:
-        UnsupportedArgument: A dimension is not supported.
-        ArgumentError: The sizes contradict the number of processes or `fsdp`.
-
-    Mirrors:
-        `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
-    """
-    sizes = _asked_sizes(args, variables)
-    for name, (why, needs) in _REFUSED.items():
-        if sizes.get(name, 1) > 1:
-            raise UnsupportedArgument(
-                f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT.format(needs)}."
-            )
-    copies, shards, wanted = (sizes.get(name, 1) for name in _SUPPORTED)
-    if split is not None and wanted not in (1, split):
-        raise ArgumentError(
-            f"`parallelism_config` has tp_size={wanted}, and {split} processes share each layer of the model.\n\n"
-            f"Hint: load it with `distributed_config=DistributedConfig(tp_size={wanted})`, or split its layers with "
-            "torch's `parallelize_module`."
-        )
-    if copies * shards == 1:
-        return None
-    is_fsdp = uses_fsdp(args, variables)
-    told = f"`parallelism_config` has dp_replicate_size={copies} and dp_shard_size={shards}"
-    needed = copies * shards * (split or wanted)
-    if needed != args.world_size:
-        raise ArgumentError(
-            f"{told}, for {needed} processes; the launcher has started {args.world_size}.\n\n"
-            "Hint: make their product the number of processes."
-        )
-    if is_fsdp != (shards > 1):
-        way_out = "leave `fsdp` out, or set `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
-        raise ArgumentError(f"{told}, and `fsdp` is {'on' if is_fsdp else 'off'}.\n\nHint: {way_out}.")
-    return copies, shards

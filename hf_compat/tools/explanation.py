@@ -266,8 +266,11 @@ class Explanation(ShownAsPrinted):
             if (split := self.plan.sharing) > 1:
                 told.append(
                     f"  mesh: {self.plan.world_size // split} models × {split} neighbouring processes that share each "
-                    "layer and read the same batches; they add up a layer's results, forward and backward"
+                    "layer and read the same batches; they add up a layer's results, forward and backward (how many "
+                    "exchanges of how many bytes on 8, 64 and 512 ranks: docs/scale.md#tensor-parallelism)"
                 )
+            if (sequence := self.plan.sequence) is not None:
+                told += _shares_of_sequences(sequence.sp_size, self.plan)
             told += [f"  {line}" for line in self.sizes]
             told.append(
                 f"  one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es) of "
@@ -277,6 +280,19 @@ class Explanation(ShownAsPrinted):
         defaults = [head, *(f"  {line}" for line in self.other_defaults or ("as today's",)), ""]
         shown_first = defaults if self.profile != NEWEST or self.other_defaults else []
         return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
+
+
+def _shares_of_sequences(processes: int, plan: LightningPlan) -> list[str]:
+    """Describe what a process of those that share sequences holds and exchanges."""
+    samples, micro_batches = plan.micro_batch_size, plan.micro_batches_per_update
+    return [
+        f"  mesh: {plan.world_size // processes} groups × {processes} neighbouring processes that share each sequence; "
+        f"each holds the model as ZeRO divides it, and 1/{processes} of the tokens of every sequence",
+        f"  an update exchanges, around each attention layer and {micro_batches} time(s): 4 all-to-alls forward "
+        f"(queries, keys, values, results) and 4 backward, each of {samples} samples × tokens / {processes} × (heads × "
+        "numbers of a head); and 1 all-gather of positions. Each micro-batch gathers losses and counts of tokens, "
+        f"every {processes}. one the batches. Evaluations share nothing",
+    ]
 
 
 def explain(

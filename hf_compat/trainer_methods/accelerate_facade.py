@@ -42,9 +42,11 @@ from hf_compat.hf.process_state import (
     share_accelerator,
     share_processes,
 )
+from hf_compat.interop.deepspeed import exchanging_sequences
 from hf_compat.interop.transformers_models import is_spread
 from hf_compat.optim.prepared import Prepared, PreparedOptimizer, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
+from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
@@ -215,6 +217,7 @@ class AcceleratorFacade(ProcessMembers):
         self.state = AcceleratorState(args)
         options = {name: getattr(config, name) for name in ("split_batches", "even_batches", "dispatch_batches")}
         self.rank_slice = RankSlice(rank=args.process_index, world_size=args.world_size, **options)
+        self.sequence: SequencePlan | None = None  # how processes share sequences. A Trainer sets it
         self.passes = OpenPasses()
         self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
@@ -235,6 +238,14 @@ class AcceleratorFacade(ProcessMembers):
         """Name the alternative to a missing member."""
         way_out = INSTEAD.get(name, "use the Trainer, or Lightning's, which is `trainer.lightning_trainer`")
         raise AttributeError(f"The Accelerator here has no `{name}`: the engine is Lightning's.\n\nHint: {way_out}.")
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Iterable[Batch], model: nn.Module) -> Iterable[Batch]:
+        """Let processes exchange the batches of a pass, so that each has its part of all their sequences.
+
+        Mirrors:
+            `accelerate.Accelerator.deepspeed_ulysses_dl_adapter`, 1.15. The groups are those of the running fit.
+        """
+        return dl if self.sequence is None else exchanging_sequences(dl, self._args.device)
 
     @property
     def native_amp(self) -> bool:

@@ -280,6 +280,8 @@ class DataloaderMethods(StepsBase):
             `transformers.Trainer.set_initial_training_values`, 5.23.
         """
         micro_batches, samples = length_of(dataloader), total_train_batch_size or self.get_total_train_batch_size(args)
+        if micro_batches is not None:
+            micro_batches *= self.get_sp_size()  # processes that share sequences share the batches of all of them
         count = read_as("total_train_batch_size", whole_number(COUNT), samples)
         assert isinstance(count, int)  # as read
         return make_run_counts(
@@ -307,7 +309,10 @@ class DataloaderMethods(StepsBase):
         return max(tensor_ranks(model), tensor_ranks_of(self.args, environment))
 
     def get_cp_size(self) -> int:
-        """Number of devices that share a sequence or its context, always 1."""
+        """Number of devices that share the context of a sequence, always 1."""
         return 1
 
-    get_sp_size = get_cp_size
+    def get_sp_size(self) -> int:
+        """Number of processes that share a sequence."""
+        plan = self.accelerator.sequence
+        return 1 if plan is None else plan.sp_size

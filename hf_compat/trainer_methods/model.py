@@ -31,7 +31,8 @@ class ModelMethods(StepsBase):
         accepts = takes_loss_keywords(model) if accepts is None else accepts
         if accepts is None:
             accepts = accepted_parameters(model.forward).takes_any_keyword
-        self.model_accepts_loss_kwargs = accepts
+        # sequences that processes share are weighted by their own counts
+        self.model_accepts_loss_kwargs = accepts and self.accelerator.sequence is None
         labels = self.args.label_names
         self.label_names = find_labels(type(model)) if labels is None else labels
         self.can_return_loss = can_return_loss(type(model))

@@ -11,7 +11,7 @@ from hf_compat.data.collators import check_dataset, check_length
 from hf_compat.engine.evaluation import check_metrics
 from hf_compat.engine.model_hooks import EmbeddingNoise
 from hf_compat.engine.module import WindowModule
-from hf_compat.errors import ArgumentError, CheckpointError, warn_once
+from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument, warn_once
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32, generation_beside
@@ -26,7 +26,7 @@ from hf_compat.interop.transformers_models import (
     check_trainable,
     is_model_parallel,
 )
-from hf_compat.plan.translate import parallel_sizes
+from hf_compat.plan.parallelism import check_shared_model, parallel_sizes, sequence_plan
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import (
@@ -122,10 +122,13 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
             self._move_model_to_device(model, self.args.device)
 
     def _divide_data(self) -> None:
-        """Let processes that hold parts of one model read the same batches."""
+        """Let processes that hold parts of one model read the same batches, and those of a sequence exchange them."""
         accelerator, split = self.accelerator, self.get_tp_size()
         parallel_sizes(self.args, environment, split)  # refuse others than the model's
-        accelerator.rank_slice = accelerator.rank_slice.shared_by(split * self.get_cp_size() * self.get_sp_size())
+        accelerator.rank_slice = accelerator.rank_slice.shared_by(split)
+        accelerator.sequence = sequence_plan(self.args, environment)
+        if accelerator.sequence is not None:
+            check_shared_model(self.model, accelerator.sequence)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move a model, unless `device_map` has placed it."""
@@ -226,6 +229,11 @@ class ModelSetupMethods(SearchMethods, CheckpointMethods):
             raise RuntimeError(
                 "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
                 "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
+            )
+        if self.compute_loss_func is not None and self.accelerator.sequence is not None:
+            raise UnsupportedArgument(
+                "`compute_loss_func` is set, and processes share sequences (`sp_size`): the model computes the loss of "
+                "each part, so transformers would not call it in training.\n\nHint: leave one of them out."
             )
         self._check_optimization()
         # Transformers' models pass these options to torch's checkpoint, which would refuse them in a forward

@@ -29,6 +29,7 @@ from hf_compat.engine.strategies import is_compiled as is_compiled_model
 from hf_compat.errors import DataError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
+from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
@@ -226,6 +227,10 @@ class StepMethods(StepsBase):
         Mirrors:
             `transformers.Trainer.compute_loss`, 5.23.
         """
+        if (sequence := self.accelerator.sequence) is not None and self.model.training:
+            compute = of_transformers("integrations.deepspeed", "deepspeed_sp_compute_loss", "`sp_size`")
+            found: torch.Tensor = compute(self.accelerator, model, inputs, return_outputs, sequence)
+            return found
         labels = None
         if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
             labels = inputs.pop("labels")

@@ -391,11 +391,15 @@ class Resumer:
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks)
         readers = host.accelerator.rank_slice
-        samples = host._train_batch_size * readers.world_size
-        run.start = resume_point(run.resumed, run.updates_before, run.counts, host.args, samples, readers.sharing)
+        samples, sequence = host._train_batch_size * readers.world_size // host.get_sp_size(), host.get_sp_size()
+        run.start = resume_point(
+            run.resumed, run.updates_before, run.counts, host.args, samples, readers.sharing, sequence
+        )
         # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
-        resumed, now = run.resumed, (host.args.world_size, readers.sharing)
-        if resumed is not None and (run.start.has_same_cut or (resumed.world_size, resumed.sharing) != now):
+        resumed, now = run.resumed, (host.args.world_size, readers.sharing, sequence)
+        if resumed is not None and (
+            run.start.has_same_cut or (resumed.world_size, resumed.sharing, resumed.sequence) != now
+        ):
             run.losses.load_state_dict(resumed.losses)
         if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)

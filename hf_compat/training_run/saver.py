@@ -553,7 +553,10 @@ class Saver:
             moment=run.moment,
             world_size=host.args.world_size,
             sharing=host.accelerator.rank_slice.sharing,
-            samples_per_micro_batch=host._train_batch_size * host.accelerator.rank_slice.world_size,
+            sequence=host.get_sp_size(),
+            samples_per_micro_batch=(
+                host._train_batch_size * host.accelerator.rank_slice.world_size // host.get_sp_size()
+            ),
             losses=dict(losses),
             grad_norm=grad_norm,
             learning_rate=None if run.learning_rate is None else float(run.learning_rate),

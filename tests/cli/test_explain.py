@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import accelerate
 import pytest
 import torch
 
@@ -39,6 +40,19 @@ def test_processes_that_share_layers_hold_and_send_parts(stage, split, shares, s
         bytes_of * share for bytes_of, share in zip((4000, 4000, 8000), shares, strict=True)
     )
     assert size.sent == sent
+
+
+def test_processes_that_share_sequences_say_what_they_exchange():
+    mesh = accelerate.ParallelismConfig(sp_size=4, dp_shard_size=16)
+    with assuming(Launch(world_size=64, local_world_size=8), "cuda:0"):
+        sizes = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
+        zero = {"zero_optimization": {"stage": 2}}
+        args = TrainingArguments("out", deepspeed=zero, parallelism_config=mesh, **sizes)
+        said = str(explain(args))
+    assert "mesh: 16 groups × 4 neighbouring processes that share each sequence" in said
+    assert "and 1/4 of the tokens of every sequence" in said
+    assert "each attention layer and 3 time(s): 4 all-to-alls forward" in said
+    assert "4 backward, each of 2 samples × tokens / 4 ×" in said and "every 4. one the batches" in said
 
 
 @pytest.mark.filterwarnings("ignore:.*ddp_timeout")

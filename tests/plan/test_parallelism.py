@@ -1,14 +1,20 @@
 """`parallelism_config`: copies and shards are DDP, FSDP 2 and both; other dimensions are refused with the reason."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from accelerate import ParallelismConfig
+from accelerate.utils import DeepSpeedSequenceParallelConfig
 
 from helpers import toy
 from hf_compat import Trainer, explain, translate
 from hf_compat.errors import ArgumentError, HfCompatError, UnsupportedArgument
-from hf_compat.plan.translate import parallel_sizes
+from hf_compat.plan.parallelism import SequencePlan, check_shared_model, parallel_sizes, sequence_plan
 
 FSDP = {"fsdp": True}
+ZERO = {"deepspeed": {"zero_optimization": {"stage": 2}}}
+ZERO_OF_PARTS = {"deepspeed": {**ZERO["deepspeed"], "tensor_parallel": {"autotp_size": 2}}}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +37,16 @@ def test_copies_and_shards_become_a_strategy(args_of, sizes, values, strategy, p
 @pytest.mark.parametrize(
     ("sizes", "values", "words"),
     [
-        ({"cp_size": 2}, FSDP, "(?s)cp_size=2: context.*needs several GPUs and FSDP 2"),
-        ({"sp_size": 4}, {}, "(?s)sp_size=4: sequence.*needs DeepSpeed on several GPUs"),
+        (
+            {"cp_size": 2},
+            FSDP,
+            "(?s)cp_size=2: torch's `context_parallel`.*no kernel for CPUs.*several GPUs and FSDP 2",
+        ),
+        ({"sp_size": 4}, {}, "(?s)sp_size=4: DeepSpeed shares.*`deepspeed` is not set"),
+        ({"sp_size": 4}, ZERO, "sp_size=4 and 1 copies .*, for 4 processes; the launcher has started 8"),
+        ({"sp_size": 2, "tp_size": 4}, ZERO, "sp_size=2, and layers are split between processes, too"),
+        ({"sp_size": 2, "dp_shard_size": 4}, ZERO_OF_PARTS, "sp_size=2, and layers are split between processes, too"),
+        ({"sp_size": 8}, {**ZERO, "label_smoothing_factor": 0.1}, "sp_size=8, and `label_smoothing_factor=0.1`"),
         ({"dp_replicate_size": 4}, {}, "for 4 processes; the launcher has started 8"),
         ({"dp_shard_size": 2, "tp_size": 2}, FSDP, "for 4 processes; the launcher has started 8"),
         ({"dp_shard_size": 8}, {}, "`fsdp` is off"),
@@ -85,3 +99,42 @@ def test_the_launchers_variables_are_read_as_accelerate_reads_them(args_of):
         parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_CP_SIZE": "2"}, None)
     with pytest.raises(ArgumentError, match="PARALLELISM_CONFIG_DP_SHARD_SIZE=no"):
         parallel_sizes(args_of(), {**on, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "no"}, None)
+
+
+def test_processes_that_share_sequences_are_one_in_the_count_of_samples(args_of):
+    handler = DeepSpeedSequenceParallelConfig(sp_seq_length=64, sp_seq_length_is_variable=False)
+    shared = ParallelismConfig(sp_size=4, dp_replicate_size=2, sp_handler=handler)
+    config = {**ZERO["deepspeed"], "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    args = args_of(
+        parallelism_config=shared, deepspeed=config, per_device_train_batch_size=3, gradient_accumulation_steps=5
+    )
+    plan = translate(args)
+    assert plan.sequence == SequencePlan(sp_size=4, length=64)
+    assert plan.strategy_options["config"]["train_batch_size"] == 3 * 5 * 2
+    on = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_SP_SIZE": "8"}
+    of_launcher = args_of(**ZERO)
+    assert sequence_plan(of_launcher, on) == SequencePlan(sp_size=8)
+    fixed = on | {"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE": "false"}
+    known = {"PARALLELISM_CONFIG_SP_SEQ_LENGTH": "32", "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa"}
+    assert sequence_plan(of_launcher, fixed | known) == SequencePlan(sp_size=8, length=32, attention="sdpa")
+    with pytest.raises(ArgumentError, match="one length that is not given"):
+        sequence_plan(of_launcher, fixed)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "words"),
+    [
+        (None, None, "Linear has no `config`"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, None, "has layers of linear_attention"),
+        ({"_attn_implementation": "eager"}, None, "the model's attention is 'eager'"),
+        ({"_attn_implementation": "sdpa"}, "flash_attention_2", "sp_attn_implementation='flash_attention_2', while"),
+    ],
+)
+def test_models_whose_sequences_cannot_be_shared_are_refused(config, attention, words):
+    model, plan = torch.nn.Linear(1, 1), SequencePlan(sp_size=2, attention=attention)
+    if config is not None:
+        model.config = SimpleNamespace(**config)
+    with pytest.raises(HfCompatError, match=words):
+        check_shared_model(model, plan)
+    model.config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["full_attention"])
+    check_shared_model(model, SequencePlan(sp_size=2))

@@ -23,7 +23,7 @@ from hf_compat.errors import MissingPackage
 # What Accelerate alone is about: FP8, its handlers, its own profiler, devices that share a tensor.
 NOT_HERE = {
     "ao_recipe_handler", "autocast_handler", "context_parallel_rank", "data_parallel_rank", "data_parallel_shard_rank",
-    "ddp_handler", "deepspeed_ulysses_dl_adapter", "fp8_recipe_handler", "init_handler", "lomo_backward",
+    "ddp_handler", "fp8_recipe_handler", "init_handler", "lomo_backward",
     "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile", "profile_handler",
     "rng_types", "scaler_handler", "te_recipe_handler", "tensor_parallel_rank",
 }  # fmt: skip
