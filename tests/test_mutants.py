@@ -57,6 +57,11 @@ def test_a_mistake_is_planted_wherever_the_code_decides():
     }  # fmt: skip
 
 
+def test_a_commands_help_is_a_message():
+    source = 'parser.add_argument("seed", help="first", default=2, metavar="SEED")\n'
+    assert {one.old for one in places.changes_in("hf_compat/x.py", source)} == {'"seed"', "2", source.strip()}
+
+
 @pytest.mark.parametrize("file", ["engine/evaluation.py", "hf/arguments.py"])
 def test_every_mistake_is_python_and_leaves_the_lines_in_place(file):
     path = places.PACKAGE / file

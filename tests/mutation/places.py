@@ -1,6 +1,7 @@
 """Where a mistake can be planted, and which: changes of source text, found by the syntax tree.
 
-Left out are messages (what is raised, warned of, logged or printed; f-strings; text of three words and more),
+Left out are messages (what is raised, warned of, logged or printed; a command's help; f-strings; text of three words
+and more),
 annotations and what only a type checker reads, `__all__`, and what checks the code itself: `zip(…, strict=True)`, and a
 dataclass's `frozen`, `slots` and `kw_only`.
 """
@@ -322,6 +323,8 @@ def _worth_of_call(node: ast.Call) -> Iterator[ast.AST]:
         yield from node.args[1:]
         return
     left_out = {"zip": ("strict",), "dataclass": ("frozen", "slots", "kw_only")}.get(called, ())
+    if called.endswith("add_argument"):
+        left_out = ("help", "metavar")
     yield from node.args
     yield from (keyword.value for keyword in node.keywords if keyword.arg not in left_out)
 
