@@ -43,7 +43,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.run_lock import Owner, is_free, queueing
 from hf_compat.checkpoint.shares import ALONE, Share
-from hf_compat.checkpoint.verifying import sha256_of
+from hf_compat.checkpoint.verifying import sha256_of, sums_of
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.threads import Helpers
@@ -103,17 +103,17 @@ def seal(
     flushes: bool = True,
     place: Path | None = None,
     known: Mapping[str, object] = MappingProxyType({}),
-    hashes: bool = False,
+    sums: bool = False,
 ) -> None:
     """Flush every file of a folder to disk, then write its manifest, first in a `place` of its own if there is one.
 
     The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
-    is left to `finish`, and so are the hashes of large files unless it `hashes`. Those that are `known`, with their
-    entries, are not read.
+    is left to `finish`, and so are the hashes of large files. With `sums`, the sums of their pages vouch for them.
+    Those that are `known`, with their entries, are not read.
     """
     root = Path(folder)
     files = [name for name, is_own in entries(root).items() if is_own and name not in unlisted]
-    found = _listed(root, [name for name in files if name not in known], flushes, hashes)
+    found = _listed(root, [name for name in files if name not in known], flushes, sums)
     listed = {name: known[name] if name in known else found[name] for name in files}
     _replace_manifest(root, listed, writer, is_durable=flushes, place=place)
     if flushes:
@@ -126,13 +126,13 @@ def flushed(folder: str, names: Iterable[str]) -> Listed:
     return _listed(root, [name for name in names if is_inside(root, name) and os.path.isfile(root / name)], True)
 
 
-def _listed(root: Path, names: Iterable[str], flushes: bool, hashes: bool = False) -> Listed:
+def _listed(root: Path, names: Iterable[str], flushes: bool, sums: bool = False) -> Listed:
     with Helpers[Listed](_THREADS) as threads:  # flushing and hashing wait outside Python
-        facts = {name: threads.submit(_facts, root / name, flushes, hashes) for name in names}
+        facts = {name: threads.submit(_facts, root / name, flushes, sums) for name in names}
         return {name: found.result() for name, found in facts.items()}
 
 
-def _facts(path: Path, flushes: bool = True, hashes: bool = False) -> Listed:
+def _facts(path: Path, flushes: bool = True, sums: bool = False) -> Listed:
     """Collect what a manifest says about a file, which is forced to the disk first or later."""
     if flushes:
         flush(path)
@@ -140,9 +140,13 @@ def _facts(path: Path, flushes: bool = True, hashes: bool = False) -> Listed:
     facts: Listed = {"bytes": stat.st_size}
     if not flushes:
         facts |= {"boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
-    if flushes or hashes or stat.st_size <= _HASHED_AT_ONCE:
+    is_small = stat.st_size <= _HASHED_AT_ONCE
+    if flushes or is_small or sums:
         with open(path, "rb", buffering=0) as file:
-            facts["sha256"] = sha256_of(file)
+            if flushes or is_small:
+                facts["sha256"] = sha256_of(file)
+            else:
+                facts["sums"] = sums_of(file)
     return facts
 
 
@@ -218,10 +222,10 @@ def finish(folder: str) -> None:
 
 
 def flush_listed(folder: str) -> None:
-    """Do the same for a folder whose manifest has all hashes, and write nothing: user code may be reading it."""
+    """Flush a folder whose manifest has hashes or sums, and write nothing: user code may be reading it."""
     root = Path(folder)
     try:
-        finished = _finished(root, read_manifest(root).files or {})
+        finished = _finished(root, read_manifest(root).files or {}, hashes=False)
         if finished:
             flush(root / MANIFEST_NAME)
             _flush_folders(root, finished)
@@ -231,16 +235,21 @@ def flush_listed(folder: str) -> None:
             raise
 
 
-def _finished(root: Path, files: Listed) -> Listed:
-    """Flush the files of a manifest that are not flushed yet, and hash those without a hash. Return their entries."""
+def _finished(root: Path, files: Listed, hashes: bool = True) -> Listed:
+    """Flush the files of a manifest that are not flushed yet, and hash those without a hash. Return their entries.
+
+    Without `hashes`, sums are enough.
+    """
     finished = dict(files)
     for name, facts in files.items():
-        if isinstance(facts, dict) and _is_of_this_boot(facts) and is_inside(root, name):
+        is_left = isinstance(facts, dict) and (_is_of_this_boot(facts) or (hashes and "sums" in facts))
+        if isinstance(facts, dict) and is_left and is_inside(root, name):
             try:
-                if "sha256" in facts:
+                is_enough = "sha256" in facts or not hashes
+                if is_enough:
                     flush(root / name)
-                hashed = facts if "sha256" in facts else _facts(root / name)
-                is_as_listed = (root / name).stat().st_mtime_ns == facts.get("mtime_ns")
+                hashed = facts if is_enough else _facts(root / name)
+                is_as_listed = "sha256" in hashed and _is_as_listed(root / name, facts)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -249,6 +258,14 @@ def _finished(root: Path, files: Listed) -> Listed:
             if is_as_listed:
                 finished[name] = {"bytes": facts.get("bytes"), "sha256": hashed["sha256"]}
     return finished
+
+
+def _is_as_listed(path: Path, facts: Listed) -> bool:
+    """Whether a file has its sums, or was not changed since it was listed without."""
+    if "sums" not in facts:
+        return path.stat().st_mtime_ns == facts.get("mtime_ns")
+    with open(path, "rb", buffering=0) as file:
+        return sums_of(file) == facts["sums"]
 
 
 def _mark_refused(path: Path, error: OSError) -> bool:
@@ -368,7 +385,7 @@ class SavingPlace:
         writer: Writer,
         flushes: bool,
         known: Mapping[str, object] = MappingProxyType({}),
-        hashes: bool = False,
+        sums: bool = False,
     ) -> None:
         """Write the manifest. In place, this makes the checkpoint whole. Other ranks have flushed the `known` files.
 
@@ -388,7 +405,7 @@ class SavingPlace:
         carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
         self._is_flushed = flushes or os.path.lexists(self._replaced if self._in_place else self.final)
         place = Path(self.hidden) if self._in_place else None
-        seal(self.folder, writer, carried, self._is_flushed, place, known, hashes)
+        seal(self.folder, writer, carried, self._is_flushed, place, known, sums)
         self._sealed = os.stat(self.folder)
 
     def put(self) -> None:
@@ -623,6 +640,8 @@ def compare(root: Path, name: str, facts: object, share: Share = ALONE) -> str |
             if "sha256" in facts:
                 is_right = _has_hash(file, str(root / name), name, facts["sha256"], stat.st_size, share)
                 return None if is_right else f"{name} is damaged (its hash differs)"
+            if "sums" in facts:
+                return None if sums_of(file) == facts["sums"] else f"{name} is damaged (its sums differ)"
     except (OSError, CheckpointError) as error:
         refusal = error if isinstance(error, OSError) else refusal_behind(error)
         text = first_line(error) if refusal is None else f"cannot be read: {refusal.strerror}"

@@ -15,12 +15,15 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from hf_compat.errors import CheckpointError
 
 # Files up to this size, in bytes, are read into memory by one call. A reader of a file makes hundreds.
 READ_AT_ONCE = 2**22
 _MOST_KEPT = 2**26  # bytes of all files in memory
 CHUNK = 2**20  # bytes of a file that are hashed at a time
+_PAGE = 2**12  # bytes that a disk loses, or keeps, together
 _POPULATE_READ = 22  # Linux's MADV_POPULATE_READ reads the pages of a mapping, and says if the disk refuses them
 
 
@@ -47,6 +50,30 @@ def sha256_of(file: BinaryIO) -> str:
     while chunk := file.read(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def sums_of(file: BinaryIO) -> str:
+    """Hash the sums of a file's pages, several times faster than the file itself. A lost or changed page shows.
+
+    It vouches for a file that nobody may wait to be hashed. Two changes within a page can have the same sum.
+    """
+    digest, buffer, size = hashlib.sha256(), bytearray(CHUNK), 0
+    with memoryview(buffer) as view:
+        while count := _fill(file, view):
+            size += count
+            view[count:] = bytes(CHUNK - count)
+            pages = np.frombuffer(view[: -(-count // _PAGE) * _PAGE], "<u8").reshape(-1, _PAGE // 8)
+            digest.update(pages.sum(axis=1, dtype="<u8").tobytes())
+            del pages
+    return f"{digest.hexdigest()} {size}"
+
+
+def _fill(file: BinaryIO, view: memoryview) -> int:
+    """Read until a buffer is full or the file ends. Return how many bytes there are."""
+    place = 0
+    while place < len(view) and (count := file.readinto(view[place:])):  # type: ignore[attr-defined]  # unbuffered
+        place += count
+    return place
 
 
 def sha256_of_mapped(file: BinaryIO) -> str:

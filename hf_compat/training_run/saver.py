@@ -72,11 +72,11 @@ class Timing(StrEnum):
 
     NOW = "all at once"
     LATER = "`finish` beside the training"
-    HASHED = "hashes at once, `finish` beside the training once the callbacks have heard of the save"
+    SUMMED = "sums at once, `finish` beside the training once the callbacks have heard of the save"
     BACKGROUND = "`put` and `finish` beside the training, of a copy of the state; `push` at the next update"
 
 
-_FINISHED_BESIDE = (Timing.LATER, Timing.HASHED)
+_FINISHED_BESIDE = (Timing.LATER, Timing.SUMMED)
 
 
 class Saver:
@@ -302,7 +302,7 @@ class Saver:
         is_needed_whole = args.push_to_hub or replaces or args._launch.nodes != 1 or not knows_boots
         if is_seen or is_needed_whole or (is_heard and args.world_size > 1):
             return in_place, Timing.NOW
-        return in_place, Timing.HASHED if is_heard else Timing.LATER
+        return in_place, Timing.SUMMED if is_heard else Timing.LATER
 
     @contextlib.contextmanager
     def _together(
@@ -356,7 +356,7 @@ class Saver:
                     folder.hold(place.run_dir)
                     writer = folder.writer(host._run, place.run_dir, args.save_total_limit)
                     flushes = timing not in _FINISHED_BESIDE
-                    place.seal(writer, flushes, self._known_to_all(listed), hashes=timing is Timing.HASHED)
+                    place.seal(writer, flushes, self._known_to_all(listed), sums=timing is Timing.SUMMED)
                     folder.hold(place.run_dir)  # sealing may have taken long
                     place.put()
         except Exception as error:
@@ -380,7 +380,7 @@ class Saver:
         return known
 
     def _finish(self, final: str, timing: Timing, best: str | None) -> None:
-        """With `LATER` and `HASHED`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
+        """With `LATER` and `SUMMED`, flush and hash the checkpoint. Then delete checkpoints beyond the limit.
 
         Checkpoints of other runs go first. The best one and the one just written stay.
         """
@@ -388,7 +388,8 @@ class Saver:
         if timing in _FINISHED_BESIDE:
             self.check_folder(final)
             try:
-                (manifest.flush_listed if timing is Timing.HASHED else manifest.finish)(final)
+                is_read = timing is Timing.SUMMED and host.args.output_store is None  # a store wants hashes
+                (manifest.flush_listed if is_read else manifest.finish)(final)
             except OSError as error:  # the system has lost a part of it
                 self.check_folder(final)
                 with contextlib.suppress(OSError):
@@ -424,7 +425,7 @@ class Saver:
             self.background.submit(finish)
         else:
             self._sealed = (final, manifest.stamps(final))
-            self._unfinished = finish if timing is Timing.HASHED else None
+            self._unfinished = finish if timing is Timing.SUMMED else None
 
     def end_of_event(self) -> None:
         """After `on_save`, list anew what was changed in the checkpoint just written, and finish it beside training."""
