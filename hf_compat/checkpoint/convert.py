@@ -322,7 +322,7 @@ def _state_of(folder: str) -> LightningCheckpoint:
         checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
     own = contents.find(layout.RUN_STATE_NAME)  # of one process: each of several has a position of its own
     if own is not None:
-        run_state = RunState.read_file(own)
+        run_state = RunState.read_file(own, read_random_states(folder))
         checkpoint["callbacks"] = run_state.callbacks
         data = run_state.data
     else:  # work out the position from the updates and random states that `transformers` writes

@@ -44,7 +44,7 @@ from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, UnreadObjects, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.seeding import LEGACY_GLOBALS, pack_legacy_rng
+from hf_compat.runtime.seeding import LEGACY_GLOBALS, RandomStates, is_same, pack_legacy_rng, read_rng
 from hf_compat.runtime.text import brief
 
 State = TypeVar("State")
@@ -253,8 +253,11 @@ class _Stored:
         return {"version": RUN_STATE_VERSION, **vars(self)}
 
     @classmethod
-    def read(cls, plain: object, what: str = "The position of the data") -> Self:
-        """Read the values from a content of unknown origin. `what` begins an error's sentence."""
+    def read(cls, plain: object, what: str = "The position of the data", known: RandomStates | None = None) -> Self:
+        """Read the values from a content of unknown origin. `what` begins an error's sentence.
+
+        `known` are the random states that the content leaves out.
+        """
         if not isinstance(plain, Mapping):
             raise CheckpointError(f"{what} is {brief(plain, 60)}, not fields.")
         if plain.get("version") != RUN_STATE_VERSION:
@@ -262,6 +265,8 @@ class _Stored:
         wrong = wrong_field({**dict.fromkeys(cls.NEEDED), **plain}, cls.KINDS)
         for name in ("rng", "epoch_rng"):
             if wrong is None and plain.get(name) is not None:
+                if isinstance(plain[name], Mapping):
+                    plain = {**plain, name: {**(known or {}), **plain[name]}}
                 problem = random_states_problem(plain[name])
                 wrong = None if problem is None else f"`{name}` {problem.removeprefix('it ')}"
         if wrong is not None:
@@ -296,6 +301,14 @@ class DataPosition(_Stored):
     rng: PlainState | None = None  # the random states at this moment
     shuffle_seed: int | None = None  # Torch's seed for each epoch's order, if no `data_seed` was given
     updates_done: int = 0  # updates of `epoch`, if nothing else is known. `transformers` writes no more.
+
+    def beside(self, known: RandomStates) -> Self:
+        """Leave out the random states that equal those `known`, which a file of their own holds."""
+        rng, epoch_rng = (
+            None if states is None else {name: one for name, one in states.items() if not is_same(one, known.get(name))}
+            for states in (self.rng, self.epoch_rng)
+        )
+        return dataclasses.replace(self, rng=rng, epoch_rng=epoch_rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,10 +347,13 @@ class RunState(_Stored):
         return {**super().to_plain(), "data": self.data.to_plain(), "moment": self.moment.value}
 
     @classmethod
-    def load(cls, checkpoint: str, rank: int = 0, world_size: int = 1) -> RunState | None:
+    def load(
+        cls, checkpoint: str, rank: int = 0, world_size: int = 1, random_states: RandomStates | None = None
+    ) -> RunState | None:
         """Read a rank's state from a checkpoint folder. None if another program wrote it.
 
-        If another number of processes wrote it, the first file says how far all were. Its loss is their mean.
+        `random_states` are those of the folder's own file for them. If another number of processes wrote it, the first
+        file says how far all were. Its loss is their mean.
         """
         contents = Contents(checkpoint)
         own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
@@ -345,9 +361,9 @@ class RunState(_Stored):
         further = (of_rank(RUN_STATE_NAME, place, 2) for place in (world_size - 1, world_size))
         has_last, has_more = (contents.find(name) is not None for name in further)
         if own is not None and not has_more and (has_last or world_size == 1):
-            return cls.read_file(own)
+            return cls.read_file(own, random_states)
         names = list(filter(RUN_STATE_FILE.fullmatch, contents.names()))
-        states = [cls.read_file(contents.need(name)) for name in names]
+        states = [cls.read_file(contents.need(name), random_states) for name in names]
         if not states:
             return None
         sums = [float(state.losses["tr_loss"]) for state in states if "tr_loss" in state.losses]
@@ -355,11 +371,15 @@ class RunState(_Stored):
         return dataclasses.replace(states[0], losses={**states[0].losses, **joined})
 
     @classmethod
-    def read_file(cls, path: str) -> RunState:
-        """Read one `run_state.pt`."""
-        state = cls.read(read_torch_file(path, allowed=ARRAY_GLOBALS), path)
+    def read_file(cls, path: str, random_states: RandomStates | None = None) -> RunState:
+        """Read one `run_state.pt`. Without the file of random states beside it, those of this process count."""
+        content = read_torch_file(path, allowed=ARRAY_GLOBALS)
+        state = cls.read(content, path)
         with naming(path):
-            state = dataclasses.replace(state, data=DataPosition.read(state.data), moment=SavedAt(state.moment))
+            data = DataPosition.read(state.data, known=random_states or read_rng())
+            if random_states is None and content["data"].get("rng") == {}:
+                logger.info("Didn't find an RNG file beside %s, reproducibility is not guaranteed.", path)
+            state = dataclasses.replace(state, data=data, moment=SavedAt(state.moment))
         needed = ("tr_loss", "total_loss", "last_logged", "first_update") if state.losses else ()
         wrong = wrong_field({**dict.fromkeys(needed), **state.losses}, LOSSES, "losses.")
         if wrong is not None:

@@ -73,12 +73,13 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 RandomStates: TypeAlias = dict[str, Any]
 
 
-def read_rng(before: RandomStates | None = None) -> RandomStates:
+def read_rng(before: RandomStates | None = None, of_all_gpus: bool = False) -> RandomStates:
     """Read the states of Python's, NumPy's and torch's generators as numbers, lists and tensors.
 
-    Tensors that equal those of the states `before` are these themselves, so that a file holds them once.
+    Those `of_all_gpus` are a list. Tensors that equal those of the states `before` are these themselves, so that a file
+    holds them once.
     """
-    states = pack_legacy_rng(read_legacy_rng())
+    states = pack_legacy_rng(read_legacy_rng(of_all_gpus))
     for name in ("python", "numpy"):
         numbers = None if before is None else before[name][1]
         if isinstance(numbers, torch.Tensor) and torch.equal(states[name][1], numbers):
@@ -99,6 +100,15 @@ def read_legacy_rng(of_all_gpus: bool = False) -> RandomStates:
     elif torch.backends.mps.is_available():
         states["mps"] = torch.mps.get_rng_state()  # transformers leaves it out
     return states
+
+
+def is_same(state: object, other: object) -> bool:
+    """Whether the states of one generator are equal."""
+    if isinstance(state, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(state, other)
+    if isinstance(state, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(state) == len(other) and all(map(is_same, state, other))
+    return type(state) is type(other) and bool(state == other)
 
 
 def write_rng(states: RandomStates) -> None:

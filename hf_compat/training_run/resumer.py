@@ -389,7 +389,8 @@ class Resumer:
         host, run = self._host, self._host._run
         assert run.counts is not None  # they are set for a fit
         ranks = (host.args.process_index, host.args.world_size)
-        run.resumed = RunState.load(checkpoint, *ranks)
+        random_states = read_random_states(checkpoint, *ranks)  # before the fit, so a damaged file is found in time
+        run.resumed = RunState.load(checkpoint, *ranks, random_states)
         readers = host.accelerator.rank_slice
         samples, sequence = host._train_batch_size * readers.world_size // host.get_sp_size(), host.get_sp_size()
         run.start = resume_point(
@@ -403,8 +404,8 @@ class Resumer:
             run.losses.load_state_dict(resumed.losses)
         if run.resumed is not None and run.start.has_same_cut:
             run.evaluated |= set(run.resumed.evaluated)
-        if run.start.rng is None:  # read before the fit, so that a damaged file is found in time
-            run.start = dataclasses.replace(run.start, rng=read_random_states(checkpoint, *ranks))
+        if run.start.rng is None:
+            run.start = dataclasses.replace(run.start, rng=random_states)
         self._warn_of_workers(run)
         if run.updates_before >= run.counts.max_updates:
             shared_logger.warning(

@@ -51,7 +51,7 @@ from hf_compat.runtime.collectives import Rows, failing_together, float_bits, hi
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.seeding import read_legacy_rng
+from hf_compat.runtime.seeding import read_legacy_rng, read_rng
 from hf_compat.runtime.text import brief
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
 from hf_compat.training_run.best import note_best_checkpoint
@@ -549,8 +549,10 @@ class Saver:
         for callback in host._callbacks.lightning:
             key = callback.state_key
             callbacks[key] = readable_state(callback.state_dict(), f"The state of the callback {key}")
+        # an override of the user's may write other random states, or none
+        beside = {} if self._overrides("_save_rng_state") else read_rng(of_all_gpus=host.args.world_size > 1)
         return RunState(
-            data=run.windows.position(epoch_is_over, before_last=is_within_update),
+            data=run.windows.position(epoch_is_over, before_last=is_within_update).beside(beside),
             moment=run.moment,
             world_size=host.args.world_size,
             sharing=host.accelerator.rank_slice.sharing,

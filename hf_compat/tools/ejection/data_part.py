@@ -17,7 +17,7 @@ from hf_compat.data.order import SeededRandomSampler
 from hf_compat.data.types import DataSource
 from hf_compat.interop.transformers_models import is_datasets_dataset, is_datasets_stream
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.seeding import RandomStates, read_rng
+from hf_compat.runtime.seeding import RandomStates, is_same, read_rng
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import
@@ -195,9 +195,4 @@ def _plain_sample(sample: object) -> Nested:
 
 def same_random_states(states: RandomStates, others: RandomStates) -> bool:
     """Whether two readings of the random states are equal."""
-    return all(_flat(states[name]) == _flat(others[name]) for name in ("python", "numpy", "cpu"))
-
-
-def _flat(state: object) -> str:
-    parts = state if isinstance(state, (list, tuple)) else [state]
-    return str([part.tolist() if isinstance(part, torch.Tensor) else part for part in parts])
+    return all(is_same(states[name], others[name]) for name in ("python", "numpy", "cpu"))
