@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed import get_rank
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -291,14 +292,24 @@ class MeshState(TorchState):
                 return
             write(folder, state_dict={})  # all but the weights
         barrier()  # the folder is there
-        save({"model": get_model_state_dict(self.model)}, checkpoint_id=os.path.join(folder, MODEL_FOLDER))
+        self._save_shards({"model": get_model_state_dict(self.model)}, os.path.join(folder, MODEL_FOLDER))
+
+    def _save_shards(self, state: States, folder: str) -> None:
+        """Let every process write its parts. What all of them have, such as counts of steps, the first one writes.
+
+        torch would spread that over all files, and each process of a resume would open all of them. Where ranks hold
+        copies of shards, they still divide the work.
+        """
+        meshes = [parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)]
+        has_copies = any(place.is_replicate() for parameter in meshes for place in parameter.placements)
+        save(state, checkpoint_id=folder, planner=DefaultSavePlanner(dedup_save_to_lowest_rank=not has_copies))
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if self.writes_shards:
             shards: States = dict(get_optimizer_state_dict(self.model, optimizer))
             order = [name for name, _ in self.model.named_parameters()]
             shards["param_groups"] = as_before_split(shards["param_groups"], order)
-            save({"optimizer": shards}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
+            self._save_shards({"optimizer": shards}, os.path.join(folder, OPTIMIZER_FOLDER))
             return
         named: States = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
         state: OptimizerState = {}
