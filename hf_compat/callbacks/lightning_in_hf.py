@@ -29,7 +29,7 @@ from hf_compat.callbacks.callback_set import (
 from hf_compat.callbacks.loggers import HistoryLogger, refuse_other_distribution
 from hf_compat.checkpoint.run_state import readable_state
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
-from hf_compat.engine.window_trainer import quietly
+from hf_compat.engine.quiet import quietly
 from hf_compat.errors import CallbackError, CheckpointError, warn_user
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState

@@ -7,9 +7,10 @@ and never for every batch.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -69,7 +70,11 @@ def check_length(name: str, dataset: DataSource) -> None:
         length = count(dataset)
     except (TypeError, AttributeError, NotImplementedError):  # `__len__` raises these if the length is unknown
         return
-    if not isinstance(length, SupportsIndex) or length.__index__() < 0:
+    try:
+        is_count = operator.index(length) >= 0
+    except TypeError:
+        is_count = False
+    if not is_count:
         raise DataError(
             f"`{name}`: `{type(dataset).__name__}.__len__` returned {shown_value(length)}, not a length.\n\n"
             "Hint: return the number of samples, a whole number."

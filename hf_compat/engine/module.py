@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -346,6 +347,8 @@ class WindowModule(HooksOfPlainBatches):
         with torch.enable_grad():
             return self.evaluation.step(batch)
 
+    # Lightning asks for it at each start of a loop
+    vars(validation_step)["__signature__"] = inspect.signature(validation_step)
     test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:

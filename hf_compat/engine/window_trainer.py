@@ -56,6 +56,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from hf_compat.engine.evaluation import WHOLE, EvaluationBatch, EvaluationBatches, EvaluationPart
 from hf_compat.engine.internals import WRITTEN_FOR, do_nothing, note_metrics
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.quiet import quietly
 from hf_compat.engine.strategies import (
     DirectStepsStrategy,
     ForwardPrecision,
@@ -340,6 +341,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # as in training
     _part: EvaluationPart = WHOLE  # of the running evaluation
+    _is_plain = False  # module and strategy have no hook of their own for its begin or end
 
     def setup_data(self) -> None:
         """Take `EvaluationBatches` as they are.
@@ -396,8 +398,32 @@ class LeanEvaluationLoop(_EvaluationLoop):
     def _look_up(self) -> None:
         """Look up the hooks of the current callbacks."""
         trainer = self.trainer
+        stage: Literal["test", "validation"] = "test" if trainer.testing else "validation"
         self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
-        self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation")
+        self._listeners = find_listeners(trainer, stage)
+        module, begin, end = trainer.lightning_module, f"on_{stage}_start", f"on_{stage}_end"
+        of_module = any(is_replaced(module, n, pl.LightningModule) for n in (begin, f"on_{stage}_epoch_start", end))
+        self._is_plain = not (of_module or any(is_replaced(trainer.strategy, n, Strategy) for n in (begin, end)))
+
+    @property
+    def _is_unheard(self) -> bool:
+        """Whether nobody hears of the begin and end of this part. Lightning makes 20 calls to call an empty hook."""
+        part = self._part
+        return self._is_plain and self._listeners is not None and not (part.is_first or part.is_last)
+
+    def _on_evaluation_start(self, *args: object, **kwargs: object) -> None:
+        if not self._is_unheard:
+            super()._on_evaluation_start(*args, **kwargs)
+
+    def _on_evaluation_epoch_start(self, *args: object, **kwargs: object) -> None:
+        if not self._is_unheard:
+            super()._on_evaluation_epoch_start(*args, **kwargs)
+
+    def _on_evaluation_end(self, *args: object, **kwargs: object) -> None:
+        if self._is_unheard:
+            self.trainer._logger_connector.reset_results()
+        else:
+            super()._on_evaluation_end(*args, **kwargs)
 
     def on_run_end(self) -> list[Mapping[str, float]]:  # type: ignore[override]  # Lightning's own type is private
         """End an evaluation, or a part of one."""
@@ -460,48 +486,6 @@ _SWITCHED_ON: dict[type[pl.Callback], str] = {
     ModelSummary: "enable_model_summary",
     Checkpoint: "enable_checkpointing",
 }
-# Loggers that announce devices and tips for each new trainer.
-_CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
-
-# A warning of Lightning about its own code (2.6.6 under torch 2.13). Remove when it calls `is_leaf` itself
-OF_LIGHTNING = r".*isinstance\(treespec, LeafSpec\).*"
-# Patterns of Lightning's warnings about its own code, or about intended behaviour of HF.
-EXPECTED = (
-    OF_LIGHTNING,
-    # like HF, our checkpoints hold the state after the update
-    ".*no pre-optimization state was saved.*",
-    # logged values are already gathered and equal on every rank
-    ".*sync_dist=True.*",
-    # HF's logging interval counts updates across epochs
-    ".*smaller than the logging interval.*",
-    # the module steps the active schedule, including that of averaged weights
-    ".*SWA is currently only supported every epoch.*",
-    # sentence-transformers runs its own evaluators and passes an empty loader
-    ".*Total length of `EvaluationBatches` across ranks is zero.*",
-)
-_EXPECTED = "|".join(EXPECTED)
-
-
-class _WarningsOnly(logging.Filter):
-    """Drop records below warnings. Changing a logger's level would clear the level caches of all loggers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Silence Lightning's announcements and expected warnings. Its other warnings remain."""
-    warnings_only = _WarningsOnly()
-    for name in _CHATTY:
-        logging.getLogger(name).addFilter(warnings_only)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_EXPECTED)
-            yield
-    finally:
-        for name in _CHATTY:
-            logging.getLogger(name).removeFilter(warnings_only)
 
 
 @contextlib.contextmanager
@@ -544,8 +528,17 @@ class _NoProfiler(PassThroughProfiler):
     profile = contextlib.nullcontext  # type: ignore[assignment]
 
 
+def _is_in(stage: RunningStage, theirs: property) -> property:
+    """Whether a trainer is in a stage, which may be set. Lightning's own property compares texts."""
+    return property(lambda trainer: trainer.state.stage is stage, theirs.fset)
+
+
 class WindowTrainer(pl.Trainer):
     """The trainer for a plan. Progress bars, summaries and checkpoints among its callbacks are switched on."""
+
+    testing = _is_in(RunningStage.TESTING, pl.Trainer.testing)  # type: ignore[arg-type]
+    validating = _is_in(RunningStage.VALIDATING, pl.Trainer.validating)  # type: ignore[arg-type]
+    sanity_checking = _is_in(RunningStage.SANITY_CHECKING, pl.Trainer.sanity_checking)  # type: ignore[arg-type]
 
     def __init__(
         self,

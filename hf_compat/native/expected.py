@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable
 
-from hf_compat.engine.window_trainer import EXPECTED
+from hf_compat.engine.quiet import EXPECTED
 
 OF_STEP = ".*You defined a `validation_step` but have no `val_dataloader`.*"  # every HFModule has HFModule's
 OF_HFS_UPDATES = [message for message in EXPECTED if "sync_dist" not in message]  # a subclass's own logs may need it

@@ -39,8 +39,8 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.model_hooks import begin_hooks, end_hooks
 from hf_compat.engine.module import samples_of
+from hf_compat.engine.quiet import OF_LIGHTNING
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
-from hf_compat.engine.window_trainer import OF_LIGHTNING
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments

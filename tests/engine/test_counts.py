@@ -13,7 +13,7 @@ BOUNDS = {
     "a second `train()`": 12_000,
     "a Trainer": 12_000,
     "evaluation of 8 samples": 3_500,
-    "evaluation of 100 sets": 200_000,
+    "evaluation of 100 sets": 150_000,
     "a save": 14_000,
 }
 ABOVE_PLAIN = {"an update of 100 tensors": 300, "an update of 1,000 tensors": 300, "a batch of an Arrow set": 30}
