@@ -28,7 +28,7 @@ from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, pinned, rea
 from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
 from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.errors import CheckpointError, CheckpointMismatch
-from hf_compat.hf.state import TrainerState
+from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.runtime.nested import move_to_device
 from hf_compat.runtime.seeding import python_state
 from hf_compat.runtime.text import brief
@@ -152,7 +152,7 @@ LOSSES = {
 _STATE = {
     **dict.fromkeys(("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"), COUNT),
     # an interval of 0 is right where a run does not count by updates
-    **dict.fromkeys(("epoch", "logging_steps", "eval_steps", "save_steps", "total_flos"), AMOUNT),
+    **dict.fromkeys(("epoch", *INTERVALS, "total_flos"), AMOUNT),
     **dict.fromkeys(("train_batch_size", "best_global_step"), COUNT.or_none()),
     **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), FLAG),
     "log_history": Kind("a list of logs", list, items=MAPPING).or_none(),

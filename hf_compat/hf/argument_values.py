@@ -24,8 +24,16 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
-from hf_compat.hf.enums import PACKAGES, DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy, available_trackers
-from hf_compat.hf.inert import NO_SAVE, PRINTS_NO_LOGS, Inert
+from hf_compat.hf.enums import (
+    OWN_OPTIMIZERS,
+    PACKAGES,
+    DebugOption,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    available_trackers,
+)
+from hf_compat.hf.inert import NO_SAVE, PRINTS_NO_LOGS, Derived, Inert
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
@@ -266,13 +274,14 @@ OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fu
 
 @typed("known")
 def optimizer(value: object) -> object:
-    """A name of an optimizer, which may be one of 4.x."""
+    """A name of an optimizer, which may be one of ours, or one of 4.x."""
     name = plain(value)
     if isinstance(name, str) and name in OLD_OPTIMIZERS:
         value = OLD_OPTIMIZERS[name]
         told = f"`optim={brief(name)}` is gone upstream: `optim={brief(value)}` takes its place."
         warn_user(told, InertArgumentWarning)  # which ranks above 0 leave out
-    return member(OptimizerNames).read(value)
+    name = read_choice(value, [*(str(one.value) for one in OptimizerNames), *OWN_OPTIMIZERS])
+    return name if name in OWN_OPTIMIZERS else OptimizerNames(name)
 
 
 _TARGETS = either((list_of(NAME), NAME))
@@ -405,6 +414,11 @@ class Row:
     # applies there, too.
     native: str | None = None
     data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
+    loader: str = ""  # the attribute of a training DataLoader that holds it
+    of_trainer: bool = False  # whether the Trainer reads it in its constructor, so that a trial's value comes too late
+    reaches_out: bool = False  # Whether it works beyond an update or a folder. A preflight takes its default instead.
+    normal: object = None  # the default's form in complete arguments, if it is not that of the field
+    derived: Derived | None = None  # how it follows from another argument
     inert: tuple[Inert, ...] = ()  # the conditions under which a value other than the default has no effect
     per_rank: bool = False  # whether each rank may have its own value. All others are compared when training begins
 
@@ -431,7 +445,7 @@ OWN_ARGUMENTS = {
         False,
         "Write checkpoints in the background. Training waits for the copy, not for the disk.",
         truth_value,
-        Row("when a save writes its files", "nothing", subject="checkpoints", inert=(NO_SAVE,)),
+        Row("when a save writes its files", "nothing", subject="checkpoints", inert=(NO_SAVE,), reaches_out=True),
     ),
     "compile_update": OwnArgument(
         False,
@@ -461,6 +475,7 @@ OWN_ARGUMENTS = {
             "left out",
             says="the project writes to its folder alone",
             subject="checkpoints",
+            reaches_out=True,
         ),
     ),
     "compat": OwnArgument(
@@ -472,6 +487,18 @@ OWN_ARGUMENTS = {
     ),
 }
 OWN_ROWS = {name: own.row for name, own in OWN_ARGUMENTS.items()}
+
+
+def row_of(name: str) -> Row | None:
+    """Find the row of an argument, which may be our own. None for a field of a user's subclass."""
+    return ROWS.get(name) or OWN_ROWS.get(name)
+
+
+def without_effect(*conditions: Inert) -> list[str]:
+    """Name the arguments that any of the conditions leaves without effect."""
+    return [name for name, row in ROWS.items() if not set(conditions).isdisjoint(row.inert)]
+
+
 # Marks a field without a default.
 NO_DEFAULT = object()
 

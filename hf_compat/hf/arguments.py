@@ -194,10 +194,11 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     output_dir: str | None = _arg(
         None, "Folder, or object store (`s3://…`), for checkpoints and results; by default `trainer_output`.", Row(
         "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=path_or_store,
-        takes_none=True, form=values.folder, native="", per_rank=True))
+        takes_none=True, form=values.folder, native="", per_rank=True, normal="trainer_output"))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
-        "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True))
+        "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True,
+        loader="batch_size"))
     num_train_epochs: float = _arg(3.0, "Epochs to train. The decimal part is that share of a last epoch.", Row(
         "max_epochs, rounded up (the flow callback stops within the last one)", "taken", subject="run",
         allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native="",
@@ -248,7 +249,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         way_out="use 0 to keep gradients unchanged, or a large number (1e9) to only log their norm.",
         inert=(when.unread("max_grad_norm"),)))
     label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon. 0 does not smooth.", Row(
-        "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF, inert=(when.OWN_LOSS,)))
+        "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF, inert=(when.OWN_LOSS,),
+        of_trainer=True))
 
     bf16: bool = _arg(False, "Train under bfloat16 autocast.", Row(
         "precision='bf16-mixed', around the model's forward", "taken", subject="precision and memory", native=""))
@@ -265,13 +267,14 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     activation_checkpointing: bool | None = _arg(
         None, "Recompute activations in the backward pass to save memory.", Row(
-        "model.gradient_checkpointing_enable()", "taken", subject="precision and memory"), nargs="?", const=True)
+        "model.gradient_checkpointing_enable()", "taken", subject="precision and memory",
+        normal=False), nargs="?", const=True)
     activation_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
         None, "Options of activation checkpointing (`use_reentrant` …), a dict or its JSON.", Row(
         "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE,
         inert=(when.NO_CHECKPOINTING,)))
     gradient_checkpointing: bool | None = _arg(None, "Older name of `activation_checkpointing`.", Row(
-        "model.gradient_checkpointing_enable()", "taken"), nargs="?", const=True)
+        "model.gradient_checkpointing_enable()", "taken", normal=False), nargs="?", const=True)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
         None, "Older name of `activation_checkpointing_kwargs`.", Row(
         "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE,
@@ -279,11 +282,12 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     torch_compile: bool = _arg(False, "Compile the model with torch.compile.", Row(
         "torch.compile of what a step calls", "left out",
-        says="`self.model.compile()` at the end of `TrainingModule.__init__` does it", subject="precision and memory"))
+        says="`self.model.compile()` at the end of `TrainingModule.__init__` does it", subject="precision and memory",
+        reaches_out=True))
     torch_compile_backend: str | None = _arg(None, "Backend of torch.compile. Setting it switches compilation on.", Row(
-        "its backend; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
+        "its backend; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE, reaches_out=True))
     torch_compile_mode: str | None = _arg(None, "Mode of torch.compile. Setting it switches compilation on.", Row(
-        "its mode; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
+        "its mode; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE, reaches_out=True))
     use_liger_kernel: bool = _arg(False, "Replace layers by Liger kernels.", Row(
         "Liger's kernels in the model when `train()` begins", "refused",
         says="Liger's kernels put in the model's place"))
@@ -300,7 +304,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         inert=(when.ON_CPU,), per_rank=True))
     auto_find_batch_size: bool = _arg(False, "Start again with a smaller batch when memory runs out.", Row(
         "a fit with a smaller batch when memory runs out", "left out",
-        says="the batch size is the one that the script says", subject="run"))
+        says="the batch size is the one that the script says", subject="run", reaches_out=True))
 
     logging_strategy: IntervalStrategy | str = _arg("steps", "When to log (no, steps or epoch).", Row(
         "control.should_log", "taken", subject="logs", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
@@ -317,17 +321,18 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     include_num_input_tokens_seen: str | bool = _arg("no", "How to count input tokens (no, all or non_padding).", Row(
         "state.num_input_tokens_seen", "nothing", kind=values.tokens_seen, data=True))
     log_level: str = _arg("passive", "Log level of the main process. passive does not change it.", Row(
-        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL, per_rank=True), choices=values.LOG_LEVELS)
+        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL, per_rank=True,
+        of_trainer=True), choices=values.LOG_LEVELS)
     log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
         "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
         kind=values.LOG_LEVEL_REPLICA, inert=(when.ALONE,), per_rank=True), choices=values.LOG_LEVELS)
     disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.", Row(
         "printed logs instead of progress bars", "nothing", subject="logs", form=values.is_without_bars,
-        per_rank=True))
+        per_rank=True, of_trainer=True, normal=False))
 
     report_to: None | str | list[str] = _arg("none", "Trackers to report to.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
         "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.trackers,
-        takes_none=True, form=values.tracker_names, native="logger", per_rank=True))
+        takes_none=True, form=values.tracker_names, native="logger", per_rank=True, of_trainer=True, normal=[]))
     run_name: str | None = _arg(None, "Name of the run for trackers.", Row(
         "name of the run in trackers", "taken", subject="logs", native="logger",
         inert=(when.NO_TRACKER,), per_rank=True))
@@ -343,10 +348,10 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate (no, steps or epoch).", Row(
         "control.should_evaluate, which runs Lightning's validation (its own intervals are off)", "taken",
         subject="evaluation and best model", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
-        native="val_check_interval"))
+        native="val_check_interval", reaches_out=True))
     eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.", Row(
         "control.should_evaluate", "taken", subject="evaluation and best model", allowed=values.STEPS,
-        form=values.rounded, native="val_check_interval", inert=(when.NO_STEPS_OF["eval"],)))
+        form=values.rounded, native="val_check_interval", inert=(when.NO_STEPS_OF["eval"],), derived=when.AS_LOGGING))
     eval_delay: float = _arg(0, "Epochs or updates (as `eval_strategy` counts) before the first evaluation.", Row(
         "control.should_evaluate", "refused", says="evaluations that begin late", allowed=values.COUNT_OR_0,
         native="val_check_interval", inert=(when.NO_EVALUATION_TO_DELAY,)))
@@ -356,7 +361,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     prediction_loss_only: bool = _arg(False, "Evaluate the loss only, keep no predictions.", Row("evaluation", "taken"))
     eval_on_start: bool = _arg(False, "Evaluate once before training.", Row(
         "a validation in on_train_start", "refused", says="an evaluation before the first update",
-        subject="evaluation and best model", native="num_sanity_val_steps"))
+        subject="evaluation and best model", native="num_sanity_val_steps", reaches_out=True))
     eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions instead of returning a list.", Row(
         "evaluation", "nothing"))
     eval_use_gather_object: bool = _arg(False, "Gather nested objects over processes while evaluating.", Row(
@@ -384,15 +389,16 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     save_total_limit: int | None = _arg(None, "Checkpoints to keep, in addition to the best one.", Row(
         "rotation, by step number", "taken", subject="checkpoints", allowed=values.STEPS,
         way_out="give the number of checkpoints to keep, or None to keep all.", native="a ModelCheckpoint",
-        inert=(when.NO_SAVE,)))
+        inert=(when.NO_SAVE,), reaches_out=True))
     enable_jit_checkpoint: bool = _arg(
         False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.", Row(
         "a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit", "left out",
-        says="Lightning's `OnExceptionCheckpoint` is near to it"))
+        says="Lightning's `OnExceptionCheckpoint` is near to it", reaches_out=True))
 
     push_to_hub: bool = _arg(False, "Push the model to the Hub.", Row(
         "pushes by huggingface_hub, in a thread beside training", "left out",
-        says="`model.push_to_hub(…)` after the fit does it", native="huggingface_hub's `upload_folder`"))
+        says="`model.push_to_hub(…)` after the fit does it", native="huggingface_hub's `upload_folder`",
+        reaches_out=True))
     hub_token: str | None = _arg(None, "Token for the Hub, which is never written to disk.", Row(
         "your login on the Hub (never written to disk)", "nothing", kind=values.TOKEN, takes_none=True,
         inert=(when.NO_PUSH,), per_rank=True))
@@ -409,20 +415,20 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     load_best_model_at_end: bool = _arg(False, "Load the best checkpoint's weights at the end of training.", Row(
         "weights of the best checkpoint after a fit", "taken", subject="evaluation and best model",
-        native="a ModelCheckpoint", inert=(when.NO_EVALUATION,)))
+        native="a ModelCheckpoint", inert=(when.NO_EVALUATION,), reaches_out=True))
     metric_for_best_model: str | None = _arg(None, "Metric that says which checkpoint is best; `loss` by default.", Row(
         "state.best_metric", "taken", subject="evaluation and best model", kind=values.NAME_OR_NONE,
-        inert=(when.NO_EVALUATION,)))
+        inert=(when.NO_EVALUATION,), derived=when.IS_LOSS))
     greater_is_better: bool | None = _arg(
         None, "Whether that metric should grow; by default unless it ends in loss.", Row(
         "state.best_metric", "taken", subject="evaluation and best model",
-        inert=(when.NO_METRIC, when.NO_EVALUATION)))
+        inert=(when.NO_METRIC, when.NO_EVALUATION), derived=when.BY_NAME))
 
     ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data from its beginning.", Row(
         "where a resumed epoch's data starts", "nothing", data=True))
     restore_callback_states_from_checkpoint: bool = _arg(
         False, "On resuming, restore callbacks that save a state.", Row(
-        "callbacks on resuming", "nothing"))
+        "callbacks on resuming", "nothing", reaches_out=True))
 
     full_determinism: bool = _arg(False, "Switch on every deterministic mode.", Row(
         "torch's deterministic algorithms and the variables that they read", "taken"))
@@ -443,15 +449,16 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         says="a mesh of devices", kind=values.MESH, native="strategy"))
 
     dataloader_drop_last: bool = _arg(False, "Drop the last short batch.", Row(
-        "loaders", "taken", subject="data", data=True, inert=(when.ONLY_STREAMS,)))
+        "loaders", "taken", subject="data", data=True, inert=(when.ONLY_STREAMS,), loader="drop_last"))
     dataloader_num_workers: int = _arg(0, "Worker processes that load data. 0 loads in the main process.", Row(
-        "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True, per_rank=True))
+        "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True, per_rank=True,
+        loader="num_workers"))
     dataloader_pin_memory: bool = _arg(True, "Keep batches in pinned memory.", Row(
-        "loaders, on a GPU", "nothing", data=True, inert=(when.ON_CPU,), per_rank=True))
+        "loaders, on a GPU", "nothing", data=True, inert=(when.ON_CPU,), per_rank=True, derived=when.ON_GPU))
     dataloader_persistent_workers: bool = _arg(False, "Keep workers alive between epochs.", Row(
-        "loaders", "nothing", data=True, per_rank=True))
+        "loaders", "nothing", data=True, per_rank=True, loader="persistent_workers"))
     dataloader_prefetch_factor: int | None = _arg(None, "Batches that each worker loads ahead.", Row(
-        "loaders", "nothing", allowed=Range(low=1, high=2**31), data=True, per_rank=True))
+        "loaders", "nothing", allowed=Range(low=1, high=2**31), data=True, per_rank=True, loader="prefetch_factor"))
     dataloader_multiprocessing_context: str | None = _arg(None, "Start method of workers.", Row(
         "loaders", "nothing", data=True, per_rank=True), choices=["fork", "spawn", "forkserver"])
     dataloader_in_order: bool = _arg(True, "Give batches in the order they were asked for.", Row(
@@ -459,7 +466,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     remove_unused_columns: bool = _arg(True, "Drop columns that the model's forward does not take.", Row(
         "loaders", "taken", subject="data", data=True))
     label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels. None finds them.", Row(
-        "evaluation", "taken", subject="data", kind=values.LABEL_NAMES, takes_none=True, data=True))
+        "evaluation", "taken", subject="data", kind=values.LABEL_NAMES, takes_none=True, data=True, of_trainer=True))
     train_sampling_strategy: str = _arg("random", "Order of training data.", Row(
         "sampler of the training loader", "taken", subject="data", takes_none=True, data=True,
         inert=(when.NO_ORDER,)),
@@ -496,7 +503,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
 
     debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.", Row(
         "forward hooks that show what led to the first NaN or infinity, and stop there (tpu_metrics_debug is refused)",
-        "refused", says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options))
+        "refused", says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options,
+        reaches_out=True, normal=[]))
     skip_memory_metrics: bool = _arg(True, "Do not measure memory.", Row(
         "memory of each stage (`train_mem_cpu_alloc_delta` …) in its metrics; by transformers and psutil", "nothing",
         native="a DeviceStatsMonitor", per_rank=True))
@@ -504,7 +512,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     do_train: bool = _arg(False, "For scripts: whether to train.", Row("nothing: a flag for scripts", "nothing",
         per_rank=True))
     do_eval: bool = _arg(False, "For scripts: whether to evaluate; on when `eval_strategy` is.", Row(
-        "nothing: a flag for scripts", "nothing", native="", per_rank=True))
+        "nothing: a flag for scripts", "nothing", native="", per_rank=True, derived=when.EVALUATES))
     do_predict: bool = _arg(False, "For scripts: whether to predict.", Row("nothing: a flag for scripts", "nothing",
         per_rank=True))
     resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.", Row(

@@ -25,6 +25,7 @@ from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
 from hf_compat.hf.legacy import Translation
+from hf_compat.hf.state import INTERVAL_KINDS
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.launch import environment
@@ -198,9 +199,8 @@ def _problem(fact: str, hint: str) -> str:
 
 def intervals(args: TrainingArguments) -> Iterator[str]:
     """Check the numbers of updates between logs, evaluations and saves."""
-    for strategy in ("logging_strategy", "eval_strategy", "save_strategy"):
-        kind = strategy.partition("_")[0]
-        if getattr(args, strategy) != "steps":
+    for kind in INTERVAL_KINDS:
+        if getattr(args, f"{kind}_strategy") != "steps":
             continue
         steps = getattr(args, f"{kind}_steps")
         if steps is None and kind == "eval":  # set after the constructor, so the state's number applies, as upstream

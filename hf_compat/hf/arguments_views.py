@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 import torch
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import LEVELS, AcceleratorConfig, ArgumentCheck, ArgumentValue, read_all
+from hf_compat.hf.argument_values import (
+    LEVELS,
+    OWN_ARGUMENTS,
+    AcceleratorConfig,
+    ArgumentCheck,
+    ArgumentValue,
+    read_all,
+)
 from hf_compat.hf.arguments_rules import NEWEST, generation_beside
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
@@ -212,9 +219,8 @@ class ArgumentViews:
         for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
-        # transformers' class lacks them
-        of_ours = ("async_save", "compile_update", "eval_loss_by_token", "log_format", "output_store")
-        for name in of_ours:
+        # `compat` only gave defaults, whose values the fields have
+        for name in OWN_ARGUMENTS.keys() - {"compat"}:
             if name not in dumped and getattr(self, name):
                 dumped[name] = getattr(self, name)
         return dumped

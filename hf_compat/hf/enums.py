@@ -150,6 +150,9 @@ class OptimizerNames(ExplicitEnum):
     STABLE_ADAMW = auto()
 
 
+# Optimizers of ours, which transformers lacks. `optim/optimizers.py` has an entry for each.
+OWN_OPTIMIZERS: tuple[str, ...] = ()
+
 # Tracker of `report_to` → the module that it needs and the package that installs it.
 PACKAGES = {
     "azure_ml": ("azureml.core", "azureml-core"),

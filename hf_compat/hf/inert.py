@@ -210,20 +210,25 @@ def _options_alone(args: TrainingArguments, parts: RunParts) -> bool | str:
 
 NO_OPTION = Inert("its options divide batches between processes, or copy to a GPU", _options_alone)
 
-# Values that follow from other arguments. Such a value was not set by the user.
-_DERIVED: dict[str, Callable[[TrainingArguments], object]] = {
-    "do_eval": lambda args: args.eval_strategy != "no",
-    "dataloader_pin_memory": lambda args: not args.use_cpu,
-    "eval_steps": lambda args: args.logging_steps if args.eval_strategy == "steps" else None,
-    "metric_for_best_model": lambda args: "loss" if args.load_best_model_at_end else None,
-    "greater_is_better": lambda args: (
-        None if args.metric_for_best_model is None else not args.metric_for_best_model.endswith("loss")
-    ),
-}
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """How an argument follows from another one. The user did not set such a value.
+
+    Args:
+        source: The other argument.
+        value: Returns what the argument becomes.
+    """
+
+    source: str
+    value: Callable[[TrainingArguments], object]
 
 
-def is_derived(args: TrainingArguments, name: str, value: object) -> bool:
-    """Whether a value is what other arguments, or the defaults of another generation, give."""
-    follows = _DERIVED.get(name)
-    by_profile = vars(args).get("_defaults_of_profile", ())
-    return name in by_profile or (follows is not None and bool(value == follows(args)))
+EVALUATES = Derived("eval_strategy", lambda args: args.eval_strategy != "no")
+ON_GPU = Derived("use_cpu", lambda args: not args.use_cpu)
+AS_LOGGING = Derived("logging_steps", lambda args: args.logging_steps if args.eval_strategy == "steps" else None)
+IS_LOSS = Derived("load_best_model_at_end", lambda args: "loss" if args.load_best_model_at_end else None)
+BY_NAME = Derived(
+    "metric_for_best_model",
+    lambda args: None if args.metric_for_best_model is None else not args.metric_for_best_model.endswith("loss"),
+)

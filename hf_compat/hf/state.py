@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 # The state of a callback or of the control, as a dict in JSON types, or a list of such dicts.
 ExportedState: TypeAlias = dict[str, Any]
+# What happens by updates or epochs. `{kind}_strategy` and `{kind}_steps` are its arguments.
+INTERVAL_KINDS = ("logging", "eval", "save")
 #: Fields with the updates between logs, evaluations and saves.
-INTERVALS = ("logging_steps", "eval_steps", "save_steps")
+INTERVALS = tuple(f"{kind}_steps" for kind in INTERVAL_KINDS)
 
 
 class ExportableState:

@@ -14,8 +14,9 @@ from torch import nn
 
 from hf_compat.data.types import DataSource
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import optimizer
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.hf.enums import SchedulerType
 from hf_compat.runtime.text import is_installed, shown
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class CardArguments:
 
     def __init__(self, args: TrainingArguments) -> None:
         self._args = args
-        self.optim = OptimizerNames(args.optim)
+        self.optim = optimizer.read(args.optim)
         self.lr_scheduler_type = SchedulerType(args.lr_scheduler_type)
 
     @property

@@ -110,8 +110,8 @@ MapLocation = Any  # as in torch.load
 Given = dict[str, Any]  # keywords of a module's constructor
 
 _SHOWN = 8  # names in a message
-# Among hyperparameters, a mapping with these keys was the arguments of a run.
-_OF_ARGUMENTS = {"learning_rate", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
+# A mapping with these keys holds the arguments of a run, of any release.
+_OF_ARGUMENTS = {"output_dir", "per_device_train_batch_size"}
 
 
 class LoadableModule(WindowModule):
@@ -460,8 +460,6 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
     load_adapters(model, folder, strict=True)
 
 
-# Fields of every release's arguments.
-_ALWAYS = frozenset({"output_dir", "learning_rate", "seed", "weight_decay"})
 # Enums whose members are texts, of today and of earlier releases.
 _ENUMS = frozenset({*vars(enums), "EvaluationStrategy", "FSDPOption"})
 
@@ -480,7 +478,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
     """
     held = walked_torch_file(path, io.BytesIO(read_small(path)))
     state = held.state if isinstance(held, Named) else None
-    if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
+    if not isinstance(state, Mapping) or not state.keys() >= _OF_ARGUMENTS:
         return None
     # Today's fields of a release's attributes. One that needs code to be known has its default
     known = {name: _plain(held) for name, held in state.items()}

@@ -43,7 +43,9 @@ from hf_compat.engine.quiet import OF_LIGHTNING
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
+from hf_compat.hf.argument_values import ROWS, without_effect
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.inert import OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT, OWN_SCHEDULE
 from hf_compat.interop.object_parser import without_secret_values
 from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.expected import OF_HFS_UPDATES, OF_STEP, hide_expected, show_expected
@@ -71,8 +73,6 @@ from hf_compat.native.overrides import (
 )
 from hf_compat.native.schedules import LightningSchedules, read_schedules, take_schedules_read
 from hf_compat.native.steps import (
-    OF_LOADER,
-    OF_OPTIMIZER,
     NativeEvaluations,
     NativeSteps,
     accumulate_batches,
@@ -438,9 +438,8 @@ class HFModule(OverridePoints, LoadableModule):
     def on_fit_start(self) -> None:
         """Connect the optimizer, and refuse parameters that it would not train."""
         if "configure_optimizers" in self.__dict__:
-            warn_of_unused(
-                self.steps.args, OF_OPTIMIZER, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's"
-            )
+            unused = without_effect(OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT, OWN_SCHEDULE)
+            warn_of_unused(self.steps.args, unused, "`--optimizer` and `--lr_scheduler` of LightningCLI replace HF's")
         is_other_fit = self._is_tried or self._rate_made != self.learning_rate
         if self._optimized is not None and is_other_fit:  # HF's schedule was made for another rate, or more updates
             self._read_schedules()
@@ -502,7 +501,8 @@ class HFModule(OverridePoints, LoadableModule):
         loader = self.trainer.train_dataloader
         if isinstance(loader, DataLoader) and not isinstance(loader, PreparedDataLoader):
             args = self.steps.args
-            differing = [name for name, own in OF_LOADER.items() if getattr(loader, own) != getattr(args, name)]
+            held = {name: getattr(loader, row.loader) for name, row in ROWS.items() if row.loader}
+            differing = [name for name, value in held.items() if value != getattr(args, name)]
             warn_of_unused(args, differing, "the batches are those of your own DataLoader")
         super().on_train_start()
 

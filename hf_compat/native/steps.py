@@ -142,10 +142,6 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             self._signature_columns = None
 
 
-# A native run has Lightning's folders and loggers.
-_OF_NO_EFFECT = frozenset({"output_dir", "run_name", "logging_dir", "report_to"})
-
-
 def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     """Give the steps of a module and those of its data module the same arguments.
 
@@ -159,10 +155,13 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     for field in fields(model.args) if data.has_own_arguments else ():
         name, default = field.name, default_of(field)
         of_model, of_data = getattr(model.args, name), getattr(data.args, name, default)
+        row = ROWS.get(name)
         is_replaced = name == "learning_rate" and model.set_rate is not None
-        if is_replaced or name in _OF_NO_EFFECT or of_data in (default, of_model):
+        # a native run has Lightning's folder and loggers
+        is_lightnings = name == "output_dir" or (row is not None and row.native == "logger")
+        if is_replaced or is_lightnings or of_data in (default, of_model):
             continue
-        if name in ROWS and ROWS[name].data and of_model == default:
+        if row is not None and row.data and of_model == default:
             values[name] = of_data
         else:
             problems.append(
@@ -176,18 +175,6 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     if values:
         model.use_arguments(model.args, **values)
     data.use_arguments(model.args)
-
-
-# Arguments of HF's optimizer and schedule.
-OF_OPTIMIZER = (
-    "optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
-)  # fmt: skip
-# Arguments of HF's training loader, and the attributes of a DataLoader that hold them.
-OF_LOADER = {
-    "per_device_train_batch_size": "batch_size",
-    **{f"dataloader_{name}": name for name in ("drop_last", "num_workers", "persistent_workers", "prefetch_factor")},
-}
 
 
 def warn_of_unused(args: TrainingArguments, names: Iterable[str], why: str) -> None:

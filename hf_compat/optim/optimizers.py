@@ -24,10 +24,10 @@ from hf_compat.errors import (
     warn_once,
     warn_user,
 )
-from hf_compat.hf.argument_values import read_as
+from hf_compat.hf.argument_values import ROWS, optimizer, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, truth_value, whole_number
+from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, plain, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
 from hf_compat.runtime.meshes import ParameterGroup
 from hf_compat.runtime.text import brief, did_you_mean, need, pip_install, shown
@@ -100,6 +100,8 @@ class OptimizerEntry:
     keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added
     projects: bool = False  # the gradients of `optim_target_modules`
     in_backward: bool = False  # each parameter is updated in the backward pass
+    # Numbers of its states for each trained parameter. None if they depend on a rank. Those of factored matrices are 0.
+    states: int | None = None
     device: str = ""  # that its kernels need, if a CPU is not enough
     refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
 
@@ -120,8 +122,8 @@ class OptimizerEntry:
 
 def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[OptimizerEntry, OptimizerRequest]:
     """Find the entry of `optim`, and read `optim_args`, written `key=value,key=value`, as its options."""
-    optimizer = OptimizerNames(args.optim)
-    entry = OPTIMIZERS[optimizer]
+    optim = str(plain(read_as("optim", optimizer, args.optim)))
+    entry = OPTIMIZERS[optim]
     given: dict[str, str] = {}
     for part in (args.optim_args or "").replace(" ", "").split(","):
         key, equals, value = part.partition("=")
@@ -139,7 +141,7 @@ def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[Opti
         takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
         others = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
         raise ArgumentError(
-            f"`optim_args={brief(args.optim_args)}` has {name}, but `optim={brief(optimizer.value)}` "
+            f"`optim_args={brief(args.optim_args)}` has {name}, but `optim={brief(optim)}` "
             f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
         )
     read: Keywords = {}
@@ -149,11 +151,11 @@ def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[Opti
         elif option.default is not _NOT_GIVEN:
             read[name] = option.default
     adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    return entry, OptimizerRequest(args, optimizer.value, model, read, adam)
+    return entry, OptimizerRequest(args, optim, model, read, adam)
 
 
-def _torchs(name: str, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
-    return OptimizerEntry(f"torch.optim.{name}", "torch", keywords=keywords, options=options)
+def _torchs(name: str, states: int, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
+    return OptimizerEntry(f"torch.optim.{name}", "torch", keywords=keywords, options=options, states=states)
 
 
 def _ademamix(request: OptimizerRequest) -> Keywords:
@@ -163,7 +165,7 @@ def _ademamix(request: OptimizerRequest) -> Keywords:
     return {"betas": betas, **options}
 
 
-def _bitsandbytes(name: str, keywords: KeywordsOf, **options: Option) -> OptimizerEntry:
+def _bitsandbytes(name: str, states: int, keywords: KeywordsOf, **options: Option) -> OptimizerEntry:
     """The name of a request holds the bits of the state and says whether it is paged."""
     return OptimizerEntry(
         f"bitsandbytes.optim.{name}",
@@ -174,6 +176,7 @@ def _bitsandbytes(name: str, keywords: KeywordsOf, **options: Option) -> Optimiz
             **({} if name == "RMSprop" else {"is_paged": "paged" in request.name}),
         },
         options=options,
+        states=states,
         refused_with={"fsdp": "the kernels of bitsandbytes take no sharded parameters (DTensor)"},
     )
 
@@ -184,6 +187,7 @@ def _torchao(name: str) -> OptimizerEntry:
         "'torchao>=0.11.0'",
         options={"block_size": Option(COUNT, 256), "bf16_stochastic_round": Option(truth_value, False)},
         keywords=with_adam,
+        states=2,
     )
 
 
@@ -206,6 +210,7 @@ def _schedule_free(name: str) -> OptimizerEntry:
         "schedulefree>=1.4.0" if is_radam else "schedulefree",
         options={"weight_lr_power": Option(FINITE, 2.0), "r": Option(FINITE, 0.0)},
         keywords=with_adam_and_decay if is_radam else _warmed_up,
+        states=1 if name.startswith("SGD") else 2,
     )
 
 
@@ -234,7 +239,11 @@ def _low_rank(
 
 def _lomo(name: str) -> OptimizerEntry:
     return OptimizerEntry(
-        f"lomo_optim.{name}", "lomo-optim", keywords=lambda request: {"model": request.whole_model}, in_backward=True
+        f"lomo_optim.{name}",
+        "lomo-optim",
+        keywords=lambda request: {"model": request.whole_model},
+        in_backward=True,
+        states=0,
     )
 
 
@@ -266,35 +275,39 @@ _OF_RMSPROP = {
 # Names → entry, without the layerwise forms.
 _ENTRIES = {
     # Torch's own, those of its builds for other chips, and transformers' Adafactor
-    "adamw_torch": _torchs("AdamW", with_adam),
-    "adamw_torch_fused": _torchs("AdamW", lambda request: {**request.adam, "fused": True}),
-    "adamw_torch_xla": OptimizerEntry("torch_xla.amp.syncfree.AdamW", "torch_xla", keywords=with_adam, device="a TPU"),
+    "adamw_torch": _torchs("AdamW", 2, with_adam),
+    "adamw_torch_fused": _torchs("AdamW", 2, lambda request: {**request.adam, "fused": True}),
+    "adamw_torch_xla": OptimizerEntry(
+        "torch_xla.amp.syncfree.AdamW", "torch_xla", keywords=with_adam, states=2, device="a TPU"
+    ),
     "adamw_torch_npu_fused": OptimizerEntry(
-        "torch_npu.optim.NpuFusedAdamW", "torch_npu", keywords=with_adam, device="an Ascend NPU"
+        "torch_npu.optim.NpuFusedAdamW", "torch_npu", keywords=with_adam, states=2, device="an Ascend NPU"
     ),
     "adafactor": OptimizerEntry(
         "transformers.optimization.Adafactor",
         "[transformers]",
         keywords=lambda _: {"scale_parameter": False, "relative_step": False},
+        states=0,
     ),
-    "sgd": _torchs("SGD", momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),
-    "adagrad": _torchs("Adagrad", lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
-    "rmsprop": _torchs("RMSprop", options_alone, **_OF_RMSPROP),
+    "sgd": _torchs("SGD", 0, momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),
+    "adagrad": _torchs("Adagrad", 1, lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
+    "rmsprop": _torchs("RMSprop", 1, options_alone, **_OF_RMSPROP),
     # Their states take 8 or 4 bits, or paged memory
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
-    "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit": _bitsandbytes("AdamW", with_adam),
+    "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit": _bitsandbytes("AdamW", 2, with_adam),
     "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit": _bitsandbytes(
         "AdEMAMix",
+        3,
         _ademamix,
         **{"beta1": _SHARE, "beta2": _SHARE, "beta3": Option(BELOW_1, 0.9999), "eps": _POSITIVE},
         **{"alpha": Option(FINITE, 5.0), "t_alpha": Option(COUNT), "t_beta3": Option(COUNT)},
     ),
     "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit": _bitsandbytes(
-        "Lion", lambda request: {"betas": request.adam["betas"]}
+        "Lion", 1, lambda request: {"betas": request.adam["betas"]}
     ),
     "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit": _bitsandbytes(
-        "RMSprop", options_alone, min_8bit_size=Option(COUNT), **_OF_RMSPROP
+        "RMSprop", 1, options_alone, min_8bit_size=Option(COUNT), **_OF_RMSPROP
     ),
     # Each of these packages has one optimizer
     "adamw_anyprecision": OptimizerEntry(
@@ -317,6 +330,7 @@ _ENTRIES = {
             "grokking_signal_decay_rate": Option(FINITE, 0.1),
             "gradient_clipping": Option(NOT_NEGATIVE, 1.0),
         },
+        states=3,
         refused_with={"fsdp": "its step does not end on sharded parameters"},
     ),
     "stable_adamw": OptimizerEntry(
@@ -328,6 +342,7 @@ _ENTRIES = {
             "kahan_sum": Option(or_none(truth_value), None),
         },
         keywords=with_adam_and_decay,
+        states=2,
     ),
     # They average the trained weights instead of decaying the learning rate. `optim/stepping.py` switches between
     # the trained weights and their average
@@ -347,15 +362,22 @@ _ENTRIES = {
     "lomo": _lomo("Lomo"),
     "adalomo": _lomo("AdaLomo"),
 }
-_ONCE = {OptimizerNames(name): entry for names, entry in _ENTRIES.items() for name in names.split()}
-OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    **_ONCE,
-    **{
-        OptimizerNames(f"{name.value}_layerwise"): replace(entry, in_backward=True, refused_with={})
-        for name, entry in _ONCE.items()
-        if entry.projects
-    },
+_ONCE = {name: entry for names, entry in _ENTRIES.items() for name in names.split()}
+OPTIMIZERS: dict[str, OptimizerEntry] = _ONCE | {
+    f"{name}_layerwise": replace(entry, in_backward=True, refused_with={})
+    for name, entry in _ONCE.items()
+    if entry.projects
 }
+
+
+def state_bytes(optim: str, optim_args: str | None) -> int | None:
+    """Return the bytes of an optimizer's states for each trained parameter, or None if they depend on a rank."""
+    states = OPTIMIZERS[optim].states
+    if states is not None and optim == "sgd" and "momentum" in (optim_args or ""):
+        states = 1
+    # 8 and 4 bits are in the name
+    return None if states is None else states if "8bit" in optim else states // 2 if "4bit" in optim else 4 * states
+
 
 _log = logging.getLogger(__name__)
 
@@ -475,10 +497,6 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             low_rank_groups(request, {}, warn=False)
 
 
-# Arguments that only some optimizers read, and another value of each.
-_READ_BY_SOME: Mapping[str, float] = {"adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 0.5, "warmup_steps": 7}
-
-
 def unread_arguments(args: TrainingArguments, model: nn.Module | None = None) -> dict[str, str]:
     """Name the arguments that the optimizer of `optim` does not read, each with the reason.
 
@@ -503,9 +521,9 @@ def unread_arguments(args: TrainingArguments, model: nn.Module | None = None) ->
         made = entry.keywords(request)
     except ArgumentError:
         return unread
-    for name, other in _READ_BY_SOME.items():
+    for name in (*(name for name in ROWS if name.startswith("adam_")), "warmup_steps"):
         changed = copy.copy(args)
-        changed.__dict__[name] = other if getattr(args, name) != other else other / 2
+        changed.__dict__[name] = getattr(args, name) + 1  # unchecked: only keywords are made of it
         if entry.keywords(read_request(changed, model)[1]) == made:
             unread[name] = f"{told} does not read it"
     return unread

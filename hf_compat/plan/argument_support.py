@@ -29,32 +29,24 @@ from hf_compat.errors import (
     warn_user,
 )
 from hf_compat.hf import argument_values as values
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, row_of, without_effect
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
-from hf_compat.hf.enums import DebugOption, OptimizerNames
-from hf_compat.hf.inert import FP16_ON_CPU, RunParts, is_derived
+from hf_compat.hf.enums import DebugOption
+from hf_compat.hf.inert import FP16_ON_CPU, OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT, RunParts
 from hf_compat.hf.value_types import plain
 from hf_compat.optim.lr_schedulers import get_scheduler
-from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs, unread_arguments
+from hf_compat.optim.optimizers import check_request, get_optimizer_cls_and_kwargs, read_request, unread_arguments
 from hf_compat.runtime.text import brief, shown
-
-# Defaults that normalisation gives another form.
-_NORMAL_FORMS = {
-    "output_dir": "trainer_output",
-    "report_to": [],
-    "debug": [],
-    "disable_tqdm": False,
-    "activation_checkpointing": False,
-    "gradient_checkpointing": False,
-}
 
 
 def default_of(field: Field[Any]) -> object:
     """A dataclass field's default in its normalised form."""
+    row = ROWS.get(field.name)
+    if row is not None and row.normal is not None:
+        return row.normal
     default = values.default_of(field)
-    # transformers 4.46 has no default of the folder
-    return _NORMAL_FORMS.get(field.name, None if default is values.NO_DEFAULT else default)
+    return None if default is values.NO_DEFAULT else default
 
 
 def check_supported(args: TrainingArguments) -> None:
@@ -79,7 +71,7 @@ class InertSetting:
 
 
 @functools.lru_cache(maxsize=64)
-def _defaults_of(kind: type[TrainingArguments]) -> Mapping[str, object]:
+def defaults_of(kind: type[TrainingArguments]) -> Mapping[str, object]:
     """The defaults of a class's arguments, with ours. A subclass may have a field of such a name."""
     defaults = {field.name: default_of(field) for field in fields(kind)}
     return defaults | {name: getattr(TrainingArguments, name) for name in OWN_ARGUMENTS if name not in defaults}
@@ -88,7 +80,7 @@ def _defaults_of(kind: type[TrainingArguments]) -> Mapping[str, object]:
 def set_arguments(args: TrainingArguments) -> dict[str, object]:
     """List the arguments that were set away from their defaults, ours too, with their values."""
     chosen = {}
-    defaults = _defaults_of(type(args))
+    defaults = defaults_of(type(args))
     values_of = operator.attrgetter(*defaults)
     for (name, default), value in zip(defaults.items(), values_of(args), strict=True):
         if name == "accelerator_config":  # an object by now
@@ -111,8 +103,10 @@ def inert_settings(
     parts = RunParts(unread=lambda: unread_arguments(args)) if parts is None else parts
     found = []
     for name, value in set_arguments(args).items():
-        row = ROWS.get(name) or OWN_ROWS.get(name)
-        if row is None or not row.inert or is_derived(args, name, value):
+        row = row_of(name)
+        if row is None or not row.inert or name in vars(args).get("_defaults_of_profile", ()):
+            continue
+        if row.derived is not None and value == row.derived.value(args):
             continue
         conditions = (one for one in row.inert if one.in_evaluation or not in_evaluation)
         holds = ((one, one.when(args, parts)) for one in conditions)
@@ -349,7 +343,7 @@ def check_optimization(args: TrainingArguments) -> None:
 def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
     """Build the optimizer over one parameter with weight decay and one without. None if it needs a whole model."""
     check_request(args, model)
-    entry = OPTIMIZERS[OptimizerNames(args.optim)]
+    entry, _ = read_request(args, model)
     if entry.projects or entry.in_backward:  # its keywords depend on the model
         return None
     try:
@@ -358,8 +352,8 @@ def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = Non
     except HfCompatError:
         raise
     except _UNUSABLE as error:
-        numbers = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
-        told = ", ".join(f"`{shown(name, getattr(args, name))}`" for name in ("optim", "optim_args", *numbers))
+        read = {name: getattr(args, name) for name in without_effect(OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT)}
+        told = ", ".join(f"`{shown(name, value)}`" for name, value in read.items() if value is not None)
         raise ArgumentError(f"The optimizer cannot be made: {error}.\n\nHint: check {told}.") from error
 
 

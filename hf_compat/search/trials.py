@@ -11,6 +11,7 @@ import torch
 
 from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError, warn_once
 from hf_compat.hf import search
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metric_names import is_error, is_score
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
@@ -124,8 +125,6 @@ def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[...,
 
 
 _DIRECTIONS = ("minimize", "maximize")
-# The constructor has read these fields, so a trial's value comes too late, as upstream.
-_READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor", "log_level", "report_to")
 
 
 def check_search(model_init: object, n_trials: int | None, direction: Directions, **functions: object) -> None:
@@ -176,5 +175,6 @@ def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
         setattr(args, name, value)
     except (TypeError, ValueError, AttributeError) as error:
         raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
-    if name in _READ_BY_CONSTRUCTOR and value != old:
+    row = ROWS.get(name)
+    if row is not None and row.of_trainer and value != old:
         logger.warning(f"The trial sets {name}, which the Trainer has read before the search, so it does not change.")

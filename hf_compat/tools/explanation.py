@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
-from hf_compat.hf.argument_values import OWN_ROWS, ROWS, read_as
+from hf_compat.hf.argument_values import read_as, row_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import NEWEST, PROFILES, followed
 from hf_compat.hf.inert import RunParts
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
+from hf_compat.optim.optimizers import state_bytes
 from hf_compat.plan.argument_support import check_optimization, default_of, inert_settings, set_arguments
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.translate import LightningPlan, RunCounts, translate
@@ -28,28 +29,6 @@ from hf_compat.tools.terminal import ShownAsPrinted
 GIB = 2**30
 # Generation → the release whose defaults it has.
 RELEASES = {"4": "4.57", NEWEST: "5.23"}
-ADAM = 8  # two moments in float32
-
-# `optim` → bytes of its states for each trained parameter. Optimizers that factor matrices count as 0.
-STATE_BYTES: dict[str, int] = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"), ADAM),
-    **dict.fromkeys(("paged_adamw_32bit", "stable_adamw", "schedule_free_adamw", "schedule_free_radam"), ADAM),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), 2),
-    "adamw_torch_4bit": 1,
-    **dict.fromkeys(("ademamix", "paged_ademamix_32bit", "grokadamw"), 12),
-    **dict.fromkeys(("ademamix_8bit", "paged_ademamix_8bit"), 3),
-    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "adagrad", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit"), 4),
-    **dict.fromkeys(("lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit"), 1),
-    "schedule_free_sgd": 4,
-    **dict.fromkeys(("adafactor", "lomo", "adalomo"), 0),
-}
-
-
-def state_bytes(optim: str, optim_args: str | None) -> int | None:
-    """Return the bytes of optimizer states for each trained parameter, or None if they depend on a rank."""
-    if optim == "sgd":
-        return 4 if "momentum" in str(optim_args or "") else 0
-    return STATE_BYTES.get(optim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,10 +368,6 @@ def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
         yield ExplainedArgument(name=name, value=_shown(name, value), becomes=becomes)
 
 
-# Arguments that another one sets
-_FOLLOWS = {"do_eval": "eval_strategy", "dataloader_pin_memory": "use_cpu"}
-
-
 def _explained(
     args: TrainingArguments, unknown: Collection[str], by_profile: Collection[str], parts: RunParts | None
 ) -> Iterator[ExplainedArgument]:
@@ -401,16 +376,15 @@ def _explained(
     for name, value in set_arguments(args).items():
         if name not in unknown:
             value = value.value if isinstance(value, Enum) else value
-            row = ROWS.get(name) or OWN_ROWS.get(name)
+            row = row_of(name)
             if row is None:
                 becomes = "a field of your subclass"
             elif name in inert:
                 becomes = f"no effect here: {inert[name]}"
             else:
                 becomes = row.to
-            source = _FOLLOWS.get(name)
-            if source is not None and getattr(args, source) not in (False, "no"):
-                becomes += f" (follows from `{source}`)"
+            if row is not None and row.derived is not None and value == row.derived.value(args):
+                becomes += f" (follows from `{row.derived.source}`)"
             if name in by_profile:
                 becomes += f" (the default of transformers {_release_of(args.compat)})"
             yield ExplainedArgument(name=name, value=_shown(name, value), becomes=becomes)

@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.engine.strategies import gathering_method
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
+from hf_compat.hf.argument_values import without_effect
+from hf_compat.hf.inert import CANNOT_GENERATE
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.nested import Nested
@@ -19,9 +21,6 @@ from hf_compat.trainer_methods.steps import Inputs, StepMethods
 
 # The keywords of `generate`.
 GenerationKeywords: TypeAlias = dict[str, Any]
-
-# Arguments that only `Seq2SeqTrainingArguments` has.
-FIELDS = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
 
 
 class GenerationSteps(StepMethods):
@@ -61,7 +60,7 @@ class GenerationSteps(StepMethods):
             ArgumentError: The arguments lack generation's fields, or the model does not generate.
             MissingPackage: transformers is not installed, and the arguments ask for generation.
         """
-        missing = [name for name in FIELDS if not hasattr(self.args, name)]
+        missing = [name for name in without_effect(CANNOT_GENERATE) if not hasattr(self.args, name)]
         if missing:
             raise ArgumentError(
                 f"`args` is of type {type(self.args).__name__}, which has no {', '.join(missing)}.\n\n"

@@ -27,7 +27,8 @@ from hf_compat.engine.losses import (
 )
 from hf_compat.engine.strategies import is_compiled as is_compiled_model
 from hf_compat.errors import DataError, OverrideError, warn_once, warn_user
-from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.hf.enums import SchedulerType
+from hf_compat.hf.value_types import plain
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.releases import of_transformers
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
@@ -596,7 +597,7 @@ class OptimizationMethods(StepsBase):
         is_layerwise = optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer)
         if is_layerwise and kind != SchedulerType.CONSTANT.value:
             warn_once(
-                f"`optim={brief(OptimizerNames(args.optim).value)}`: each parameter's optimizer keeps "
+                f"`optim={brief(plain(args.optim))}`: each parameter's optimizer keeps "
                 f"`learning_rate={args.learning_rate}`. The schedule {brief(kind)} only sets the logged rate, "
                 "as in transformers 5.\n\nHint: set `lr_scheduler_type='constant'`. Or override `create_scheduler` and "
                 "return `get_scheduler(…, optimizer=self.optimizer, …)`, which gives each parameter a schedule."

@@ -11,8 +11,9 @@ import torch
 from hf_compat import TrainingArguments, explain, translate
 from hf_compat.cli.main import main
 from hf_compat.errors import ArgumentError
+from hf_compat.optim.optimizers import state_bytes
 from hf_compat.runtime.launch import Launch, assuming
-from hf_compat.tools.explanation import size_of_run, state_bytes
+from hf_compat.tools.explanation import size_of_run
 
 
 def test_explain_answers_for_machines_that_are_not_here():

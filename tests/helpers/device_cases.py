@@ -121,7 +121,7 @@ case(
 for _name in STEPS_AS_TORCH:
     if (
         OPTIMIZERS[_name].path.startswith(("torch.", "torch_", "transformers."))
-        and not _name.value.endswith(("xla", "npu_fused"))
-        and f"optim_{_name.value}" not in CASES
+        and not _name.endswith(("xla", "npu_fused"))
+        and f"optim_{_name}" not in CASES
     ):
-        case(f"optim_{_name.value}", {"optim": _name.value, **settings_of(_name.value), **SAVE})
+        case(f"optim_{_name}", {"optim": _name, **settings_of(_name), **SAVE})

@@ -7,7 +7,6 @@ import types
 import torch
 import transformers.trainer_optimizer as upstream
 
-from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.optimizers import OPTIMIZERS
 
 # Every module and class that transformers imports for an optimizer.
@@ -49,7 +48,7 @@ def install(monkeypatch, optim):
 
     Only that one, and after the arguments are made: transformers remembers for good whether there is a `torch_npu`.
     """
-    package = OPTIMIZERS[OptimizerNames(optim)].path.partition(".")[0]
+    package = OPTIMIZERS[optim].path.partition(".")[0]
     for module, names in CLASSES.items():
         if module.partition(".")[0] != package:
             continue

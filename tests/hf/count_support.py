@@ -30,7 +30,7 @@ def counts() -> dict[str, Counter[str]]:
     schedules = {*FACTORS, *OF_TRANSFORMERS, *MADE_APART}
     return {
         "names": Counter(of_name(name) for name in NAMES),
-        "optimizers": Counter(TRANSLATED if name in OPTIMIZERS else LATER for name in OptimizerNames),
+        "optimizers": Counter(TRANSLATED if name.value in OPTIMIZERS else LATER for name in OptimizerNames),
         "schedules": Counter(TRANSLATED if name in schedules else LATER for name in SchedulerType),
     }
 

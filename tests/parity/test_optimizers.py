@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.optimizers import OPTIMIZERS
 from hf_compat.runtime.text import is_installed
 from sweeps.parity.optimizer_runs import STEPS_AS_TORCH, compare
@@ -11,7 +10,7 @@ from sweeps.parity.optimizer_runs import STEPS_AS_TORCH, compare
 IN_EVERY_RUN = ("adamw_bnb_8bit", "apollo_adamw", "galore_adamw", "grokadamw", "stable_adamw")
 
 
-def runs_here(name: OptimizerNames) -> bool:
+def runs_here(name: str) -> bool:
     entry = OPTIMIZERS[name]
     return is_installed(entry.path.partition(".")[0]) and not entry.device
 
@@ -19,7 +18,7 @@ def runs_here(name: OptimizerNames) -> bool:
 @pytest.mark.parametrize(
     "name",
     [
-        name.value if name.value in IN_EVERY_RUN else pytest.param(name.value, marks=pytest.mark.matrix)
+        name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.matrix)
         for name in STEPS_AS_TORCH
         if runs_here(name)
     ],

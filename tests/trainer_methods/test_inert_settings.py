@@ -29,45 +29,6 @@ from hf_compat.tools.explanation import explain
 from hf_compat.trainer_methods.run_parts import run_parts
 from hf_compat.training_run.saver import Saver
 
-# A value of each argument that is not its default.
-AWAY = {
-    "output_dir": "elsewhere", "per_device_train_batch_size": 3, "num_train_epochs": 2, "max_steps": 3,
-    "learning_rate": 1e-3, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 3,
-    "optim": "sgd", "optim_args": "momentum=0.9", "weight_decay": 0.1, "adam_beta1": 0.5, "adam_beta2": 0.5,
-    "adam_epsilon": 1e-2, "optim_target_modules": ["outer"], "gradient_accumulation_steps": 2,
-    "average_tokens_across_devices": False, "max_grad_norm": 1e-3, "label_smoothing_factor": 0.1,
-    "bf16": True, "fp16": True, "bf16_full_eval": True, "fp16_full_eval": True, "tf32": False,
-    "activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False},
-    "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
-    "torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "default",
-    "use_liger_kernel": True, "liger_kernel_config": {"rope": True}, "use_cache": True, "neftune_noise_alpha": 5.0,
-    "torch_empty_cache_steps": 1, "auto_find_batch_size": True,
-    "logging_strategy": "no", "logging_steps": 3, "logging_first_step": True, "log_on_each_node": False,
-    "logging_nan_inf_filter": False, "include_num_input_tokens_seen": "all", "log_level": "debug",
-    "log_level_replica": "error", "disable_tqdm": True, "report_to": "tensorboard", "run_name": "mine",
-    "project": "mine", "trackio_space_id": "mine", "trackio_bucket_id": "mine", "trackio_static_space_id": "mine",
-    "eval_strategy": "epoch", "eval_steps": 2, "eval_delay": 2, "per_device_eval_batch_size": 2,
-    "prediction_loss_only": True, "eval_on_start": True, "eval_do_concat_batches": False,
-    "eval_use_gather_object": True, "eval_accumulation_steps": 1, "include_for_metrics": ["inputs"],
-    "batch_eval_metrics": True,
-    "save_only_model": True, "save_strategy": "no", "save_steps": 3, "save_on_each_node": True, "save_total_limit": 1,
-    "enable_jit_checkpoint": True, "push_to_hub": True, "hub_token": "secret", "hub_private_repo": True,
-    "hub_model_id": "me/mine", "hub_strategy": "end", "hub_always_push": True, "hub_revision": "mine",
-    "load_best_model_at_end": True, "metric_for_best_model": "count", "greater_is_better": True,
-    "ignore_data_skip": True, "restore_callback_states_from_checkpoint": True,
-    "full_determinism": True, "seed": 7, "data_seed": 7, "accelerator_config": {"use_seedable_sampler": False},
-    "dataloader_drop_last": True, "dataloader_num_workers": 1, "dataloader_persistent_workers": True,
-    "dataloader_prefetch_factor": 3, "dataloader_multiprocessing_context": "fork", "dataloader_in_order": False,
-    "remove_unused_columns": False, "label_names": ["other"], "train_sampling_strategy": "sequential",
-    "length_column_name": "size", "ddp_find_unused_parameters": True, "ddp_bucket_cap_mb": 3,
-    "ddp_broadcast_buffers": True, "ddp_static_graph": True, "ddp_backend": "gloo", "ddp_timeout": 60,
-    "fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "deepspeed": {"train_batch_size": 8},
-    "debug": "underflow_overflow", "skip_memory_metrics": False, "local_rank": 3,
-    "sortish_sampler": True, "predict_with_generate": True, "generation_max_length": 5, "generation_num_beams": 2,
-    "generation_config": {"max_length": 5}, "async_save": True, "compat": "4", "eval_loss_by_token": True,
-    "compile_update": True,
-    "log_format": "table",
-}  # fmt: skip
 # What changes nothing by itself, and need not be told.
 NOT_TOLD = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "resume_from_checkpoint"), "a flag that scripts read"),
@@ -76,6 +37,38 @@ NOT_TOLD = {
     "dataloader_pin_memory": "`use_cpu` switches it off as well",
     "parallelism_config": "an object of Accelerate, whose sizes have to fit the processes",
 }
+# A value of each other argument that is not its default.
+AWAY = {
+    name: not check.default
+    for name, check in Seq2SeqTrainingArguments._checks().items()
+    if isinstance(check.default, bool) and name not in NOT_TOLD
+} | {
+    "output_dir": "elsewhere", "per_device_train_batch_size": 3, "num_train_epochs": 2, "max_steps": 3,
+    "learning_rate": 1e-3, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 3,
+    "optim": "sgd", "optim_args": "momentum=0.9", "weight_decay": 0.1, "adam_beta1": 0.5, "adam_beta2": 0.5,
+    "adam_epsilon": 1e-2, "optim_target_modules": ["outer"], "gradient_accumulation_steps": 2,
+    "max_grad_norm": 1e-3, "label_smoothing_factor": 0.1, "tf32": False,
+    "activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False},
+    "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    "torch_compile_backend": "eager", "torch_compile_mode": "default",
+    "liger_kernel_config": {"rope": True}, "neftune_noise_alpha": 5.0, "torch_empty_cache_steps": 1,
+    "logging_strategy": "no", "logging_steps": 3, "include_num_input_tokens_seen": "all", "log_level": "debug",
+    "log_level_replica": "error", "disable_tqdm": True, "report_to": "tensorboard", "run_name": "mine",
+    "project": "mine", "trackio_space_id": "mine", "trackio_bucket_id": "mine", "trackio_static_space_id": "mine",
+    "eval_strategy": "epoch", "eval_steps": 2, "eval_delay": 2, "per_device_eval_batch_size": 2,
+    "eval_accumulation_steps": 1, "include_for_metrics": ["inputs"],
+    "save_strategy": "no", "save_steps": 3, "save_total_limit": 1, "hub_token": "secret", "hub_private_repo": True,
+    "hub_model_id": "me/mine", "hub_strategy": "end", "hub_revision": "mine",
+    "metric_for_best_model": "count", "greater_is_better": True,
+    "seed": 7, "data_seed": 7, "accelerator_config": {"use_seedable_sampler": False}, "dataloader_num_workers": 1,
+    "dataloader_prefetch_factor": 3, "dataloader_multiprocessing_context": "fork",
+    "label_names": ["other"], "train_sampling_strategy": "sequential",
+    "length_column_name": "size", "ddp_find_unused_parameters": True, "ddp_bucket_cap_mb": 3,
+    "ddp_broadcast_buffers": True, "ddp_static_graph": True, "ddp_backend": "gloo", "ddp_timeout": 60,
+    "fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "deepspeed": {"train_batch_size": 8},
+    "debug": "underflow_overflow", "local_rank": 3, "generation_max_length": 5, "generation_num_beams": 2,
+    "generation_config": {"max_length": 5}, "compat": "4", "log_format": "table",
+}  # fmt: skip
 # Variables that `full_determinism` sets.
 VARIABLES = (
     *("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "ASCEND_LAUNCH_BLOCKING"),

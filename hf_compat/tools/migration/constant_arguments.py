@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import libcst as cst
 
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.argument_values import ACCELERATOR_CONFIG, FILE_OR_NONE, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, further_problems
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
 from hf_compat.tools.migration.calls import ancestries, display_of, entries_of, lineage_of
@@ -23,7 +23,7 @@ from hf_compat.tools.migration.things import Thing, Things
 _CHECKS = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
 _PLACES = tuple(one.name for one in fields(Seq2SeqTrainingArguments) if one.init)
 # Their text may name a file, which lies where the script runs
-_READ_FILES = ("accelerator_config", "deepspeed", "fsdp_config")
+_READ_FILES = {name for name, row in ROWS.items() if row.kind in (ACCELERATOR_CONFIG, FILE_OR_NONE)}
 # What depends on the machine
 _OF_MACHINE = frozenset({"device"})
 

@@ -9,16 +9,17 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.data.types import Batch
+from hf_compat.hf.argument_values import row_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
-from hf_compat.hf.enums import IntervalStrategy
+from hf_compat.plan.argument_support import defaults_of
 from hf_compat.plan.translate import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
@@ -27,23 +28,15 @@ from hf_compat.tools.preflight.report import Finding, PreflightReport, Severity,
 from hf_compat.tools.preflight.snapshot import Snapshot
 from hf_compat.trainer import Trainer
 
-# Values of arguments that would reach beyond an update, or beyond the scratch folder.
-_QUIET: Mapping[str, object] = {
-    "async_save": False,
-    "auto_find_batch_size": False,
-    "debug": [],
-    "enable_jit_checkpoint": False,
-    "eval_on_start": False,
-    "eval_strategy": IntervalStrategy.NO,  # evaluations are a check of their own
-    "load_best_model_at_end": False,
-    "output_store": None,
-    "push_to_hub": False,
-    "restore_callback_states_from_checkpoint": False,
-    "save_total_limit": None,
-    "torch_compile": False,
-    "torch_compile_backend": None,
-    "torch_compile_mode": None,
-}
+
+def _quiet(args: TrainingArguments) -> dict[str, object]:
+    """The defaults of arguments that would reach beyond an update, or beyond the scratch folder."""
+    found = {}
+    for name, default in defaults_of(type(args)).items():
+        row = row_of(name)
+        if row is not None and row.reaches_out and name in vars(args):
+            found[name] = default if row.form is None else row.form(default)
+    return found
 
 
 @dataclass
@@ -85,8 +78,7 @@ class Session:
             os.makedirs(place, exist_ok=True)
             args = trainer.args
             trainer.args = object.__new__(type(args))
-            known = {name: value for name, value in _QUIET.items() if name in vars(args)}
-            vars(trainer.args).update(vars(args), **known, output_dir=place)
+            vars(trainer.args).update(vars(args), **_quiet(args), output_dir=place)
             trainer.state, trainer.control = copy.deepcopy(trainer.state), copy.deepcopy(trainer.control)
             handler = CallbackHandler(
                 [], trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
