@@ -34,7 +34,7 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
-from hf_compat.checkpoint.forms import COUNT, MAPPING, Kind, read_trainer_state, wrong_field
+from hf_compat.checkpoint.forms import COUNT, MAPPING, FieldSpec, read_trainer_state, wrong_field
 from hf_compat.checkpoint.hints import no_checkpoint, no_file
 from hf_compat.checkpoint.judging import as_named, holds_model_alone
 from hf_compat.checkpoint.moving import move
@@ -75,22 +75,22 @@ _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
 WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
 
 # Lightning's own fields, and those of the states of its loops, by the ends of their names
-_COUNTS = Kind("counts", dict, items=COUNT)
-_PROGRESS = Kind("counts in all, and since the last start", dict, needed={"total": _COUNTS, "current": _COUNTS})
+_COUNTS = FieldSpec("counts", dict, items=COUNT)
+_PROGRESS = FieldSpec("counts in all, and since the last start", dict, needed={"total": _COUNTS, "current": _COUNTS})
 _FIELDS = {
-    "state_dict": Kind("weights by name", dict, items=Kind("a tensor", torch.Tensor)),
-    **dict.fromkeys(("optimizer_states", "lr_schedulers"), Kind("a list", list)),
-    **dict.fromkeys(("epoch", "global_step"), Kind("a whole number", int, (-1, 2**63))),
-    "pytorch-lightning_version": Kind("a version", str, fits=re.compile(r"\d[\w.+!-]{0,59}").fullmatch),
+    "state_dict": FieldSpec("weights by name", dict, items=FieldSpec("a tensor", torch.Tensor)),
+    **dict.fromkeys(("optimizer_states", "lr_schedulers"), FieldSpec("a list", list)),
+    **dict.fromkeys(("epoch", "global_step"), FieldSpec("a whole number", int, (-1, 2**63))),
+    "pytorch-lightning_version": FieldSpec("a version", str, fits=re.compile(r"\d[\w.+!-]{0,59}").fullmatch),
     "callbacks": MAPPING,
-    "loops": Kind("states of loops", dict, items=MAPPING),
+    "loops": FieldSpec("states of loops", dict, items=MAPPING),
 }
 _OF_LOOPS = {
     **dict.fromkeys(("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress"), _PROGRESS),
-    "optim_progress": Kind(
+    "optim_progress": FieldSpec(
         "the progress of an optimizer",
         dict,
-        needed={"optimizer": Kind("its steps", dict, needed=dict.fromkeys(("step", "zero_grad"), _PROGRESS))},
+        needed={"optimizer": FieldSpec("its steps", dict, needed=dict.fromkeys(("step", "zero_grad"), _PROGRESS))},
     ),
     "state_dict": MAPPING,
 }

@@ -449,7 +449,7 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
             raise CheckpointError(f"{path} cannot be read: it is not a file of `torch.save` or `pickle`.") from error
     if max(walker.memo, default=0) > size:  # Python's own loader allocates memory for as many
         raise CheckpointError(f"{path} cannot be read: it counts more objects than it has bytes.")
-    check_bounds(path, [content, walker.hashed])
+    refuse_huge_content(path, [content, walker.hashed])
     return content
 
 
@@ -501,7 +501,7 @@ def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError("its entries overlap")
 
 
-def check_bounds(path: str, content: Plain) -> None:
+def refuse_huge_content(path: str, content: Plain) -> None:
     """Refuse a content that is too large to walk through or to hold. A few bytes may become gigabytes."""
     import torch  # here: the command line reads files without it
 

@@ -43,14 +43,14 @@ _WAYS = ("foreach", "fused", "capturable", "differentiable")  # how a step is co
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class FieldSpec:
     """What a field may hold."""
 
     expected: str  # what it holds, in words
     types: type | tuple[type, ...]  # its types. A truth value is a number only if `bool` is among them.
     within: tuple[float, float] | None = None  # the range of a number, or of a list's length. The end is not in it
-    items: Kind | None = None  # what each item of a list, or value of a mapping, has to be
-    needed: Mapping[str, Kind] | None = None  # what a mapping has to hold
+    items: FieldSpec | None = None  # what each item of a list, or value of a mapping, has to be
+    needed: Mapping[str, FieldSpec] | None = None  # what a mapping has to hold
     fits: Callable[[Any], object] | None = None  # what else has to hold
 
     def holds(self, value: Any) -> bool:
@@ -70,18 +70,18 @@ class Kind:
                 return False
         return self.fits is None or bool(self.fits(value))
 
-    def or_none(self) -> Kind:
+    def or_none(self) -> FieldSpec:
         """The kind of values that may also be missing."""
         types = self.types if isinstance(self.types, tuple) else (self.types,)
         return dataclasses.replace(self, expected=f"{self.expected}, or null", types=(*types, NoneType))
 
 
-def list_of(expected: str, items: Kind) -> Kind:
+def list_of(expected: str, items: FieldSpec) -> FieldSpec:
     """The kind of lists of such items."""
-    return Kind(f"a list of {expected}", (list, tuple), items=items)
+    return FieldSpec(f"a list of {expected}", (list, tuple), items=items)
 
 
-def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: str = "") -> str | None:
+def wrong_field(values: Mapping[str, object], kinds: Mapping[str, FieldSpec], where: str = "") -> str | None:
     """Say which value is not of its kind. Fields that are missing are left to the caller. `where` precedes a name."""
     for name, kind in kinds.items():
         if name in values and not kind.holds(values[name]):
@@ -90,40 +90,40 @@ def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: 
 
 
 _REALS = (int, float)
-COUNT = Kind("a whole number from 0 on", int, (0, 2**63))
-AMOUNT = Kind("a number from 0 on", _REALS, (0, math.inf))
-NUMBER = Kind("a number", _REALS)
-SEED = Kind("a seed", int, (0, 2**64))
-FLAG = Kind("true or false", bool)
-TEXT = Kind("text", str)
-MAPPING = Kind("a mapping", dict)
-_NUMBERS = Kind("numbers", Mapping, items=NUMBER)
-_COUNT_OR_NONE_YET = Kind("a whole number", int, (-1, 2**63))
+COUNT = FieldSpec("a whole number from 0 on", int, (0, 2**63))
+AMOUNT = FieldSpec("a number from 0 on", _REALS, (0, math.inf))
+NUMBER = FieldSpec("a number", _REALS)
+SEED = FieldSpec("a seed", int, (0, 2**64))
+FLAG = FieldSpec("true or false", bool)
+TEXT = FieldSpec("text", str)
+MAPPING = FieldSpec("a mapping", dict)
+_NUMBERS = FieldSpec("numbers", Mapping, items=NUMBER)
+_COUNT_OR_NONE_YET = FieldSpec("a whole number", int, (-1, 2**63))
 # Capturable optimizers have rates in tensors.
-_RATE = Kind(
+_RATE = FieldSpec(
     "a number",
     (*_REALS, bool, torch.Tensor),
     (-sys.float_info.max, sys.float_info.max),
     fits=lambda value: not isinstance(value, torch.Tensor) or value.numel() == 1,
 )
-_RATE_OR_RATES = Kind(
+_RATE_OR_RATES = FieldSpec(
     "a number",
     (*_REALS, bool, torch.Tensor, list, tuple),
     items=_RATE,
     fits=lambda value: isinstance(value, (list, tuple)) or _RATE.holds(value),
 )
-_MOMENT = Kind("a tensor of floating-point numbers", torch.Tensor, fits=torch.is_floating_point)
+_MOMENT = FieldSpec("a tensor of floating-point numbers", torch.Tensor, fits=torch.is_floating_point)
 
 # What an optimizer holds: of a group of parameters, and of each parameter.
-_FIELDS = Kind("fields", Mapping)
+_FIELDS = FieldSpec("fields", Mapping)
 _OPTIMIZER = {
     "param_groups": list_of("groups", _FIELDS),
-    "state": Kind("a mapping of parameters to their states", Mapping, items=_FIELDS),
+    "state": FieldSpec("a mapping of parameters to their states", Mapping, items=_FIELDS),
 }
 _GROUP = {
-    "params": list_of("parameters", Kind("a parameter", (str, int), (0, 2**63))),
+    "params": list_of("parameters", FieldSpec("a parameter", (str, int), (0, 2**63))),
     **dict.fromkeys(_RATES, _RATE_OR_RATES),
-    "betas": Kind("a pair of numbers", (list, tuple), (2, math.inf), _RATE),
+    "betas": FieldSpec("a pair of numbers", (list, tuple), (2, math.inf), _RATE),
     **dict.fromkeys(("amsgrad", "nesterov", "maximize", "capturable", "differentiable"), FLAG),
     **dict.fromkeys(("foreach", "fused"), FLAG.or_none()),
 }
@@ -137,12 +137,12 @@ _OF_PARAMETER = {
 _SCHEDULE = {
     **dict.fromkeys(("last_epoch", "_step_count"), _COUNT_OR_NONE_YET),
     **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _RATE)),
-    "lr_lambdas": list_of("states", Kind("a state", (Mapping, NoneType))),
+    "lr_lambdas": list_of("states", FieldSpec("a state", (Mapping, NoneType))),
 }
 LOSSES = {
     **dict.fromkeys(("tr_loss", "total_loss"), NUMBER),
     **dict.fromkeys(("last_logged", "first_update", "nonfinite_steps"), _COUNT_OR_NONE_YET),
-    "scalars": Kind(
+    "scalars": FieldSpec(
         "sums and weights",
         Mapping,
         needed=dict.fromkeys(("sums", "weights"), _NUMBERS),
@@ -155,13 +155,13 @@ _STATE = {
     **dict.fromkeys(("epoch", *INTERVALS, "total_flos"), AMOUNT),
     **dict.fromkeys(("train_batch_size", "best_global_step"), COUNT.or_none()),
     **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), FLAG),
-    "log_history": Kind("a list of logs", list, items=MAPPING).or_none(),
+    "log_history": FieldSpec("a list of logs", list, items=MAPPING).or_none(),
     "best_metric": NUMBER.or_none(),
-    "best_model_checkpoint": Kind("a path", str).or_none(),
+    "best_model_checkpoint": FieldSpec("a path", str).or_none(),
     "trial_name": TEXT.or_none(),
     "trial_params": MAPPING.or_none(),
     # exported states: one for each class, or a list of several
-    "stateful_callbacks": Kind(
+    "stateful_callbacks": FieldSpec(
         "states by class name",
         dict,
         fits=lambda held: all(

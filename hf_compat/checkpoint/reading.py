@@ -31,7 +31,6 @@ from hf_compat.checkpoint.files import (
     Named,
     Plain,
     ReadOnce,
-    check_bounds,
     first_line,
     is_inside,
     is_plain_name,
@@ -40,6 +39,7 @@ from hf_compat.checkpoint.files import (
     read_json,
     reading,
     refusal_behind,
+    refuse_huge_content,
     walked_torch_file,
 )
 from hf_compat.checkpoint.verifying import READ_AT_ONCE, comparing, kept_content, running_hash
@@ -304,7 +304,7 @@ def load_plain(
     with knowing_types(source, allowed, objects) as is_zip:
         may_map = mmap and is_zip and isinstance(source, str)
         content = torch.load(source, map_location="cpu", weights_only=True, mmap=may_map)
-    check_bounds(path, content)
+    refuse_huge_content(path, content)
     return content
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import Named, check_bounds, first_line, naming
+from hf_compat.checkpoint.files import Named, first_line, naming, refuse_huge_content
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
@@ -33,7 +33,7 @@ from hf_compat.checkpoint.forms import (
     NUMBER,
     SEED,
     TEXT,
-    Kind,
+    FieldSpec,
     list_of,
     random_states_problem,
     refuse,
@@ -123,7 +123,7 @@ def readable_state(state: State, whose: str) -> State:
         CallbackError: It holds, nests or shares something that would make the whole checkpoint unreadable.
     """
     try:
-        check_bounds(whose, state)
+        refuse_huge_content(whose, state)
         plain: State = _readable(state, "")
         return plain
     except CheckpointError as error:
@@ -245,7 +245,7 @@ class SavedAt(StrEnum):
 class _Stored:
     """Values that a checkpoint holds as a dict."""
 
-    KINDS: ClassVar[Mapping[str, Kind]]
+    KINDS: ClassVar[Mapping[str, FieldSpec]]
     NEEDED: ClassVar[tuple[str, ...]]
 
     def to_plain(self) -> PlainState:
@@ -282,7 +282,7 @@ class DataPosition(_Stored):
         **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
         **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), COUNT.or_none()),
         "shuffle_seed": SEED.or_none(),
-        "shared": Kind("a list of batches", list).or_none(),
+        "shared": FieldSpec("a list of batches", list).or_none(),
         **dict.fromkeys(("is_open", "is_over"), FLAG),
     }
     NEEDED = ("epoch",)
@@ -317,7 +317,7 @@ class RunState(_Stored):
 
     KINDS = {
         "data": MAPPING,
-        "moment": Kind("a moment of a save", str, fits=list(SavedAt).__contains__),
+        "moment": FieldSpec("a moment of a save", str, fits=list(SavedAt).__contains__),
         **dict.fromkeys(("world_size", "sharing", "sequence"), COUNT),
         **dict.fromkeys(("samples_per_micro_batch", "workers"), COUNT.or_none()),
         **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),

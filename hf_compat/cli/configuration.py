@@ -43,7 +43,7 @@ class TooLarge(yaml.YAMLError):
     """A YAML text exceeds a limit, or has a key twice."""
 
 
-def check_bounds(text: str) -> None:
+def refuse_huge_yaml(text: str) -> None:
     """Refuse a YAML text that expands to too many values, before any of it is built."""
     level = 0
     try:
@@ -91,7 +91,7 @@ def _check_node(node: yaml.Node | None, level: int, counted: Iterator[int]) -> N
 
 def load(text: str, build: Callable[[str], Loaded] | None = None) -> Loaded:
     """Read a YAML text within the limits, by default as jsonargparse reads it."""
-    check_bounds(text)
+    refuse_huge_yaml(text)
     try:
         return (build or get_loader("yaml"))(text)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:  # of a tag as `!!int x`

@@ -13,9 +13,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +26,43 @@ from hf_compat.runtime.text import brief, parse_switch
 Variables = Mapping[str, str]
 # Through it launchers, trackers and tools are heard, and the processes that this one starts
 environment: MutableMapping[str, str] = os.environ  # noqa: TID251 - the one place
+
+
+# A function that reads a variable's text, given all variables and the number of this machine.
+Reader: TypeAlias = Callable[[str, Variables, int], int]
+
+
+class _Misfit(ValueError):
+    """What is wrong with a variable, in words."""
+
+
+def _most_machines(text: str, variables: Variables, node_rank: int) -> int:
+    """Read the number of machines, or the most of an elastic range, such as `1:2`."""
+    return int(text.rpartition(":")[2])
+
+
+def _tasks_of_machine(text: str, variables: Variables, node_rank: int) -> int:
+    """Read the tasks of this machine from those of each: in `2(x3),1` the fourth has 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    each = [count for count, times in found for _ in range(int(times or 1))] or [text]
+    return int(each[node_rank if node_rank < len(each) else 0])
+
+
+def _hosts(variables: Variables, *needed: str) -> list[str]:
+    """Read SageMaker's list of hosts, which has those needed."""
+    with contextlib.suppress(ValueError):
+        hosts = json.loads(variables["SM_HOSTS"])
+        if isinstance(hosts, list) and all(one in hosts for one in needed):
+            return hosts
+    raise _Misfit(f"does not fit a JSON list of hosts in `SM_HOSTS={brief(variables['SM_HOSTS'])}`")
+
+
+def _number_of_hosts(text: str, variables: Variables, node_rank: int) -> int:
+    return len(_hosts(variables))
+
+
+def _place_among_hosts(text: str, variables: Variables, node_rank: int) -> int:
+    return _hosts(variables, text).index(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +84,7 @@ class Launcher:
     address: tuple[str, ...] = ("MASTER_ADDR",)  # of the first machine
     starts_machines: bool = False  # its process on each machine starts the others there: `hf-compat run --devices N`
     may_start_machines: bool = False  # the same, if the job has one process a machine
+    readers: Mapping[str, Reader] = field(default_factory=dict)  # of variables that hold something else than a number
 
 
 LAUNCHERS = (
@@ -80,6 +119,9 @@ LAUNCHERS = (
         nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
         address=("MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
         may_start_machines=True,
+        readers=dict.fromkeys(
+            ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"), _tasks_of_machine
+        ),
     ),
     Launcher(
         name="Open MPI, Azure ML (MPI)",
@@ -124,6 +166,7 @@ LAUNCHERS = (
         local_rank=(),
         address=("PET_MASTER_ADDR", "MASTER_ADDR"),
         starts_machines=True,
+        readers={"PET_NNODES": _most_machines},
     ),
     Launcher(
         name="SageMaker",
@@ -133,6 +176,7 @@ LAUNCHERS = (
         local_rank=(),
         address=("MASTER_ADDR", "SM_HOSTS"),
         starts_machines=True,
+        readers={"SM_CURRENT_HOST": _place_among_hosts, "SM_HOSTS": _number_of_hosts},
     ),
     Launcher(
         name="Kubernetes indexed Job, JobSet",
@@ -176,41 +220,31 @@ def find_place(variables: Variables = environment) -> Place | None:
         # an interactive shell of Slurm's is a step, too
         of_shell = row.rank[0] == "SLURM_PROCID" and variables.get("SLURM_JOB_NAME") in ("bash", "interactive")
         if all(name in variables for name in row.when) and not of_shell:
-            node_rank, rank = _read(variables, row.node_rank), _read(variables, row.rank)
+            node_rank, rank = _read(row, variables, row.node_rank), _read(row, variables, row.rank)
             assert rank is not None  # `when` has its variable
             return Place(
                 launcher=row,
                 rank=rank,
-                world_size=_read(variables, row.world_size),
-                local_rank=_read(variables, row.local_rank),
-                local_world_size=_read(variables, row.local_world_size, node_rank or 0),
+                world_size=_read(row, variables, row.world_size),
+                local_rank=_read(row, variables, row.local_rank),
+                local_world_size=_read(row, variables, row.local_world_size, node_rank or 0),
                 node_rank=node_rank,
-                nodes=_read(variables, row.nodes),
+                nodes=_read(row, variables, row.nodes),
                 address=next((found for name in row.address if (found := first_host(variables.get(name, "")))), None),
             )
     return None
 
 
-def _read(variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> int | None:
-    """Read the first of these variables that is set. Some launchers have other forms than a number."""
+def _read(row: Launcher, variables: Variables, names: tuple[str, ...], node_rank: int = 0) -> int | None:
+    """Read the first of these variables that is set."""
     name = next((name for name in names if variables.get(name)), None)
     if name is None:
         return None
-    text = variables[name]
-    if name == "PET_NNODES":  # an elastic range, of which the most counts: `1:2`
-        text = text.rpartition(":")[2]
-    if name.endswith("TASKS_PER_NODE"):  # those of each machine: in `2(x3),1` the fourth has 1
-        found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-        each = [count for count, times in found for _ in range(int(times or 1))] or [text]
-        text = each[node_rank if node_rank < len(each) else 0]
     try:
-        if name == "SM_HOSTS":  # in JSON
-            return len(json.loads(text))
-        return json.loads(variables["SM_HOSTS"]).index(text) if name == "SM_CURRENT_HOST" else int(text)
-    except (ValueError, TypeError, AttributeError) as error:  # not a number, not JSON, or not a list
-        wrong = "is no whole number"
-        if name.startswith("SM_"):
-            wrong = f"does not fit a JSON list of hosts in `SM_HOSTS={brief(variables['SM_HOSTS'])}`"
+        read = row.readers.get(name)
+        return int(variables[name]) if read is None else read(variables[name], variables, node_rank)
+    except ValueError as error:
+        wrong = str(error) if isinstance(error, _Misfit) else "is no whole number"
         raise ArgumentError(
             f"The environment has `{name}={brief(variables[name])}`, which {wrong}.\n\n"
             "Hint: launchers set it; unset it to train in one process."

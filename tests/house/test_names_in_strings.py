@@ -28,7 +28,7 @@ UPSTREAM = [
 ]  # fmt: skip
 # Of packages and releases that are not installed, of the system, and marks of our own that are written once.
 ELSEWHERE = {
-    "GradientProjector", "LossKwargs", "OptimState4bit", "OptimState8bit", "TASKS_PER_NODE", "TORCH_GLOO_LAZY_INIT",
+    "GradientProjector", "LossKwargs", "OptimState4bit", "OptimState8bit", "TORCH_GLOO_LAZY_INIT",
     "_given_by_old_names", "_hooks_run", "_prediction_loop", "biufcSU", "bounded_yaml", "galore_projector",
     "hf_compat_folder", "pt_gloo_runloop", "random_projector", "subclass_4bit", "subclass_8bit", "svd_projector",
     "unsloth_zoo",

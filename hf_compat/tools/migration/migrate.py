@@ -20,7 +20,7 @@ from hf_compat.checkpoint.disks import force
 from hf_compat.errors import MigrationError
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
-from hf_compat.tools.migration.report import Effect, FileChange, Finding, Migration, Passed, Rewritten, Target
+from hf_compat.tools.migration.report import Effect, FileChange, Migration, Passed, Rewritten, Spot, Target
 from hf_compat.tools.migration.shell import rewrite_shell
 
 _REWRITINGS: dict[str, Callable[[str, Target, Path], Rewritten]] = {
@@ -117,14 +117,14 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
 
 def _with_followed(change: FileChange, target: Target, named: Container[Path], runs_as_is: bool) -> FileChange:
     """Add what other files, on whose classes a source builds, do to it, unless they are migrated with it."""
-    found: set[Finding] = set()
+    found: set[Spot] = set()
     for line, name, file in ((one.line, one.name, one.file) for one in change.followed if one.file not in named):
         other = rewrite_path(file, target)
         what, place = f"{name} of {file.name}", os.path.relpath(file)
         for one in (one for one in other.by_gravity if one.effect is not Effect.LOOK):
-            found.add(Finding(line, what, f"{place}:{one.line}: {one.what}: {one.reason}", effect=one.effect))
+            found.add(Spot(line, what, f"{place}:{one.line}: {one.what}: {one.reason}", effect=one.effect))
         if other.is_changed and not runs_as_is:
-            found.add(Finding(line, what, f"`hf-compat migrate` has to rewrite {place}, too", effect=Effect.LOOK))
+            found.add(Spot(line, what, f"`hf-compat migrate` has to rewrite {place}, too", effect=Effect.LOOK))
     return replace(change, findings=tuple(sorted({*change.findings, *found})))
 
 

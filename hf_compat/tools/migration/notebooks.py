@@ -11,8 +11,8 @@ from typing import NamedTuple
 import libcst as cst
 
 from hf_compat.errors import MigrationError
-from hf_compat.tools.migration.python_source import check_bounds
-from hf_compat.tools.migration.report import Finding, Rewritten, Target
+from hf_compat.tools.migration.python_source import refuse_huge_source
+from hf_compat.tools.migration.report import Rewritten, Spot, Target
 
 # Cell magics whose cells are Python.
 _PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%memit")
@@ -36,7 +36,7 @@ class _Cell(NamedTuple):
 def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target], Rewritten]) -> Rewritten:
     """Rewrite the code cells of a notebook."""
     magics: list[str] = []
-    findings: list[Finding] = []
+    findings: list[Spot] = []
     cells: list[_Cell] = []
     notebook, sources = _read(text)
     for number, (held, source) in enumerate(sources, start=1):
@@ -46,7 +46,7 @@ def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target],
         if _is_python(masked):
             cells.append(_Cell(number, held, source, masked))
         else:
-            findings.append(Finding(1, source.strip().splitlines()[0][:60], "a syntax error: the cell is left", number))
+            findings.append(Spot(1, source.strip().splitlines()[0][:60], "a syntax error: the cell is left", number))
     result = rewrite("".join(f"{_CELL}{n}\n{cell.masked}\n" for n, cell in enumerate(cells)), target)
     parts = re.split(rf"^{_CELL}\d+\n", result.text, flags=re.MULTILINE)
     if len(parts) != len(cells) + 1 or parts[0]:
@@ -88,7 +88,7 @@ def _read(text: str) -> tuple[object, list[tuple[dict[str, object] | None, str]]
 
 
 def _is_python(source: str) -> bool:
-    check_bounds(source)
+    refuse_huge_source(source)
     try:
         cst.parse_module(f"{source}\n")
     except cst.ParserSyntaxError:
@@ -116,7 +116,7 @@ def _masked(source: str, magics: list[str]) -> str | None:
     return "\n".join(masked)
 
 
-def _placed(finding: Finding, cells: Sequence[_Cell]) -> Finding:
+def _placed(finding: Spot, cells: Sequence[_Cell]) -> Spot:
     line = finding.line
     for cell in cells:
         height = cell.masked.count("\n") + 2

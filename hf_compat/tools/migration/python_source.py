@@ -40,7 +40,7 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
     is_of_these = "transformers" in text or "hf_compat" in text
     if not is_of_these and not ClassGraph(file).leads_to_transformers(text):
         return Rewritten(text)
-    check_bounds(text)
+    refuse_huge_source(text)
     try:
         source = Source(text, target, file)
         things = Things(source)
@@ -86,7 +86,7 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
     return whole_source.unless_a_copy(source, result)
 
 
-def check_bounds(text: str) -> None:
+def refuse_huge_source(text: str) -> None:
     """Refuse a source that is too deep or too large for libcst. A source that is not Python passes."""
     # Python's own parser has bounds of its own, and libcst reads sources that Python does not: brackets bound those
     deepest = max(itertools.accumulate((one in "([{") - (one in ")]}") for one in text if one in "([{)]}"), default=0)

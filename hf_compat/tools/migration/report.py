@@ -27,7 +27,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Finding:
+class Spot:
     """A place that a person has to look at, or that was rewritten."""
 
     line: int  # line of the original file, from 1. In a notebook it counts within the cell
@@ -51,8 +51,8 @@ class Rewritten:
     """A text after migration."""
 
     text: str
-    findings: tuple[Finding, ...] = ()
-    mended: tuple[Finding, ...] = ()
+    findings: tuple[Spot, ...] = ()
+    mended: tuple[Spot, ...] = ()
     followed: tuple[Followed, ...] = ()
 
 
@@ -64,8 +64,8 @@ class FileChange:
     before: bytes
     after: bytes
     diff: str
-    findings: tuple[Finding, ...]
-    mended: tuple[Finding, ...] = ()
+    findings: tuple[Spot, ...]
+    mended: tuple[Spot, ...] = ()
     followed: tuple[Followed, ...] = ()
     written: bool = False
 
@@ -74,7 +74,7 @@ class FileChange:
         return self.before != self.after
 
     @property
-    def by_gravity(self) -> list[Finding]:
+    def by_gravity(self) -> list[Spot]:
         """All findings about the file as it is, gravest first, then by line."""
         return sorted({*self.findings, *self.mended}, key=lambda one: (one.effect.gravity, one.cell or 0, one.line))
 

@@ -6,7 +6,7 @@ import re
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.tools.migration.old_arguments import GONE_IN_5, is_flag, is_renamed, switched_on, today
-from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
+from hf_compat.tools.migration.report import Effect, Rewritten, Spot, Target
 
 _COMMAND = re.compile(r"(?:[^\n]*\\\r*\n)*[^\n]*\n?")  # with its continuation lines
 _RUNNERS = re.compile(r"\b(python[\d.]*|torchrun|accelerate|deepspeed|hf-compat|srun)\b")
@@ -25,8 +25,8 @@ _OFF = ("false", "0", "no")
 
 def rewrite_shell(text: str, target: Target) -> Rewritten:
     """Rewrite the options in a shell script."""
-    findings: list[Finding] = []
-    mended: list[Finding] = []
+    findings: list[Spot] = []
+    mended: list[Spot] = []
     pieces: list[str] = []
     done = 0
     commands = (one for one in _COMMAND.finditer(text) if _RUNNERS.search(one[0]))
@@ -44,7 +44,7 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
             line = text.count("\n", 0, option.start()) + 1
             if reason is not None:
                 effect = Effect.FAILS if target is Target.TRANSFORMERS_5 and is_training else Effect.LOOK
-                findings.append(Finding(line, f"--{name}", reason, effect=effect))
+                findings.append(Spot(line, f"--{name}", reason, effect=effect))
             if new is not None:
                 # A removed option that is alone on its line takes the line along
                 word_start = option.start() if new else len(_GAP.sub("", text[: option.start()], count=1))
@@ -53,7 +53,7 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
                 done = name_end if keeps_value else value_end
                 if target is Target.TRANSFORMERS_5:
                     reason = f"transformers 5 has no such option: {today(name)}"
-                    mended.append(Finding(line, f"--{name}", reason, effect=Effect.FAILS))
+                    mended.append(Spot(line, f"--{name}", reason, effect=Effect.FAILS))
     return Rewritten("".join([*pieces, text[done:]]), tuple(findings), tuple(mended))
 
 

@@ -21,7 +21,7 @@ from libcst.metadata import (
 )
 
 from hf_compat.tools.migration.class_graph import ClassGraph
-from hf_compat.tools.migration.report import Effect, Finding, Followed, Rewritten, Target
+from hf_compat.tools.migration.report import Effect, Followed, Rewritten, Spot, Target
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 # The replacement of a node: one node, none, or several.
@@ -52,8 +52,8 @@ class Source:
         self._positions = cast("Mapping[cst.CSTNode, CodeRange]", known[PositionProvider])
         self.nodes = tuple(walk(self.module))
         self._changes: dict[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]] = {}
-        self._findings: set[Finding] = set()
-        self._mended: set[Finding] = set()
+        self._findings: set[Spot] = set()
+        self._mended: set[Spot] = set()
         self._followed: set[Followed] = set()
         # Whether our names are imported from this package. A source with another library's trainer keeps its own.
         self.moves_here = target is Target.HF_COMPAT
@@ -142,11 +142,11 @@ class Source:
     def list(self, place: cst.CSTNode | int, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
         """Leave a place, a node or a line, to a person."""
         line = place if isinstance(place, int) else self.line(place)
-        self._findings.add(Finding(line, what, reason, effect=effect))
+        self._findings.add(Spot(line, what, reason, effect=effect))
 
     def mend(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
         """Record what would happen at a rewritten place if the source stayed as it is."""
-        self._mended.add(Finding(self.line(node), what, reason, effect=effect))
+        self._mended.add(Spot(self.line(node), what, reason, effect=effect))
 
     def mend_for_5(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
         """Record what transformers 5 does at a rewritten place. This package accepts it as it is."""

@@ -13,7 +13,7 @@ from hf_compat.tools.migration.names import PUBLIC, is_beside_older
 from hf_compat.tools.migration.old_arguments import today
 from hf_compat.tools.migration.overrides import OVERRIDABLE
 from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
-from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
+from hf_compat.tools.migration.report import Effect, Rewritten, Spot, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, methods_of
 from hf_compat.tools.migration.things import Thing, Things, elements_of
 
@@ -148,5 +148,5 @@ def unless_a_copy(source: Source, result: Rewritten) -> Rewritten:
             f"is, with {parts} places of earlier releases{first}"
         )
         effect = Effect.FAILS if fails else Effect.LOOK
-        return Rewritten(source.text, (Finding(source.line(node), f"class {node.name.value}", reason, effect=effect),))
+        return Rewritten(source.text, (Spot(source.line(node), f"class {node.name.value}", reason, effect=effect),))
     return result
