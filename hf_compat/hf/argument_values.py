@@ -489,11 +489,6 @@ OWN_ARGUMENTS = {
 OWN_ROWS = {name: own.row for name, own in OWN_ARGUMENTS.items()}
 
 
-def row_of(name: str) -> Row | None:
-    """Find the row of an argument, which may be our own. None for a field of a user's subclass."""
-    return ROWS.get(name) or OWN_ROWS.get(name)
-
-
 def without_effect(*conditions: Inert) -> list[str]:
     """Name the arguments that any of the conditions leaves without effect."""
     return [name for name, row in ROWS.items() if not set(conditions).isdisjoint(row.inert)]

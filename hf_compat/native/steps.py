@@ -28,6 +28,7 @@ from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.value_types import plain
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.lr_schedulers import is_schedule_of
 from hf_compat.optim.prepared import PreparedOptimizer
@@ -365,7 +366,7 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
                 f"`warmup_steps={brief(args.warmup_steps)}` is a share of the run, and nothing says how many updates "
                 "it has.\n\nHint: give a number of updates, or `max_steps` or `max_epochs` to lightning.Trainer."
             )
-        kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        kind = str(plain(args.lr_scheduler_type))
         if kind not in _ENDLESS_SCHEDULES:
             warn_user(
                 f"Nothing says how many updates this fit makes, so `lr_scheduler_type='{kind}'` has no end to decay "

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
+from hf_compat.hf.value_types import plain
 from hf_compat.interop.releases import of_transformers
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
@@ -140,7 +141,7 @@ def make_schedule(
     scheduler_specific_kwargs: dict[str, Option] | None = None,
 ) -> LRScheduler | Schedule:
     """Build a schedule of an optimizer's own groups, from the arguments of `get_scheduler`."""
-    kind = SchedulerType(getattr(name, "value", name))
+    kind = SchedulerType(plain(name))
     options = scheduler_specific_kwargs or {}
     if kind == SchedulerType.CONSTANT:
         return LambdaLR(optimizer, lambda _: 1)

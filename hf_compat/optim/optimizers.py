@@ -122,7 +122,9 @@ class OptimizerEntry:
 
 def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[OptimizerEntry, OptimizerRequest]:
     """Find the entry of `optim`, and read `optim_args`, written `key=value,key=value`, as its options."""
-    optim = str(plain(read_as("optim", optimizer, args.optim)))
+    name = str(plain(args.optim))
+    # transformers' own arguments may have another
+    optim = name if name in OPTIMIZERS else str(plain(read_as("optim", optimizer, name)))
     entry = OPTIMIZERS[optim]
     given: dict[str, str] = {}
     for part in (args.optim_args or "").replace(" ", "").split(","):

@@ -29,7 +29,7 @@ from hf_compat.errors import (
     warn_user,
 )
 from hf_compat.hf import argument_values as values
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, row_of, without_effect
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS, without_effect
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import DebugOption
@@ -103,7 +103,7 @@ def inert_settings(
     parts = RunParts(unread=lambda: unread_arguments(args)) if parts is None else parts
     found = []
     for name, value in set_arguments(args).items():
-        row = row_of(name)
+        row = ROWS.get(name) or OWN_ROWS.get(name)
         if row is None or not row.inert or name in vars(args).get("_defaults_of_profile", ()):
             continue
         if row.derived is not None and value == row.derived.value(args):

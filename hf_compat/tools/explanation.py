@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
-from hf_compat.hf.argument_values import read_as, row_of
+from hf_compat.hf.argument_values import OWN_ROWS, ROWS, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import NEWEST, PROFILES, followed
 from hf_compat.hf.inert import RunParts
-from hf_compat.hf.value_types import Range, number
+from hf_compat.hf.value_types import Range, number, plain
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.optim.optimizers import state_bytes
 from hf_compat.plan.argument_support import check_optimization, default_of, inert_settings, set_arguments
@@ -324,7 +324,7 @@ def explain(
     todays = {field.name: default_of(field) for field in fields(args)} | PROFILES[NEWEST]
     sizes: tuple[str, ...] = ()
     if plan is not None and size:
-        optim = str(getattr(args.optim, "value", args.optim))
+        optim = str(plain(args.optim))
         held = size_of_run(plan, size, part, optim, str(args.optim_args or "")).lines()
         kept = "one input of each layer is kept, and the largest layer's activations come on top"
         way = "`gradient_checkpointing=True` keeps one input of each layer instead"
@@ -376,7 +376,7 @@ def _explained(
     for name, value in set_arguments(args).items():
         if name not in unknown:
             value = value.value if isinstance(value, Enum) else value
-            row = row_of(name)
+            row = ROWS.get(name) or OWN_ROWS.get(name)
             if row is None:
                 becomes = "a field of your subclass"
             elif name in inert:

@@ -593,7 +593,7 @@ class OptimizationMethods(StepsBase):
         if section is not None:
             self.lr_scheduler = DeepSpeedSchedule(section, own)
             return self.lr_scheduler
-        kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+        kind = plain(args.lr_scheduler_type)
         is_layerwise = optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer)
         if is_layerwise and kind != SchedulerType.CONSTANT.value:
             warn_once(

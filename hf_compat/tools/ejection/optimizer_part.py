@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import SchedulerType
+from hf_compat.hf.value_types import plain
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
@@ -41,7 +42,7 @@ class SchedulePart:
     @staticmethod
     def of_arguments(args: TrainingArguments, updates: int, write: Expressions, findings: Findings) -> SchedulePart:
         """Make the schedule that the arguments name."""
-        kind = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        kind = SchedulerType(plain(args.lr_scheduler_type))
         warmup = args.get_warmup_steps(updates)
         if kind not in _WRITTEN:
             what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"

@@ -16,7 +16,7 @@ from torch import nn
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.data.types import Batch
-from hf_compat.hf.argument_values import row_of
+from hf_compat.hf.argument_values import OWN_ROWS, ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.plan.argument_support import defaults_of
@@ -33,7 +33,7 @@ def _quiet(args: TrainingArguments) -> dict[str, object]:
     """The defaults of arguments that would reach beyond an update, or beyond the scratch folder."""
     found = {}
     for name, default in defaults_of(type(args)).items():
-        row = row_of(name)
+        row = ROWS.get(name) or OWN_ROWS.get(name)
         if row is not None and row.reaches_out and name in vars(args):
             found[name] = default if row.form is None else row.form(default)
     return found
