@@ -84,6 +84,7 @@ from hf_compat.native.steps import (
     refuse_samples,
     seed_from,
     share_arguments,
+    steps_of_data,
     takes_entries,
     updates_of_fit,
     warn_of_late_rate,
@@ -311,8 +312,7 @@ class HFModule(OverridePoints, LoadableModule):
         if not is_replaced(self, "validation_step", HFModule):
             hide_expected([OF_STEP])
         count_updates(self.trainer, 1)
-        data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
-        with_data = isinstance(data, NativeSteps)
+        with_data = steps_of_data(self.trainer) is not None
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
         refuse_native(callbacks, self, with_data, author_updates=self._says_manual)
         if not self.automatic_optimization:
@@ -330,10 +330,9 @@ class HFModule(OverridePoints, LoadableModule):
             leave_at_exit()
         steps = self.steps
         self._evaluations.forget()
-        datamodule = getattr(self.trainer, "datamodule", None)
-        data = getattr(datamodule, "steps", None)
-        if datamodule is not None and isinstance(data, NativeSteps):
-            datamodule.is_set_up = True  # a subclass's `setup` may not have set it
+        data = steps_of_data(self.trainer)
+        if data is not None:
+            self.trainer.datamodule.is_set_up = True  # type: ignore[attr-defined]  # a subclass's `setup` may not have set it
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
@@ -374,8 +373,7 @@ class HFModule(OverridePoints, LoadableModule):
         batches, told_batches = steps.args.gradient_accumulation_steps, trainer.accumulate_grad_batches
         if not self.automatic_optimization:
             self._read_schedules()
-            data = getattr(getattr(trainer, "datamodule", None), "steps", None)
-            count_updates(trainer, 1 if isinstance(data, NativeSteps) else batches)
+            count_updates(trainer, 1 if steps_of_data(trainer) is not None else batches)
         elif batches > 1 and told_batches > 1:  # with windows it would be their product
             raise ArgumentError(
                 f"`gradient_accumulation_steps={batches}` of the arguments and "

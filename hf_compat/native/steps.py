@@ -143,6 +143,12 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
             self._signature_columns = None
 
 
+def steps_of_data(trainer: pl.Trainer) -> NativeSteps | None:
+    """The steps of the trainer's HFDataModule. None if its data is of another kind."""
+    steps = getattr(getattr(trainer, "datamodule", None), "steps", None)
+    return steps if isinstance(steps, NativeSteps) else None
+
+
 def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     """Give the steps of a module and those of its data module the same arguments.
 
