@@ -292,7 +292,7 @@ class Trainer(TrainingMethods, LogMethods):
                 self._start, compare = self._start_facts(), functools.partial(compare_arguments, self.args, wanted)
                 with self._saver.taking_folder(not is_of_search, self._start, compare):  # a trial has its own folder
                     while True:  # `trying` suppresses the error of a damaged checkpoint; next comes the one before
-                        with self._resumer.trying(wanted, unloadable) as checkpoint:
+                        with self._resumer.attempting_resume(wanted, unloadable) as checkpoint:
                             self._prepare_model_for_training(checkpoint, trial)
                             watches = DebugOption.UNDERFLOW_OVERFLOW in self.args.debug
                             with watch_for_overflow(self.model) if watches else contextlib.nullcontext():

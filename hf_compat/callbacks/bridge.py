@@ -22,7 +22,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import GradNorm, UpdateObserver, Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
-from hf_compat.runtime.inspection import placing
+from hf_compat.runtime.inspection import calling_like_upstream
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.interface import TrainerApi
@@ -285,7 +285,7 @@ class HFBridge(HFEvents, UpdateObserver):
             run.flag_agreement.agree(host.control)
         if host.control.should_save:
             self._last_saved = host.state.global_step
-        act = placing(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, last_by_keyword=1)
+        act = calling_like_upstream(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, last_by_keyword=1)
         act(
             run.losses.since_last_log,
             run.grad_norm,

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.bridge import Given, fires_at_hooks
 from hf_compat.callbacks.loggers import refuse_other_distribution
-from hf_compat.checkpoint.reading import fitting
+from hf_compat.checkpoint.reading import naming_misfit
 from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import (
@@ -51,14 +51,14 @@ from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.runtime.collectives import gather, highest_each
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.runtime.text import brief
-from hf_compat.training_run.best import note_best_checkpoint, note_best_metric
+from hf_compat.training_run.best import note_best_checkpoint, update_best_metric
 from hf_compat.training_run.flags import (
     NO_AGREEMENT,
     FlagAgreement,
     FlagSources,
     due_actions,
     flag_sources,
-    save_if_best,
+    request_save_if_best,
 )
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.rotation import in_order_of_rotation, remove_surplus
@@ -346,7 +346,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
             setattr(self.state, name, state[name])
         if state["global_step"] == self.state.global_step:  # Lightning counts whole epochs only
             self.state.epoch = state["epoch"]  # type: ignore[assignment]  # a number
-        with fitting("The adapter's state"):
+        with naming_misfit("The adapter's state"):
             self.losses.load_state_dict(saved["losses"])
 
     def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
@@ -514,7 +514,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         if trainer.state.fn != "fit" or self.evaluation_cause == "start":
             return
         is_tracked = self.has_own_arguments or "eval_loss" in evaluated
-        save_if_best(self, is_tracked and note_best_metric(self.state, self.args, evaluated))
+        request_save_if_best(self, is_tracked and update_best_metric(self.state, self.args, evaluated))
         self.flag_agreement.agree(self.control)  # metrics may differ between ranks, and so may early stopping
         if self.evaluation_cause == "interval" and self.control.should_save:
             self._save(trainer)

@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.forms import check_weights, weight_names
 from hf_compat.checkpoint.reading import COMPILED, Contents, plain_names, read_weights_file, weight_files
+from hf_compat.checkpoint.validation import check_weights, weight_names
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -34,17 +34,15 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, dcp_tensors
 from hf_compat.checkpoint.files import first_line, naming, open_regular, reading, walked_torch_file
-from hf_compat.checkpoint.forms import COUNT, MAPPING, FieldSpec, read_trainer_state, wrong_field
 from hf_compat.checkpoint.hints import no_checkpoint, no_file
-from hf_compat.checkpoint.judging import as_named, holds_model_alone
 from hf_compat.checkpoint.moving import move
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
     StoredTensor,
     Weights,
-    fitting,
     knowing_types,
+    naming_misfit,
     read_torch_file,
     read_weights,
 )
@@ -57,6 +55,8 @@ from hf_compat.checkpoint.run_state import (
     read_random_states,
     reading_arrays,
 )
+from hf_compat.checkpoint.unlisted_checkpoints import holds_model_alone, reading_named_folder
+from hf_compat.checkpoint.validation import COUNT, MAPPING, FieldSpec, read_trainer_state, wrong_field
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError, warn_user
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
@@ -229,7 +229,7 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
                 count = _write_shards(stored, place, shard_bytes, keep_names)
             return f"{count} tensors of the shards in {source} are weights in {target}"
         if os.path.isdir(source) and to_lightning:
-            with as_named(source):
+            with reading_named_folder(source):
                 checkpoint = {**_state_of(source), "state_dict": _weights_of(source)}
             with writing(target) as place:
                 torch.save(checkpoint, place)
@@ -294,7 +294,7 @@ def read_folder(folder: str) -> LightningCheckpoint:
     Its name is under `FOLDER_KEY`. PEFT reads adapters itself.
     """
     is_alone = holds_model_alone(Path(folder))
-    with contextlib.nullcontext() if is_alone else as_named(folder):
+    with contextlib.nullcontext() if is_alone else reading_named_folder(folder):
         state = {**_BEGINNING, "callbacks": {}} if is_alone else _state_of(folder)
         weights = {} if holds_adapters(folder) else _weights_of(folder)
         return {**_NO_OPTIMIZER, **state, "state_dict": weights, FOLDER_KEY: folder}
@@ -353,7 +353,7 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
     with writing(folder) as partial:
         os.mkdir(partial)
-        with fitting("The Lightning checkpoint"):
+        with naming_misfit("The Lightning checkpoint"):
             write_weights(weights, os.path.join(partial, layout.SAFE_WEIGHTS_NAME))
             for key, name in (("optimizer_states", layout.OPTIMIZER_NAME), ("lr_schedulers", layout.SCHEDULER_NAME)):
                 if checkpoint.get(key):

@@ -18,7 +18,6 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain, member_of
-from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state import (
     LOADING,
@@ -31,6 +30,7 @@ from hf_compat.checkpoint.model_state import (
 )
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.tensor_splits import TensorSplits, splits_of
+from hf_compat.checkpoint.validation import check_optimizer
 from hf_compat.checkpoint.zero_reader import (
     MODELS,
     OPTIMIZERS,

@@ -1,7 +1,8 @@
 """Write the manifest of a checkpoint, and decide by it whether a folder is complete.
 
 `manifest.json` lists every file with its size and SHA-256. `seal` flushes, hashes and lists the files before training
-continues. With `flushes=False` it lists them and hashes small ones, and `finish` does the rest beside the training.
+continues. With `flushes=False` it lists them and hashes small ones, and `flush_and_hash` does the rest beside the
+training.
 An unflushed entry holds the boot of the system, so that a power cut is noticed. A folder of `transformers` has no
 manifest and is judged by its files.
 """
@@ -60,7 +61,7 @@ _REFUSED_NS = 987_654_322 * 10**9
 # Refused files on a disk that does not take the mark, either: this process remembers device, inode and time of change.
 _UNMARKED: set[tuple[int, int, int]] = set()
 
-Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
+FileStats = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
 Check = Callable[[], object]  # raises an error
 
 
@@ -108,7 +109,8 @@ def seal(
     """Flush every file of a folder to disk, then write its manifest, first in a `place` of its own if there is one.
 
     The user's files that are `unlisted` may change without damage to the checkpoint. Without `flushes`, the flushing
-    is left to `finish`, and so are the hashes of large files. With `sums`, the sums of their pages vouch for them.
+    is left to `flush_and_hash`, and so are the hashes of large files. With `sums`, the sums of their pages vouch for
+    them.
     Those that are `known`, with their entries, are not read.
     """
     root = Path(folder)
@@ -150,7 +152,7 @@ def _facts(path: Path, flushes: bool = True, sums: bool = False) -> Listed:
     return facts
 
 
-def stamps(folder: str) -> Stamps:
+def file_stats(folder: str) -> FileStats:
     """Note size, time and inode of each file of a folder. A file that is put in its place has others."""
     root = Path(folder)
     stats = {name: os.stat(root / name) for name, is_own in entries(root).items() if is_own}
@@ -173,12 +175,12 @@ def _pinned(root: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def adopt_changes(folder: str, before: Stamps) -> list[str]:
-    """Write the manifest of a sealed folder anew where files differ from their `stamps` then. Describe each change.
+def relist_changed_files(folder: str, before: FileStats) -> list[str]:
+    """Write the manifest of a sealed folder anew where files differ from their `file_stats` then. Describe each change.
 
     Without a manifest, nothing is done.
     """
-    root, now = Path(folder), stamps(folder)
+    root, now = Path(folder), file_stats(folder)
     if now == before:
         return []
     with _pinned(root) as pin:
@@ -198,7 +200,7 @@ def adopt_changes(folder: str, before: Stamps) -> list[str]:
     return [f"{name} is {how}" for how, files in changes.items() for name in files]
 
 
-def finish(folder: str) -> None:
+def flush_and_hash(folder: str) -> None:
     """Flush the files of a folder that `seal` has only listed, and write its manifest with all hashes.
 
     A file that was changed or removed since keeps its entry, by which readers notice it. A folder that is removed or
@@ -581,7 +583,7 @@ def recover(run_dir: str, has_lock: bool = False) -> dict[str, Writer | None]:
         if is_alone and any(map(_is_of_this_boot, manifest.files.values())):  # not all of them are flushed yet
             # In a folder that is read-only it stays as it is. If the disk refuses a file, the file says so.
             with contextlib.suppress(OSError):
-                finish(path)
+                flush_and_hash(path)
     if has_lock:
         layout.remove_ended(run_dir, layout.CONVERTING)
         for place in ended:
@@ -600,7 +602,7 @@ def problems(folder: str, share: Share = ALONE) -> list[str]:
     try:
         manifest = read_manifest(root)
         if not manifest.exists:
-            from hf_compat.checkpoint.judging import check_unlisted  # it builds on this file
+            from hf_compat.checkpoint.unlisted_checkpoints import check_unlisted  # it builds on this file
 
             if share.rank == 0:
                 check_unlisted(root)

@@ -31,24 +31,24 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
-from hf_compat.checkpoint.forms import check_optimizer, check_weights, settle_states
 from hf_compat.checkpoint.reading import (
     Contents,
     LoadResult,
     Weights,
-    fitting,
     names_of,
+    naming_misfit,
     read_torch_file,
     read_weights,
     weight_files,
 )
 from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.checkpoint.torch_writer import save_torch
+from hf_compat.checkpoint.validation import check_optimizer, check_weights, settle_states
 from hf_compat.checkpoint.zero_reader import OPTIMIZERS, named_zero_folder, rank_files, zero_states
 from hf_compat.errors import CheckpointError
 from hf_compat.interop.deepspeed import is_deepspeed_engine, is_partitioned
 from hf_compat.interop.transformers_models import as_held
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.collectives import barrier, broadcast_object, raise_first
 from hf_compat.runtime.device_copies import small_ones_on_host
 from hf_compat.runtime.meshes import as_before_split, split_again, tensor_ranks
@@ -223,7 +223,7 @@ class TorchState(ModelState):
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         """Load the state, read at a path, of an optimizer of a whole model, which every process has."""
         check_optimizer(path, content, optimizer)
-        with fitting(path):
+        with naming_misfit(path):
             optimizer.load_state_dict(cast(OptimizerState, content))
         settle_states(path, optimizer)
 
@@ -343,14 +343,14 @@ class MeshState(TorchState):
         """Check a whole state, and give its parameters their names."""
         own = as_before_split(optimizer.param_groups, self.model.parameters())
         check_optimizer(path, content, optimizer, own)
-        if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
+        if behaviour_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
             raise CheckpointError(
                 f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
                 "Hint: resume without `fsdp`, or begin with the checkpoint's weights."
             )
         state, names = cast(OptimizerState, content), {one: name for name, one in self.model.named_parameters()}
         order = [names[parameter] for group in own for parameter in group["params"]]
-        with fitting(path):
+        with naming_misfit(path):
             groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
             split = [{**group, "params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
             groups = split_again(groups, split)
@@ -366,7 +366,7 @@ class MeshState(TorchState):
         """Take this process's part of a whole state. With `_FROM_FIRST` only the first process has it."""
         known = None if named is None else list(named["state"])
         known = broadcast_object(known) if options is _FROM_FIRST else known
-        with fitting(path):
+        with naming_misfit(path):
             set_optimizer_state_dict(self.model, optimizer, named or {}, options=options)
         # torch makes a state for each parameter first: without gradients so far, one has none to go on from
         for name, parameter in self.model.named_parameters():

@@ -421,7 +421,7 @@ def read_weights_file(path: str) -> Weights:
 
 
 @contextlib.contextmanager
-def fitting(what: str) -> Iterator[None]:
+def naming_misfit(what: str) -> Iterator[None]:
     """Name the state in errors of an owner that expects another form."""
     try:
         yield

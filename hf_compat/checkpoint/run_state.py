@@ -25,7 +25,9 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint.files import Named, first_line, naming, refuse_huge_content
-from hf_compat.checkpoint.forms import (
+from hf_compat.checkpoint.layout import RNG_STATE_NAME, RUN_STATE_NAME, of_rank
+from hf_compat.checkpoint.reading import Contents, read_torch_file
+from hf_compat.checkpoint.validation import (
     COUNT,
     FLAG,
     LOSSES,
@@ -39,8 +41,6 @@ from hf_compat.checkpoint.forms import (
     refuse,
     wrong_field,
 )
-from hf_compat.checkpoint.layout import RNG_STATE_NAME, RUN_STATE_NAME, of_rank
-from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.errors import CallbackError, CheckpointError, UnreadObjects, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.translate import RunCounts

@@ -175,7 +175,7 @@ class CheckpointStore:
     @staticmethod
     def _sealed(source: Path) -> tuple[bytes, Listed]:
         if any(isinstance(facts, dict) and "sums" in facts for facts in (read_manifest(source).files or {}).values()):
-            manifest.finish(str(source))  # a callback has seen it, and it was not hashed since
+            manifest.flush_and_hash(str(source))  # a callback has seen it, and it was not hashed since
         try:
             content = (source / MANIFEST_NAME).read_bytes()
         except FileNotFoundError:

@@ -18,7 +18,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader, set_loader  # type: ignore[attr-defined]
 
 from hf_compat.checkpoint.files import first_line, read_text
-from hf_compat.cli.scored_weights import MEANING
+from hf_compat.cli.ckpt_path import MEANING
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments

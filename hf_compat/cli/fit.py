@@ -22,8 +22,7 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
-from hf_compat.cli.configuration import ConfigAction, help_of_arguments, help_of_trainer, register, short_help
-from hf_compat.cli.scored_weights import (
+from hf_compat.cli.ckpt_path import (
     BEST,
     LAST,
     MEANING,
@@ -32,6 +31,7 @@ from hf_compat.cli.scored_weights import (
     pretrained_source,
     wanted_checkpoint,
 )
+from hf_compat.cli.configuration import ConfigAction, help_of_arguments, help_of_trainer, register, short_help
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, default_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments

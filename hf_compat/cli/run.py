@@ -170,14 +170,14 @@ _ON_CPU = frozenset({"--use_cpu", "--use_cpu=true", "--use_cpu=True", "--no_cuda
 
 def tell_defaults() -> None:
     """Print the defaults that apply if those of the installed release differ from today's."""
-    guest = followed()
-    if guest is None or not guest.defaults or read_launch().process_index > 0:
+    replaced = followed()
+    if replaced is None or not replaced.defaults or read_launch().process_index > 0:
         return
-    if (environment.get(VARIABLE) or guest.generation) != guest.generation:  # by `--compat` or the environment
+    if (environment.get(VARIABLE) or replaced.generation) != replaced.generation:  # by `--compat` or the environment
         return
-    defaults = ", ".join(shown(name, value) for name, value in guest.defaults.items())
-    today = f"; `--compat {NEWEST}` has today's" if guest.generation != NEWEST else ""
-    _say(f"hf-compat run: transformers {guest.release} is installed, and its defaults count ({defaults}){today}.")
+    defaults = ", ".join(shown(name, value) for name, value in replaced.defaults.items())
+    today = f"; `--compat {NEWEST}` has today's" if replaced.generation != NEWEST else ""
+    _say(f"hf-compat run: transformers {replaced.release} is installed, and its defaults count ({defaults}){today}.")
 
 
 def number_of(devices: str) -> int:

@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hf_compat.cli.ckpt_path import MEANING
 from hf_compat.cli.configuration import choices_of
 from hf_compat.cli.fit import DATA, FIELDS, FUNCTIONS, OBJECTS
-from hf_compat.cli.scored_weights import MEANING
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, default_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments

@@ -36,10 +36,10 @@ from hf_compat.engine.internals import (
 from hf_compat.engine.strategies import UpdateMechanics
 from hf_compat.engine.windows import BatchGroup, GradNorm, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric, is_schedule_of
-from hf_compat.optim.prepared import PreparedOptimizer, unprepared
-from hf_compat.optim.stepping import Stepping, stepping_of
+from hf_compat.optim.prepared import PreparedOptimizer, unwrap_optimizer
+from hf_compat.optim.stepping import OptimizerBehaviour, behaviour_of
 from hf_compat.plan.translate import compilation_of
-from hf_compat.runtime.inspection import is_replaced, placing
+from hf_compat.runtime.inspection import calling_like_upstream, is_replaced
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, find_batch_size
 
@@ -85,7 +85,7 @@ class WindowModule(HooksOfPlainBatches):
     # a faster optimizer step than Lightning's, if only callbacks have hooks there. `LeanEpochLoop` sets it
     take_step: Callable[[], None] | None = None
     # parameters that an update trains although they are not part of the model
-    names_beside: Sequence[str] = ()
+    parameters_outside_model: Sequence[str] = ()
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class WindowModule(HooksOfPlainBatches):
         steps = self.steps
         wrapper = self.trainer.strategy.model
         self.mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
-        self.mechanics.begin(self, stepping_of(*self.trainer.optimizers), self._rate_of_update)
+        self.mechanics.begin(self, behaviour_of(*self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self.mechanics.backward
@@ -170,14 +170,14 @@ class WindowModule(HooksOfPlainBatches):
         if how is None:
             return None
         parameters = steps._tree.parameters(steps.model_wrapped)
-        reason = reason_against(steps, self.mechanics, parameters, self.names_beside)
+        reason = reason_against(steps, self.mechanics, parameters, self.parameters_outside_model)
         if reason is not None:
             tell_of_uncompiled(reason)
             return None
         return CompiledUpdate(steps, how, clips=steps.clips_as_torch())
 
     @property
-    def stepping(self) -> Stepping:
+    def stepping(self) -> OptimizerBehaviour:
         """How the optimizers of the current or the last fit step."""
         mechanics: UpdateMechanics | None = self.__dict__.get("mechanics")
         return UpdateMechanics.stepping if mechanics is None else mechanics.stepping
@@ -199,7 +199,7 @@ class WindowModule(HooksOfPlainBatches):
             The window's loss, detached.
         """
         steps, observer, mechanics = self.steps, self.observer, self.mechanics
-        model, step = steps.model_wrapped, placing(steps.training_step, STEP_PARAMETERS)
+        model, step = steps.model_wrapped, calling_like_upstream(steps.training_step, STEP_PARAMETERS)
         size = steps.current_gradient_accumulation_steps = len(window.micro_batches)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
@@ -225,7 +225,7 @@ class WindowModule(HooksOfPlainBatches):
 
     def _update(self, window: Window) -> None:
         steps, mechanics = self.steps, self.mechanics
-        model = self if self.names_beside else steps.model_wrapped  # whose gradients are clipped and zeroed
+        model = self if self.parameters_outside_model else steps.model_wrapped  # whose gradients are clipped and zeroed
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
         # Either calls `on_before_optimizer_step`: `LeanEpochLoop._step_directly`, or Lightning's optimizer
@@ -235,7 +235,7 @@ class WindowModule(HooksOfPlainBatches):
             grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
         else:
             if mechanics.scaling is not None:
-                mechanics.scaling.unscale(unprepared(steps.optimizer))
+                mechanics.scaling.unscale(unwrap_optimizer(steps.optimizer))
             compiled = steps.accelerator.compiled_update
             clipped = None if compiled is None else compiled.take_norm()
             if clipped is None and steps.args.max_grad_norm > 0:
@@ -260,7 +260,7 @@ class WindowModule(HooksOfPlainBatches):
         if not is_of_deepspeed and not is_skipped:
             self._step_schedules(own)
         if self._calls_before_zero_grad:
-            call_before_zero_grad(self.trainer, unprepared(steps.optimizer))
+            call_before_zero_grad(self.trainer, unwrap_optimizer(steps.optimizer))
         steps._tree.zero_grad(model)
         self.observer.update_made(window, rate, grad_norm)
 
@@ -269,9 +269,9 @@ class WindowModule(HooksOfPlainBatches):
         (optimizer, schedule), steps = self._in_force, self.steps
         self._in_force = steps.optimizer, steps.lr_scheduler
         if steps.optimizer is not optimizer:
-            replace_optimizer(self.trainer, unprepared(steps.optimizer))
+            replace_optimizer(self.trainer, unwrap_optimizer(steps.optimizer))
             self.mechanics.end(self)
-            self.mechanics.begin(self, stepping_of(*self.trainer.optimizers), self._rate_of_update)
+            self.mechanics.begin(self, behaviour_of(*self.trainer.optimizers), self._rate_of_update)
             steps.accelerator.run_backward = self.mechanics.backward  # the new optimizer may run the backward pass
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:
@@ -280,7 +280,7 @@ class WindowModule(HooksOfPlainBatches):
     def _rate_of_update(self) -> float:
         """Return the learning rate, for an optimizer that needs it in the backward pass."""
         optimizer = self.trainer.optimizers[0]
-        if optimizer is unprepared(self.steps.optimizer) and not self._has_other_schedule():
+        if optimizer is unwrap_optimizer(self.steps.optimizer) and not self._has_other_schedule():
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 

@@ -40,7 +40,7 @@ from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.hf.process_state import start_deepspeed
 from hf_compat.interop.deepspeed import DeepSpeedEngine, compile_engine, is_deepspeed_engine, sharing_sequences
-from hf_compat.optim.stepping import Stepping
+from hf_compat.optim.stepping import OptimizerBehaviour
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
@@ -512,7 +512,7 @@ class UpdateMechanics:
     engine: DeepSpeedEngine | None = None
     scaling: ForwardPrecision | None = None
     exchange: Callable[[bool], None] | None = None
-    stepping = Stepping()
+    stepping = OptimizerBehaviour()
 
     def __init__(
         self, steps: TrainingSteps, backward: Callable[..., None], precision: Precision, of_strategy: object = None
@@ -550,7 +550,7 @@ class UpdateMechanics:
         assert self.engine is not None
         self.engine.backward(loss.clone(), scale_wrt_gas=False, **options)
 
-    def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
+    def begin(self, module: pl.LightningModule, stepping: OptimizerBehaviour, rate: Callable[[], float]) -> None:
         """Prepare a fit with an optimizer.
 
         Args:

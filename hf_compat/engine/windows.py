@@ -28,7 +28,7 @@ from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.inspection import placing
+from hf_compat.runtime.inspection import calling_like_upstream
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
@@ -299,7 +299,7 @@ class Windows:
             return
         counts, size, made = self.counts, self.window_size, False
         whole = counts.micro_batches_per_epoch
-        read = placing(self.steps.get_batch_samples, READ_PARAMETERS)  # before 4.50 it took no device
+        read = calling_like_upstream(self.steps.get_batch_samples, READ_PARAMETERS)  # before 4.50 it took no device
         for update in range(began // size, counts.updates_per_epoch):
             is_short = update == counts.updates_per_epoch - 1
             wanted = whole % size or size if is_short else size

@@ -336,7 +336,7 @@ PROFILES: dict[str, Translation] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Guest:
+class ReplacedRelease:
     """The release that ours replaces."""
 
     release: str  # its version
@@ -349,17 +349,17 @@ class Guest:
         return generation if generation in PROFILES else NEWEST
 
 
-_guests: list[Guest] = []  # at most one
+_replaced: list[ReplacedRelease] = []  # at most one
 
 
-def follow(guest: Guest | None) -> None:
+def follow(replaced: ReplacedRelease | None) -> None:
     """Use a release's defaults as those of its generation, and that generation by default. None undoes this."""
-    _guests[:] = [] if guest is None else [guest]
+    _replaced[:] = [] if replaced is None else [replaced]
 
 
-def followed() -> Guest | None:
+def followed() -> ReplacedRelease | None:
     """The release that ours replaces."""
-    return _guests[0] if _guests else None
+    return _replaced[0] if _replaced else None
 
 
 def generation_beside() -> str | None:
@@ -384,14 +384,14 @@ def read_profile(
     checks_of_ours: Callable[[], Mapping[str, ArgumentCheck]],
 ) -> tuple[str, Translation]:
     """Choose the generation, and its defaults of the arguments that are not given."""
-    named = compat or environment.get(VARIABLE) or (_guests[0].generation if _guests else NEWEST)
-    if named == NEWEST and not _guests:
+    named = compat or environment.get(VARIABLE) or (_replaced[0].generation if _replaced else NEWEST)
+    if named == NEWEST and not _replaced:
         return NEWEST, {}
     profile, ours = str(read_as(VARIABLE, COMPAT, named)), checks_of_ours()
-    of_guest = (one.defaults for one in _guests if one.generation == profile)
+    its_defaults = (one.defaults for one in _replaced if one.generation == profile)
     return profile, {
         name: default
-        for name, default in next(of_guest, {} if profile == NEWEST else PROFILES[profile]).items()
+        for name, default in next(its_defaults, {} if profile == NEWEST else PROFILES[profile]).items()
         if name in known
         and (name not in given or (name == "report_to" and given[name] is None))  # the default in 4.x
         and checks[name].default == ours[name].default

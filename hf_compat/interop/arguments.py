@@ -20,7 +20,7 @@ from hf_compat.hf.legacy import (
     remember,
     remembered,
 )
-from hf_compat.interop.mirrors import made_again
+from hf_compat.interop.mirrors import rebuilt_with_base
 from hf_compat.runtime.text import shown
 
 # The fields that upstream resolves into objects of Accelerate and DeepSpeed. Ours are made from the fields.
@@ -147,7 +147,7 @@ def _adopted_class(kind: type) -> type:
             )
     content.update(
         _checks=classmethod(lambda cls: checks),
-        __reduce_ex__=lambda args, _: (made_again, (_adopted_class, type(args).__mro__[1], args.__getstate__())),
+        __reduce_ex__=lambda args, _: (rebuilt_with_base, (_adopted_class, type(args).__mro__[1], args.__getstate__())),
         __module__=kind.__module__,
         __qualname__=kind.__qualname__,
         __doc__=kind.__doc__,

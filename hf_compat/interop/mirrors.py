@@ -98,12 +98,12 @@ def acknowledge(ours: object, theirs: object) -> None:
         )
 
 
-def kin_of(kind: type) -> type | None:
+def upstream_class_of(kind: type) -> type | None:
     """The class of transformers that a class made by `acknowledge` replaces, or None."""
     return vars(kind).get("_stands_for")
 
 
-def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str, tuple[type, type]]]:
+def subclasses_of(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str, tuple[type, type]]]:
     """Pair transformers' subclasses of a class that ours replaces with classes that are subclasses of ours, too.
 
     Objects of transformers that we lack (a tracker's callback) then are instances of our class.
@@ -113,7 +113,7 @@ def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str
         if kind.__module__.partition(".")[0] == "transformers" and not issubclass(kind, ours):
             if kind.__name__ not in known:
                 yield kind.__name__, (kind, heir_of(kind, ours))  # type: ignore[arg-type]  # classes have a hash
-            yield from heirs(kind, ours, known)
+            yield from subclasses_of(kind, ours, known)
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def heir_of(kind: type, ours: type) -> type:
     return type(kind.__name__, (kind, ours), content)
 
 
-def made_again(join: Callable[[type], type], kind: type, attributes: dict[str, object]) -> object:
+def rebuilt_with_base(join: Callable[[type], type], kind: type, attributes: dict[str, object]) -> object:
     """Copy or unpickle an object of a class that `join` makes from `kind`. That class cannot be found by its name."""
     made: object = object.__new__(join(kind))
     vars(made).update(attributes)

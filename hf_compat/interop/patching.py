@@ -19,8 +19,8 @@ from types import ModuleType
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
-from hf_compat.interop.mirrors import MIRRORS, acknowledge, heirs, kin_of
-from hf_compat.interop.releases import NEWEST, REPLACED, guest_of, modules_there, need_names
+from hf_compat.interop.mirrors import MIRRORS, acknowledge, subclasses_of, upstream_class_of
+from hf_compat.interop.releases import NEWEST, REPLACED, modules_there, need_names, replaced_release
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
@@ -218,7 +218,7 @@ def patch() -> None:
                 known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
     theirs, _ = REPLACED["TrainingArguments"]
     assert isinstance(theirs, type)  # that name is a class on either side
-    follow(guest_of(theirs))
+    follow(replaced_release(theirs))
     holders = sorted(set(_holders([REPLACED[name][0] for name in _TELLTALES if name in REPLACED])))
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
@@ -263,7 +263,7 @@ def _begin() -> None:
     need_names(pairs, _NEEDED, "`hf_compat.patch()`")
     theirs, ours = pairs["TrainerCallback"]
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
-    REPLACED.update({**dict(heirs(theirs, ours, pairs)), **pairs})
+    REPLACED.update({**dict(subclasses_of(theirs, ours, pairs)), **pairs})
     public = REPLACED.keys() & set(sys.modules["transformers"].__all__)
     _not_loaded.extend((module, name) for module, names in loaded_before for name in public - names)
     for theirs, ours in REPLACED.values():
@@ -311,7 +311,7 @@ def _holders(originals: list[object]) -> Iterator[str]:
     while pending:
         kinds: list[type] = type.__subclasses__(pending.pop())
         for kind in kinds:
-            if not _is_defined_in(kind, "hf_compat") and kin_of(kind) is None:
+            if not _is_defined_in(kind, "hf_compat") and upstream_class_of(kind) is None:
                 pending.append(kind)
                 if not _is_defined_in(kind, "transformers"):
                     yield f"{kind.__module__}.{kind.__qualname__}"

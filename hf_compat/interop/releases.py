@@ -20,7 +20,7 @@ from torch import nn
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_rules import PROFILES, Guest
+from hf_compat.hf.arguments_rules import PROFILES, ReplacedRelease
 from hf_compat.runtime.text import is_installed, need
 
 # The oldest release that was tested. Older ones work as far as they have the names.
@@ -28,7 +28,7 @@ OLDEST = "4.40.2"
 NEWEST = "5.23"
 
 
-def guest_of(theirs: type) -> Guest:
+def replaced_release(theirs: type) -> ReplacedRelease:
     """Describe the installed release by the defaults of its `TrainingArguments` that differ from ours."""
     release = str(getattr(importlib.import_module("transformers"), "__version__", NEWEST))
     checks = checks_of(TrainingArguments, TrainingArguments)
@@ -41,7 +41,7 @@ def guest_of(theirs: type) -> Guest:
             defaults[name] = checks[name].read(held[name])
     if any(one.name == "fsdp" and "list" in str(one.type).lower() for one in dataclasses.fields(theirs)):
         defaults["fsdp"] = []  # scripts use its length
-    return Guest(
+    return ReplacedRelease(
         release=release,
         defaults={name: value for name, value in sorted(defaults.items()) if value != checks[name].default},
     )

@@ -17,7 +17,7 @@ from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
 from hf_compat.hf.callbacks import EVENTS, TrainerCallback
-from hf_compat.interop.mirrors import made_again
+from hf_compat.interop.mirrors import rebuilt_with_base
 from hf_compat.interop.releases import check_quantization, of_installed
 from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import brief, did_you_mean, is_installed, missing_package, shown
@@ -394,6 +394,6 @@ def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
     events = {name: getattr(ours, name) for name in EVENTS}
 
     def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
-        return made_again, (known_to_transformers, ours, vars(callback))
+        return rebuilt_with_base, (known_to_transformers, ours, vars(callback))
 
     return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})

@@ -32,14 +32,7 @@ from hf_compat.checkpoint.convert import (
     warn_of_left_out,
 )
 from hf_compat.checkpoint.files import Named, naming, read_json, read_small, walked_torch_file
-from hf_compat.checkpoint.forms import (
-    check_optimizer,
-    check_schedule,
-    check_weights,
-    settle_states,
-)
 from hf_compat.checkpoint.hints import no_checkpoint, no_file
-from hf_compat.checkpoint.judging import as_named, tell_of_model_alone
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
@@ -52,6 +45,13 @@ from hf_compat.checkpoint.reading import (
     read_weights,
 )
 from hf_compat.checkpoint.run_state import ARRAY_GLOBALS, DataPosition, plain_checkpoint, readable_state
+from hf_compat.checkpoint.unlisted_checkpoints import reading_named_folder, tell_of_model_alone
+from hf_compat.checkpoint.validation import (
+    check_optimizer,
+    check_schedule,
+    check_weights,
+    settle_states,
+)
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
     attached_trainer,
@@ -303,7 +303,11 @@ class LoadableModule(WindowModule):
             trainer sets. Missing weights are an error.
         """
         folder = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else ""
-        with as_named(folder) if (os.path.isdir(folder) and read_manifest(folder).exists) else contextlib.nullcontext():
+        with (
+            reading_named_folder(folder)
+            if (os.path.isdir(folder) and read_manifest(folder).exists)
+            else contextlib.nullcontext()
+        ):
             path, checkpoint = read_described(cls, checkpoint_path, map_location, hparams_file, weights_only)
             held = checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY]
             if "model" in kwargs and held.pop("_instantiator", None) is not None:  # LightningCLI's, with its objects

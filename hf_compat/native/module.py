@@ -62,7 +62,7 @@ from hf_compat.native.overrides import (
     leave_put_hooks,
     loss_of_batch,
     makes_updates,
-    names_beside,
+    parameters_outside_model,
     refuse_late,
     refuse_unheard_methods,
     refuse_unused_hooks,
@@ -91,7 +91,7 @@ from hf_compat.native.steps import (
     warn_of_unused,
 )
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.plan.argument_support import (
     PRECISIONS,
     check_mechanics,
@@ -412,10 +412,10 @@ class HFModule(OverridePoints, LoadableModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:  # type: ignore[override]  # Lightning passes nothing
         """Make optimizer and schedule. Each native fit has its own."""
         steps = self.steps
-        stepping_of(steps.optimizer).detach()  # of an earlier fit
+        behaviour_of(steps.optimizer).detach()  # of an earlier fit
         steps.optimizer = steps.lr_scheduler = None
         call_overrides(self, steps)
-        if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
+        if parameters_outside_model(self, self.model) and "create_optimizer" not in vars(steps):
             steps.create_optimizer(self)
         self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         self._rate_made = self.learning_rate
@@ -452,7 +452,9 @@ class HFModule(OverridePoints, LoadableModule):
         A callback that finds a learning rate or a batch size trains before the fit starts, with a schedule of its own.
         """
         self._leave_own_step()  # of the updates of such a callback
-        self.names_beside = names_beside(self, self.model, frozen=True)  # a callback may unfreeze them later
+        self.parameters_outside_model = parameters_outside_model(
+            self, self.model, frozen=True
+        )  # a callback may unfreeze them later
         if self._optimized is not None:
             refuse_late(self, self._optimized)
         take_schedules_read(self)
@@ -558,8 +560,8 @@ class HFModule(OverridePoints, LoadableModule):
         super().log(name, value, *args, **kwargs)
 
     def _update(self, window: Window) -> None:
-        if self.names_beside:
-            tell_of_untrained(self, self.names_beside)
+        if self.parameters_outside_model:
+            tell_of_untrained(self, self.parameters_outside_model)
         if skips_backward(self.trainer):
             window.is_trained = True
         else:

@@ -35,8 +35,8 @@ from hf_compat.hf.enums import SchedulerType
 from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.optim.stepping import Stepping
-from hf_compat.runtime.inspection import accepting, is_replaced
+from hf_compat.optim.stepping import OptimizerBehaviour
+from hf_compat.runtime.inspection import dropping_unknown_keywords, is_replaced
 from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.text import brief
@@ -95,7 +95,7 @@ def trained_names(module: pl.LightningModule, frozen: bool = False) -> dict[str,
     return {name: p for name, p in named if (p.requires_grad or frozen) and id(p) not in of_metrics}
 
 
-def names_beside(module: pl.LightningModule, model: nn.Module, frozen: bool = False) -> list[str]:
+def parameters_outside_model(module: pl.LightningModule, model: nn.Module, frozen: bool = False) -> list[str]:
     """The names of trained parameters outside the model, and on request of frozen ones."""
     inside = {id(parameter) for parameter in model.parameters()}
     return [name for name, parameter in trained_names(module, frozen).items() if id(parameter) not in inside]
@@ -226,7 +226,7 @@ class OverridePoints(pl.LightningModule):
             `transformers.Trainer.create_optimizer`, 5.23.
         """
         steps = cast(NativeSteps, self.steps)
-        if model is None and names_beside(self, steps.model):
+        if model is None and parameters_outside_model(self, steps.model):
             model = self
         return NativeSteps.create_optimizer(steps, model)
 
@@ -368,7 +368,7 @@ def _kept(name: str, hook: object, of_base: Method | None) -> Method:
     return run
 
 
-def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
+def serve_own_step(module: pl.LightningModule, stepping: OptimizerBehaviour) -> None:
     """Prepare a module with a user-defined `training_step` for its optimizers, as HF's steps do themselves.
 
     Raises:
@@ -531,7 +531,7 @@ def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = Non
     """Compute HF's loss of a micro-batch, with its graph."""
     inputs = steps._prepare_inputs(batch)
     with steps.compute_loss_context_manager():
-        compute_loss = accepting(steps.compute_loss, "num_items_in_batch")
+        compute_loss = dropping_unknown_keywords(steps.compute_loss, "num_items_in_batch")
         loss = compute_loss(steps.model_wrapped, inputs, num_items_in_batch=num_items)
     if not isinstance(loss, torch.Tensor):
         refuse(steps.facts_of_loss(loss, inputs))

@@ -23,7 +23,7 @@ from hf_compat.hf.arguments_rules import METRIC_SCHEDULES
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.releases import of_transformers
-from hf_compat.optim.prepared import unprepared
+from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.inspection import delegated
 from hf_compat.runtime.text import shown
@@ -204,10 +204,11 @@ def tell_of_other_optimizer(schedule: object, optimizer: object) -> None:
     own = getattr(schedule, "optimizer", None)
     trained = {id(group) for group in getattr(optimizer, "param_groups", ())}  # of which a wrapper has the same ones
     if isinstance(own, Optimizer) and trained.isdisjoint(map(id, own.param_groups)):
+        its, trained_one = (type(unwrap_optimizer(one)).__name__ for one in (own, optimizer))
         warn_user(
-            f"The schedule ({type(schedule).__name__}) is one of another optimizer ({type(unprepared(own)).__name__}) "
-            f"than the one that trains ({type(unprepared(optimizer)).__name__}), whose learning rates stay as they "
-            "are.\n\nHint: pass both in `optimizers`, the schedule made of that optimizer."
+            f"The schedule ({type(schedule).__name__}) is one of another optimizer ({its}) than the one that trains "
+            f"({trained_one}), whose learning rates stay as they are.\n\n"
+            "Hint: pass both in `optimizers`, the schedule made of that optimizer."
         )
 
 

@@ -113,7 +113,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return f"{type(self).__name__}({self.optimizer!r})"
 
 
-def unprepared(optimizer: Prepared) -> Prepared:
+def unwrap_optimizer(optimizer: Prepared) -> Prepared:
     """Return the optimizer inside our wrapper, or Accelerate's, whose `step` always works."""
     while getattr(optimizer, "_is_accelerate_prepared", False) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer

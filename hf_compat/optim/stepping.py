@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import warn_once
-from hf_compat.optim.prepared import Prepared, unprepared
+from hf_compat.optim.prepared import Prepared, unwrap_optimizer
 
 
 class LayerWiseDummyOptimizer(Optimizer):
@@ -111,7 +111,7 @@ class LayerWiseDummyScheduler(LRScheduler):
         return self.base_lrs
 
 
-class Stepping:
+class OptimizerBehaviour:
     """Apply the gradients in one `step` after an update's backward passes, as most optimizers do."""
 
     # whether `to_training` and `to_evaluation` do anything
@@ -143,7 +143,7 @@ class Stepping:
             )
 
 
-class ScheduleFreeStepping(Stepping):
+class ScheduleFreeStepping(OptimizerBehaviour):
     """Switch between the trained weights and their average by the optimizer's `train` and `eval`."""
 
     switches = True
@@ -169,7 +169,7 @@ class ScheduleFreeStepping(Stepping):
             )
 
 
-class LayerwiseStepping(Stepping):
+class LayerwiseStepping(OptimizerBehaviour):
     """Step each parameter's own optimizer by a hook, as soon as the parameter has its gradient."""
 
     steps_in_backward = True
@@ -181,7 +181,7 @@ class LayerwiseStepping(Stepping):
         self.detach = optimizer.remove_hooks  # type: ignore[method-assign]  # as above
 
 
-class FusedStepping(Stepping):
+class FusedStepping(OptimizerBehaviour):
     """Let the optimizer run the backward pass, in which its own hooks update the parameters."""
 
     steps_in_backward = True
@@ -224,10 +224,10 @@ def _of_each(name: str) -> Callable[[SeveralSteppings], None]:
     return run
 
 
-class SeveralSteppings(Stepping):
+class SeveralSteppings(OptimizerBehaviour):
     """Step the several optimizers of a module with a step of its own."""
 
-    def __init__(self, parts: Sequence[Stepping]) -> None:
+    def __init__(self, parts: Sequence[OptimizerBehaviour]) -> None:
         super().__init__()
         self.parts = parts
         self.switches = any(part.switches for part in parts)
@@ -237,18 +237,18 @@ class SeveralSteppings(Stepping):
     to_training, to_evaluation = _of_each("to_training"), _of_each("to_evaluation")
 
 
-def stepping_of(*optimizers: object) -> Stepping:
+def behaviour_of(*optimizers: object) -> OptimizerBehaviour:
     """The stepping of one optimizer, or of all optimizers of a fit. None and unknown optimizers step as most do."""
     if len(optimizers) != 1:
-        return SeveralSteppings(list(map(stepping_of, optimizers)))
-    optimizer = unprepared(optimizers[0])
+        return SeveralSteppings(list(map(behaviour_of, optimizers)))
+    optimizer = unwrap_optimizer(optimizers[0])
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
     if callable(getattr(optimizer, "fused_backward", None)):
         return FusedStepping(optimizer)
     if callable(getattr(optimizer, "train", None)) or callable(getattr(optimizer, "eval", None)):
         return ScheduleFreeStepping(optimizer)
-    return Stepping(optimizer)
+    return OptimizerBehaviour(optimizer)
 
 
 def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -> float | None:

@@ -139,14 +139,14 @@ def accepts_keyword(method: Callable[..., object], name: str) -> bool:
     return accepted.takes_any_keyword or name in accepted.names
 
 
-def takes_place(method: Callable[..., object], name: str, index: int) -> bool:
+def accepts_positionally(method: Callable[..., object], name: str, index: int) -> bool:
     """Whether a callable takes a value at a place, counted from 0, or under a name."""
     accepted = accepted_parameters(method)
     takes_any = accepted.takes_any_place or accepted.takes_any_keyword
     return takes_any or len(accepted.places) > index or name in accepted.names
 
 
-def accepting(method: Callable[..., Answer], *names: str) -> Callable[..., Answer]:
+def dropping_unknown_keywords(method: Callable[..., Answer], *names: str) -> Callable[..., Answer]:
     """Return a method of any HF release as a callable that also takes these keywords, and drops those it lacks.
 
     A subclass written for an older release lacks later parameters such as `num_items_in_batch`. A newer one may take
@@ -178,7 +178,9 @@ def _way_of(accepted: AcceptedParameters, names: tuple[str, ...], last_by_keywor
     return positional, tuple((at, name) for at, name in rest if accepted.takes_any_keyword or name in accepted.names)
 
 
-def placing(method: Callable[..., Answer], names: tuple[str, ...], last_by_keyword: int = 0) -> Callable[..., Answer]:
+def calling_like_upstream(
+    method: Callable[..., Answer], names: tuple[str, ...], last_by_keyword: int = 0
+) -> Callable[..., Answer]:
     """Return a method of any HF release as a callable that takes what upstream passes, in upstream's form.
 
     The method gets it positionally if its parameters are in upstream's order, whatever their names, and as many as it

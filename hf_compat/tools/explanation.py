@@ -349,8 +349,8 @@ def explain(
 
 def _release_of(profile: str) -> str:
     """The release whose defaults a profile has."""
-    guest = followed()
-    return RELEASES[profile] if guest is None or guest.generation != profile else guest.release
+    replaced = followed()
+    return RELEASES[profile] if replaced is None or replaced.generation != profile else replaced.release
 
 
 def _shown(name: str, value: object) -> object:

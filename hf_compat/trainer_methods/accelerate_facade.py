@@ -44,7 +44,7 @@ from hf_compat.hf.process_state import (
 )
 from hf_compat.interop.deepspeed import exchanging_sequences
 from hf_compat.interop.transformers_models import is_spread
-from hf_compat.optim.prepared import Prepared, PreparedOptimizer, unprepared
+from hf_compat.optim.prepared import Prepared, PreparedOptimizer, unwrap_optimizer
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
 from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.runtime import collectives as processes
@@ -347,7 +347,7 @@ class AcceleratorFacade(ProcessMembers):
         if self.scaler is None:
             return
         given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-        for one in map(unprepared, self._optimizers if optimizer is None else given):
+        for one in map(unwrap_optimizer, self._optimizers if optimizer is None else given):
             if one is not self._trained_optimizer:
                 self.scaler.unscale_(one)
             elif self.unscale is not None:
@@ -409,7 +409,7 @@ class AcceleratorFacade(ProcessMembers):
     def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
         """Let a script's own optimizer step at the end of an update, and not at each micro-batch."""
         if not getattr(optimizer, "_is_accelerate_prepared", False):
-            prepared = (one for one in self._optimizers if unprepared(one) is optimizer)
+            prepared = (one for one in self._optimizers if unwrap_optimizer(one) is optimizer)
             optimizer = next(prepared, None) or PreparedOptimizer(optimizer, self)
         return self._note(self._optimizers, optimizer)
 
@@ -488,7 +488,7 @@ class AcceleratorFacade(ProcessMembers):
             The optimizer as callbacks and scripts see it: torch's are wrapped, as by Accelerate.
         """
         for one in list(self._optimizers):
-            if unprepared(one) is optimizer:
+            if unwrap_optimizer(one) is optimizer:
                 self._optimizers.remove(one)
         seen = optimizer
         if isinstance(optimizer, torch.optim.Optimizer):

@@ -21,30 +21,30 @@ from torch.distributed.fsdp import FSDPModule
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
 from hf_compat.checkpoint.convert import write_weights
-from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.hints import PathFacts, explained
-from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.model_state import MODEL_INDEX, ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     COMPILED,
     Contents,
     LoadResult,
     Weights,
-    fitting,
     listed_as_it_is,
+    naming_misfit,
     plain_names,
     read_manifest,
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import read_random_states
+from hf_compat.checkpoint.unlisted_checkpoints import has_weights
+from hf_compat.checkpoint.validation import check_schedule
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HubError, warn_user
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerControl, export_states
 from hf_compat.interop.deepspeed import is_partitioned, whole_for_a_while
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.optim.optimizers import tell_of_kept_options
-from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.prepared import unwrap_optimizer
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.console import SharedLogger, log_line
 from hf_compat.runtime.inspection import home_of, reads_parameter
 from hf_compat.runtime.paths import local_path
@@ -100,7 +100,7 @@ class CheckpointMethods(TrainerBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
-        self._model_state.write_optimizer(output_dir, unprepared(self.optimizer), self.args.should_save)
+        self._model_state.write_optimizer(output_dir, unwrap_optimizer(self.optimizer), self.args.should_save)
         self._saver.write_state(layout.SCHEDULER_NAME, output_dir)
 
     def _save_scaler(self, output_dir: str) -> None:
@@ -122,7 +122,7 @@ class CheckpointMethods(TrainerBase):
         if not _internal_call:
             self._saver.check_folder(folder)
             log_line(f"Saving model checkpoint to {folder}")
-            stepping_of(self.optimizer).tell_of_saving()
+            behaviour_of(self.optimizer).tell_of_saving()
         # `_save` overrides in subclasses, or on this instance
         asks_the_model = False
         for holder in (self, *type(self).__mro__[: type(self).__mro__.index(CheckpointMethods)]):
@@ -273,7 +273,7 @@ class CheckpointMethods(TrainerBase):
         if not os.path.isdir(best):
             shared_logger.warning(f"Could not locate the best model at {best}, so the last one is kept.")
             return
-        stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
+        behaviour_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
         # like upstream, read the files directly, and call an override only for files of its own
         try:
             load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
@@ -291,17 +291,17 @@ class CheckpointMethods(TrainerBase):
         schedule = Contents(checkpoint).find(layout.SCHEDULER_NAME)
         is_loaded = False
         if schedule is not None:
-            stepping_of(self.optimizer).tell_of_resuming()
+            behaviour_of(self.optimizer).tell_of_resuming()
             made = [dict(group) for group in self.optimizer.param_groups]
-            with fitting(f"The optimizer's state in {checkpoint}"):
-                is_loaded = self._model_state.load_optimizer(checkpoint, unprepared(self.optimizer))
+            with naming_misfit(f"The optimizer's state in {checkpoint}"):
+                is_loaded = self._model_state.load_optimizer(checkpoint, unwrap_optimizer(self.optimizer))
         if schedule is None or not is_loaded:
             # an earlier warning covers files that a folder has lost
             lost = {layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME}.intersection(read_manifest(checkpoint).files or ())
             level = logging.INFO if lost and listed_as_it_is(checkpoint) is not None else logging.WARNING
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
-        with fitting(schedule):
+        with naming_misfit(schedule):
             content = read_torch_file(schedule)
             if self.is_world_process_zero():
                 tell_of_kept_options(made, self.optimizer.param_groups, content.get("base_lrs") or ())
@@ -326,7 +326,7 @@ class CheckpointMethods(TrainerBase):
         scaler = self.accelerator.scaler
         path = Contents(checkpoint).find(layout.SCALER_NAME) if scaler is not None and checkpoint is not None else None
         if scaler is not None and path is not None:
-            with fitting(path):
+            with naming_misfit(path):
                 scaler.load_state_dict(read_torch_file(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -351,7 +351,7 @@ class CheckpointMethods(TrainerBase):
             if not found:
                 absent.append(name)
             for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
-                with fitting(f"The state of {name} in `stateful_callbacks` of {layout.TRAINER_STATE_NAME}"):
+                with naming_misfit(f"The state of {name} in `stateful_callbacks` of {layout.TRAINER_STATE_NAME}"):
                     restored = type(callback).from_state(state)
                 if isinstance(callback, TrainerControl):
                     self.control = restored

@@ -25,7 +25,7 @@ from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its
 from hf_compat.plan.deepspeed import tensor_ranks_of
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import accepted_parameters, has_length, length_of, placing
+from hf_compat.runtime.inspection import accepted_parameters, calling_like_upstream, has_length, length_of
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.seeding import seed_worker
@@ -61,7 +61,9 @@ class DataloaderMethods(StepsBase):
             dataset=self.train_dataset,
             description="Training",
             batch_size=self._train_batch_size,
-            sampler_fn=placing(self._get_train_sampler, ("train_dataset",)),  # before 4.52 it took no data set
+            sampler_fn=calling_like_upstream(
+                self._get_train_sampler, ("train_dataset",)
+            ),  # before 4.52 it took no data set
             is_training=True,
         )
 

@@ -23,7 +23,7 @@ from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import SearchError
 from hf_compat.hf.metrics import EvalLoopOutput, speed_metrics
 from hf_compat.hf.search import Metrics
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.console import log_line
@@ -101,7 +101,7 @@ class Evaluator:
         # Outside training, use the precision of full evaluations. Use the optimizer's averaged weights, if any.
         if not host.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             host.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
-        stepping_of(host.optimizer).to_evaluation()
+        behaviour_of(host.optimizer).to_evaluation()
         host.callback_handler.eval_dataloader = loader
         log_line(f"\n***** Running {description} *****")
         log_line(f"  Num examples = {host.num_examples(loader)}" if has_length(loader) else "  Num examples: Unknown")

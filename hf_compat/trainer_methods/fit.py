@@ -33,7 +33,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.lr_schedulers import tell_of_other_optimizer
 from hf_compat.optim.optimizers import check_optimized
-from hf_compat.optim.prepared import unprepared
+from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
@@ -186,7 +186,7 @@ class TrainerModule(WindowModule):
         if host._checks_optimizer:
             is_first = self.trainer.global_rank == 0
             if host._optimizer_made_of is not host.model or host.optimizer is not host._own_optimizer:
-                check_optimized(unprepared(host.optimizer), host.model, warns=is_first)
+                check_optimized(unwrap_optimizer(host.optimizer), host.model, warns=is_first)
             if not host._created_lr_scheduler and is_first:
                 tell_of_other_optimizer(host.lr_scheduler, host.optimizer)
             if run.flag_agreement.sources.in_updates:

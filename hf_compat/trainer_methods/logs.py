@@ -17,12 +17,12 @@ from hf_compat.hf.metrics import loggable, metrics_format, plain_metrics, speed_
 from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import is_distributed
-from hf_compat.runtime.inspection import accepted_parameters, placing
+from hf_compat.runtime.inspection import accepted_parameters, calling_like_upstream
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
-from hf_compat.training_run.best import note_best_metric, tracked_value
-from hf_compat.training_run.flags import due_actions, save_if_best
+from hf_compat.training_run.best import tracked_value, update_best_metric
+from hf_compat.training_run.flags import due_actions, request_save_if_best
 from hf_compat.training_run.loss_log import LoggedValue
 
 # Names that a training log already contains.
@@ -65,10 +65,10 @@ class LogMethods(SearchMethods):
                 logs = run.losses.take(updates, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
                 self.store_flos()
                 since = run.start_time if start_time is None else start_time
-                placing(self.log, ("logs", "start_time"))(logs, since)
+                calling_like_upstream(self.log, ("logs", "start_time"))(logs, since)
             elif action == "evaluate":
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
-                save_if_best(self, self._determine_best_metric(metrics=metrics, trial=trial))
+                request_save_if_best(self, self._determine_best_metric(metrics=metrics, trial=trial))
             elif action == "save":
                 # before 4.47 the method also took metrics, which today's overrides may have as an optional parameter
                 old = {"metrics": None} if "metrics" in accepted_parameters(self._save_checkpoint).required else {}
@@ -96,7 +96,7 @@ class LogMethods(SearchMethods):
         Raises:
             MissingMetric: The metric is not among them (a `KeyError`).
         """
-        return note_best_metric(self.state, self.args, metrics)
+        return update_best_metric(self.state, self.args, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers to `state.log_history` and to every callback.

@@ -35,12 +35,19 @@ from hf_compat.interop.transformers_models import global_of_trainer, is_causal_l
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bit
-from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of
+from hf_compat.optim.prepared import unwrap_optimizer
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, behaviour_of
 from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import accepting, accepts_keyword, is_replaced, mentions, reads_parameter, takes_place
+from hf_compat.runtime.inspection import (
+    accepts_keyword,
+    accepts_positionally,
+    dropping_unknown_keywords,
+    is_replaced,
+    mentions,
+    reads_parameter,
+)
 from hf_compat.runtime.launch import empty_device_cache, environment
 from hf_compat.runtime.meshes import ParameterGroup, split_by_mesh
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
@@ -86,7 +93,7 @@ class StepMethods(StepsBase):
             inputs = self._prepare_inputs(inputs)
             compiled = self.accelerator.compiled_update
             with self.compute_loss_context_manager():
-                compute_loss = accepting(self.compute_loss, ITEMS)
+                compute_loss = dropping_unknown_keywords(self.compute_loss, ITEMS)
                 if compiled is not None:
                     divisor = self._loss_divisor(num_items_in_batch)
                     done = compiled.run(compute_loss, model, inputs, num_items_in_batch, divisor)
@@ -201,7 +208,7 @@ class StepMethods(StepsBase):
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         # Overrides written for 4.45 or before lack the parameter
         return (counted or self.compute_loss_func is not None) and (
-            accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
+            accepts_keyword(self.compute_loss, ITEMS) and accepts_positionally(self.training_step, ITEMS, 2)
         )
 
     def compute_loss(
@@ -404,7 +411,7 @@ class StepMethods(StepsBase):
                 items = self._get_num_items_in_batch([inputs], self.args.device)
                 context, inputs = self._prepare_context_parallel_inputs(model, inputs)
                 with self.compute_loss_context_manager(), context():
-                    compute_loss = accepting(self.compute_loss, "return_outputs", ITEMS)
+                    compute_loss = dropping_unknown_keywords(self.compute_loss, "return_outputs", ITEMS)
                     returned = compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
                 loss, outputs = self._checked_pair(returned, inputs)
                 if loss.ndim:
@@ -534,7 +541,7 @@ class OptimizationMethods(StepsBase):
                 f"`create_optimizer` of {type(self).__name__} has returned {type(made).__name__}, and has not set "
                 "`self.optimizer`.\n\nHint: set it to what is returned."
             )
-        self.optimizer = unprepared(self.optimizer)
+        self.optimizer = unwrap_optimizer(self.optimizer)
         if self.is_deepspeed_enabled:  # its engine drops empty groups, for which a schedule would still have rates
             self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group["params"]]
         self.create_scheduler(num_training_steps=num_training_steps)
@@ -572,7 +579,7 @@ class OptimizationMethods(StepsBase):
             self.optimizer = optimizer_class(groups, **keywords)
             if "bitsandbytes" in str(optimizer_class) and keywords.get("optim_bits") == 8:
                 keep_embeddings_in_32_bit(target)
-            stepping_of(self.optimizer).attach()
+            behaviour_of(self.optimizer).attach()
             self._own_optimizer = self.optimizer
         return self.optimizer
 

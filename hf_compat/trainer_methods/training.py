@@ -20,7 +20,7 @@ from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.optim.optimizers import tell_of_later_parameters
-from hf_compat.optim.prepared import unprepared
+from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.inspection import has_length, is_replaced
@@ -200,4 +200,4 @@ class TrainingMethods(ModelSetupMethods, HubMethods):
         else:
             tell_of_no_evaluation(self.args, self.state)
         if self._checks_optimizer and self._run.flag_agreement.sources.in_updates:
-            tell_of_later_parameters(unprepared(self.optimizer), self.model, self._run.frozen)
+            tell_of_later_parameters(unwrap_optimizer(self.optimizer), self.model, self._run.frozen)

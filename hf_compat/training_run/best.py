@@ -35,7 +35,7 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
         ) from None
 
 
-def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
+def update_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
     """Compare an evaluation with the best one so far, and store it in the state if it is better.
 
     Returns:

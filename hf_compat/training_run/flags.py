@@ -128,7 +128,7 @@ def due_actions(owner: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> I
                 agreement.agree(owner.control)
 
 
-def save_if_best(run: Controlled, is_best: bool) -> None:
+def request_save_if_best(run: Controlled, is_best: bool) -> None:
     """Let an evaluation decide whether to save, with `save_strategy="best"`."""
     if run.args.save_strategy == SaveStrategy.BEST:
         run.control.should_save = is_best

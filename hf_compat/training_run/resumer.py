@@ -26,14 +26,14 @@ from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.choice import candidates, newest_of
 from hf_compat.checkpoint.convert import read_lightning, to_hf
 from hf_compat.checkpoint.files import first_line, naming, open_regular, problem, reading
-from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.hints import no_checkpoint, nothing_to_resume
-from hf_compat.checkpoint.judging import as_named, holds_model_alone, tell_of_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME, checkpoint_step, list_checkpoints
 from hf_compat.checkpoint.reading import Contents, Writer, read_manifest, read_torch_file
 from hf_compat.checkpoint.run_state import RunState, read_random_states, resume_point
 from hf_compat.checkpoint.shares import Share
 from hf_compat.checkpoint.store import fetch_checkpoint, looking
+from hf_compat.checkpoint.unlisted_checkpoints import holds_model_alone, reading_named_folder, tell_of_model_alone
+from hf_compat.checkpoint.validation import read_trainer_state
 from hf_compat.checkpoint.verifying import Unread, comparing, loading, sha256_of
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
@@ -120,7 +120,7 @@ class Resumer:
         self.weights_alone: str | None = None  # the folder of a model without a training state that `train` was given
 
     @contextlib.contextmanager
-    def trying(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
+    def attempting_resume(self, wanted: str | bool | None, unloadable: dict[str, str]) -> Iterator[str | None]:
         """Choose the checkpoint that is trained from within the context.
 
         If a file turns out to be damaged, the automatic resume notes the checkpoint as unloadable. The next try takes
@@ -131,7 +131,7 @@ class Resumer:
         """
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
         self.weights_alone = self.later_weights = None
-        with self.chosen(wanted, unloadable) as checkpoint:
+        with self.choosing_checkpoint(wanted, unloadable) as checkpoint:
             self.is_loading = checkpoint is not None
             try:
                 yield checkpoint
@@ -146,7 +146,9 @@ class Resumer:
                 self.is_loading = False
 
     @contextlib.contextmanager
-    def chosen(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> Iterator[str | None]:
+    def choosing_checkpoint(
+        self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE
+    ) -> Iterator[str | None]:
         """Yield the folder to resume from. A folder made of a Lightning checkpoint exists within the context only.
 
         `unloadable` are folders that could not be loaded, with the reasons.
@@ -311,7 +313,7 @@ class Resumer:
                 tell_of_model_alone(wanted)
             self.weights_alone = wanted
             return None
-        reading.enter_context(as_named(wanted, warns, output_dir, self._share))
+        reading.enter_context(reading_named_folder(wanted, warns, output_dir, self._share))
         if warns and list_checkpoints(wanted):
             logger.warning("%s is an output folder, and is read as the checkpoint that its own files are.", wanted)
         return wanted

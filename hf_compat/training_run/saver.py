@@ -45,8 +45,8 @@ from hf_compat.errors import (
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
-from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.prepared import unwrap_optimizer
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.collectives import Rows, failing_together, float_bits, highest_each, sum_of_bits
 from hf_compat.runtime.console import log_line
 from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, frozen_copy
@@ -94,7 +94,7 @@ class Saver:
         self._device_copies = DeviceCopies()
         self._lacks_renames: dict[str, bool] = {}  # by folder, whether it is on a disk that renames no folders
         self.is_by_flag = False  # `control.should_save` has asked for this save, not user code or a signal
-        self._sealed: tuple[str, manifest.Stamps] | None = None  # the checkpoint just written, and its files then
+        self._sealed: tuple[str, manifest.FileStats] | None = None  # the checkpoint just written, and its files then
         self._unfinished: Callable[[], None] | None = None  # the rest of that save
         self._weights: Weights | None = None  # a Lightning callback's, in place of the model's
         self._extras: PlainState = {}  # entries of Lightning callbacks
@@ -211,7 +211,7 @@ class Saver:
                 lambda path: os.path.isdir(path) and is_from_run(host._run, path, written_by(path)[1]),
             )
             log_line(f"Saving model checkpoint to {final}")
-            stepping_of(host.optimizer).tell_of_saving()
+            behaviour_of(host.optimizer).tell_of_saving()
             try:
                 write = self._frozen_write() if timing is Timing.BACKGROUND else self._write_files
                 put = functools.partial(self._put, folder, place, timing, bool(*ends_at_once), write)
@@ -389,7 +389,7 @@ class Saver:
             self.check_folder(final)
             try:
                 is_read = timing is Timing.SUMMED and host.args.output_store is None  # a store wants hashes
-                (manifest.flush_listed if is_read else manifest.finish)(final)
+                (manifest.flush_listed if is_read else manifest.flush_and_hash)(final)
             except OSError as error:  # the system has lost a part of it
                 self.check_folder(final)
                 with contextlib.suppress(OSError):
@@ -424,7 +424,7 @@ class Saver:
         if timing is Timing.LATER:
             self.background.submit(finish)
         else:
-            self._sealed = (final, manifest.stamps(final))
+            self._sealed = (final, manifest.file_stats(final))
             self._unfinished = finish if timing is Timing.SUMMED else None
 
     def end_of_event(self) -> None:
@@ -440,11 +440,11 @@ class Saver:
             self.background.submit(finish)
 
     def _adopt_changes(self) -> None:
-        (folder, stamps), self._sealed = self._sealed or ("", {}), None
+        (folder, file_stats), self._sealed = self._sealed or ("", {}), None
         if folder:
             self.check_folder(folder)
         try:
-            changes = manifest.adopt_changes(folder, stamps) if folder else ()
+            changes = manifest.relist_changed_files(folder, file_stats) if folder else ()
         except OSError as error:
             if not os.path.isdir(folder):  # removed, or moved elsewhere
                 return
@@ -504,7 +504,7 @@ class Saver:
         # A user's callback may change the state in any event, so the first one that is called waits for the copies.
         of_users = [c for c in host._callbacks.lightning if not type(c).__module__.startswith("lightning.")]
         if not of_users and not is_replaced(handler, "call_event", CallbackHandler):
-            later = self._state_copies.before_steps_of(unprepared(host.optimizer))
+            later = self._state_copies.before_steps_of(unwrap_optimizer(host.optimizer))
             handler.before_heard = None if later is None else self._state_copies.finish
         weights = frozen_copy(self._weights or host._model_state.whole_weights(), memory, beside)
         files: dict[str, object] = {}

@@ -408,7 +408,7 @@ def upload_folder(folder: str, address: str) -> list[str]:
     uploads.begin(owner.id)
     whole = [one for one in layout.list_checkpoints(path) if manifest.is_ours(one) and not manifest.problems(one)]
     for one in whole:
-        manifest.finish(one)
+        manifest.flush_and_hash(one)
         uploads.saved(one, (), lambda writers: [], owner.id)
     uploads.finish()
     return [os.path.basename(one) for one in whole]

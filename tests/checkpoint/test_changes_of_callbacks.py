@@ -114,10 +114,10 @@ def test_nothing_is_written_after_on_save(make_args, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sealing, "flush", slowly)
     seen = {}
-    train(make_args, lambda folder: seen.update({folder: sealing.stamps(folder) | stamp_of_manifest(folder)}))
+    train(make_args, lambda folder: seen.update({folder: sealing.file_stats(folder) | stamp_of_manifest(folder)}))
     assert len(seen) == 2
-    for folder, stamps in seen.items():
-        assert sealing.stamps(folder) | stamp_of_manifest(folder) == stamps
+    for folder, file_stats in seen.items():
+        assert sealing.file_stats(folder) | stamp_of_manifest(folder) == file_stats
 
 
 def stamp_of_manifest(folder):

@@ -412,7 +412,7 @@ def test_a_users_own_file_that_may_not_be_read_is_left_out(public, caplog):
 
 
 def test_a_manifest_that_cannot_be_written_is_one_error(public):
-    from hf_compat.checkpoint.judging import seal_edited
+    from hf_compat.checkpoint.unlisted_checkpoints import seal_edited
 
     folder = public / "checkpoint-4"
     (folder / "rng_state.pth").unlink()

@@ -13,9 +13,9 @@ import torch
 
 from hf_compat.checkpoint.dcp_reader import open_dcp
 from hf_compat.checkpoint.files import is_whole_zip
-from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.checkpoint.run_state import ARRAY_GLOBALS
+from hf_compat.checkpoint.validation import read_trainer_state
 from hf_compat.errors import CheckpointError
 from hf_compat.native.loading import read_pickled_arguments
 

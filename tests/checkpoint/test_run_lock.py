@@ -365,7 +365,7 @@ def refused(folder):
 
 @pytest.mark.parametrize("seconds", [-3600, 3600, 60], ids=["an hour behind", "an hour ahead", "a minute ahead"])
 def test_a_clock_of_another_time_frees_no_lock(tmp_path, seconds):
-    """The other node's disk, or the node itself, stamps the file."""
+    """The other node's disk, or the node itself, file_stats the file."""
 
     def touch(path, count):
         os.utime(path, (time.time() + seconds, time.time() + seconds))

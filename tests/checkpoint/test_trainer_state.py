@@ -8,7 +8,7 @@ import pytest
 
 from helpers import toy
 from hf_compat import Trainer, get_last_checkpoint
-from hf_compat.checkpoint.forms import read_trainer_state
+from hf_compat.checkpoint.validation import read_trainer_state
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
 

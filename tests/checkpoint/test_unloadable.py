@@ -330,7 +330,7 @@ def test_a_lightning_checkpoint_that_is_gone_is_named(make_args, tmp_path):
 
 def test_states_are_read_that_transformers_wrote_long_ago(tmp_path):
     """Fields that came later have their defaults; `global_step` was there from the beginning."""
-    from hf_compat.checkpoint.forms import read_trainer_state
+    from hf_compat.checkpoint.validation import read_trainer_state
 
     (tmp_path / "trainer_state.json").write_text(json.dumps({"epoch": 1.0, "global_step": 3, "log_history": []}))
     assert read_trainer_state(tmp_path / "trainer_state.json").global_step == 3

@@ -168,8 +168,8 @@ def test_things_of_one_name_in_two_modules_stay_two(script, tmp_path):
     try:
         spec.loader.exec_module(imported)
         both = [module.metrics, imported.twice, imported.helper]
-        made_again = [made(write, write.of(function)) for function in both]
-        assert [function(4) for function in made_again] == [function(4) for function in both]
+        rebuilt_with_base = [made(write, write.of(function)) for function in both]
+        assert [function(4) for function in rebuilt_with_base] == [function(4) for function in both]
         assert write.code.text().count("SIZE") > 3 and "helper_of_other_module_of_a_test" in write.code.text()
     finally:
         del sys.modules[other.stem]

@@ -16,7 +16,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import ForwardPrecision, UpdateMechanics
 from hf_compat.engine.windows import Window
 from hf_compat.errors import UnsupportedArgument
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.launch import Launch
 
 
@@ -159,7 +159,7 @@ def test_an_optimizer_of_the_users_own_that_steps_in_the_backward_pass_is_refuse
     precision = ForwardPrecision("16-mixed", torch.amp.GradScaler("cpu")) if scaled else ForwardPrecision()
     mechanics = UpdateMechanics(steps, torch.Tensor.backward, precision)
     with pytest.raises(UnsupportedArgument, match=reason):
-        mechanics.begin(pl.LightningModule(), stepping_of(Lomo(model, lr=0.1)), lambda: 0.1)
+        mechanics.begin(pl.LightningModule(), behaviour_of(Lomo(model, lr=0.1)), lambda: 0.1)
 
 
 def test_several_optimizers_are_switched_together():
@@ -172,7 +172,7 @@ def test_several_optimizers_are_switched_together():
         def eval(self):
             seen.append("eval")
 
-    stepping = stepping_of(Switching(trained.parameters(), lr=0.1), torch.optim.SGD(trained.parameters(), lr=0.1))
+    stepping = behaviour_of(Switching(trained.parameters(), lr=0.1), torch.optim.SGD(trained.parameters(), lr=0.1))
     stepping.attach()
     stepping.to_training()
     stepping.to_evaluation()

@@ -22,7 +22,7 @@ from hf_compat import (
     TrainingArguments,
     get_last_checkpoint,
 )
-from hf_compat.checkpoint.judging import seal_edited
+from hf_compat.checkpoint.unlisted_checkpoints import seal_edited
 from hf_compat.cli.main import main as command
 from hf_compat.errors import ArgumentError, HfCompatWarning, MissingPackage
 from hf_compat.runtime import stores

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import damage
-from hf_compat.checkpoint.forms import check_optimizer, check_schedule, random_states_problem, refuse
+from hf_compat.checkpoint.validation import check_optimizer, check_schedule, random_states_problem, refuse
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.seeding import read_rng
 from sweeps.faults import mutations

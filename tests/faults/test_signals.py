@@ -98,7 +98,9 @@ def test_a_slurm_job_is_queued_again_and_goes_on(make_args, tmp_path, monkeypatc
     assert (tmp_path / "asked").read_text() == "requeue 17\n"
 
     monkeypatch.setenv("SLURM_JOB_ID", "18")  # another job begins anew
-    with Trainer(toy.Classifier(), make_args(output_dir=str(tmp_path / "out")))._resumer.chosen(None) as found:
+    with Trainer(toy.Classifier(), make_args(output_dir=str(tmp_path / "out")))._resumer.choosing_checkpoint(
+        None
+    ) as found:
         assert found is None
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     resumed = finish(make_args, tmp_path / "out", None)

@@ -20,7 +20,7 @@ from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments_rules import NEWEST, PROFILES, VARIABLE, follow
 from hf_compat.hf.enums import available_trackers
-from hf_compat.interop.releases import guest_of
+from hf_compat.interop.releases import replaced_release
 
 OF_4_57 = json.loads((Path(__file__).parent / "defaults_of_4_57.json").read_text())
 # What both say in other words: no sharding, a rank that only the launcher knows, the CPU that `use_cpu` asks for.
@@ -201,7 +201,7 @@ class OfAnOlderRelease:
 @pytest.fixture
 def beside_4_46(monkeypatch):
     monkeypatch.setattr("transformers.__version__", "4.46.3")
-    follow(guest_of(OfAnOlderRelease))
+    follow(replaced_release(OfAnOlderRelease))
     yield
     follow(None)
 

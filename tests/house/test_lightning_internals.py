@@ -43,7 +43,10 @@ SOURCES = (
 # (file, name) → why this is no access to an internal of Lightning.
 EXCEPTIONS = {
     ("checkpoint/convert.py", "fit_loop"): "a key of Lightning's checkpoint files",
-    ("checkpoint/forms.py", "_load_from_state_dict"): "torch's method of a module, for parts that load by themselves",
+    (
+        "checkpoint/validation.py",
+        "_load_from_state_dict",
+    ): "torch's method of a module, for parts that load by themselves",
     ("runtime/module_tree.py", "_modules"): "torch's table of a module's children",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("training_run/saver.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
@@ -55,7 +58,7 @@ EXCEPTIONS = {
     ("trainer_methods/fit.py", "_run"): "the Trainer's record of its run",
     ("training_run/resumer.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("training_run/resumer.py", "_load_state"): "the name of a stage",
-    ("cli/scored_weights.py", "_load_from_checkpoint"): "HF's method of the Trainer",
+    ("cli/ckpt_path.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("tools/preflight/update.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("tools/ejection/witness.py", "datamodule"): "the command line's, of which its users' own code reads it",
     ("tools/preflight/plan_checks.py", "_strategy"): "the end of HF's `eval_strategy` and `save_strategy`",

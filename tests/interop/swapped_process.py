@@ -94,7 +94,7 @@ def main(folder):
     found["kin"] = [isinstance(one, kind) for one in (trainer, since) for kind in (transformers.Trainer, Original)]
     trackers = transformers.integrations.MLflowCallback, transformers.integrations.CodeCarbonCallback
     jit = sys.modules["transformers.trainer_jit_checkpoint"].JITCheckpointCallback
-    found["heirs"] = [issubclass(kind, transformers.TrainerCallback) for kind in (*trackers, jit)]
+    found["subclasses_of"] = [issubclass(kind, transformers.TrainerCallback) for kind in (*trackers, jit)]
     found["leaks"] = [n for n in ("_run_epoch", "_mixed_mesh_grad_norm", "nowhere") if hasattr(trainer, n)]
     hf_compat.unpatch()
     hf_compat.unpatch()

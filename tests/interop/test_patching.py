@@ -73,7 +73,7 @@ def test_both_engines_train_alike_before_within_and_after(found):
 
 
 def test_our_trainer_is_an_instance_of_both_classes_and_has_nothing_of_theirs(found):
-    assert found["heirs"] == [True] * 3, "callbacks that only transformers has are callbacks, too"
+    assert found["subclasses_of"] == [True] * 3, "callbacks that only transformers has are callbacks, too"
     assert found["kin"] == [True] * 4 and found["kin_after"] == [True, True] and found["leaks"] == []
 
 

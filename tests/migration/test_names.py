@@ -8,9 +8,9 @@ import transformers
 
 import hf_compat
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED
+from hf_compat.tools.migration.expression_types import _CLASSES
 from hf_compat.tools.migration.gone_names import GONE
 from hf_compat.tools.migration.names import MIRRORS, PUBLIC, TOP_LEVEL, bound_by_star
-from hf_compat.tools.migration.things import _CLASSES
 
 
 def test_the_top_level_is_what_both_have():

@@ -10,13 +10,13 @@ from transformers.utils import find_labels as upstream_find_labels
 
 from hf_compat.runtime.inspection import (
     accepted_parameters,
-    accepting,
+    calling_like_upstream,
     can_return_loss,
+    dropping_unknown_keywords,
     find_labels,
     has_length,
     kept_per_class,
     number_of_arguments,
-    placing,
 )
 
 
@@ -60,7 +60,7 @@ class Era:
 def test_later_keywords_are_given_where_they_are_accepted(name, expected):
     method = getattr(Era(), name)
     for one in (method, functools.partial(method)):
-        assert accepting(one, "items", "start")(1, items=2, start=3) == expected
+        assert dropping_unknown_keywords(one, "items", "start")(1, items=2, start=3) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,26 @@ def test_what_upstream_passes_by_place_finds_its_place(name, expected):
     method = getattr(Era(), name)
     names = ("model", "items", "start")
     for one in (method, functools.partial(method)):
-        assert placing(one, names, last_by_keyword=1)(1, 2, start=3) == expected
-    assert placing(max, names)(1, 2, 3) == 3  # a builtin has no signature to go by
+        assert calling_like_upstream(one, names, last_by_keyword=1)(1, 2, start=3) == expected
+    assert calling_like_upstream(max, names)(1, 2, 3) == 3  # a builtin has no signature to go by
 
 
 def test_a_method_that_takes_upstreams_form_is_returned_itself():
     era = Era()
-    assert placing(era.named, ("model", "items")) == era.named == accepting(era.named, "items")
-    assert placing(era.by_keyword, ("model", "items"), last_by_keyword=1) == era.by_keyword
-    assert accepting(era.by_keyword, "items") == era.by_keyword
+    assert (
+        calling_like_upstream(era.named, ("model", "items"))
+        == era.named
+        == dropping_unknown_keywords(era.named, "items")
+    )
+    assert calling_like_upstream(era.by_keyword, ("model", "items"), last_by_keyword=1) == era.by_keyword
+    assert dropping_unknown_keywords(era.by_keyword, "items") == era.by_keyword
 
 
 def test_positional_arguments_are_cut_to_what_fits():
-    assert placing(Era().old, ("a", "b"))(1, 2) == (1,) == placing(Era().by_place, ("a",))(1)
-    assert placing(lambda: 0, ("a",))(1) == 0
+    assert (
+        calling_like_upstream(Era().old, ("a", "b"))(1, 2) == (1,) == calling_like_upstream(Era().by_place, ("a",))(1)
+    )
+    assert calling_like_upstream(lambda: 0, ("a",))(1) == 0
     accepted = accepted_parameters(Era().named)
     assert accepted.places == ("model", "items") and accepted.required == {"model"} and not accepted.takes_any_keyword
 

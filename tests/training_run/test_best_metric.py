@@ -7,7 +7,7 @@ import pytest
 from hf_compat import TrainingArguments
 from hf_compat.errors import MissingMetric
 from hf_compat.hf.state import TrainerState
-from hf_compat.training_run.best import note_best_checkpoint, note_best_metric
+from hf_compat.training_run.best import note_best_checkpoint, update_best_metric
 
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ def best_of(tmp_path, values, **arguments):
     state, best = TrainerState(), []
     for update, value in enumerate(values, start=1):
         state.global_step = update
-        best.append(note_best_metric(state, args, {"eval_loss": value}))
+        best.append(update_best_metric(state, args, {"eval_loss": value}))
     return state, best
 
 

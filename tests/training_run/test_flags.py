@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
-from hf_compat.training_run.flags import due_actions, save_if_best
+from hf_compat.training_run.flags import due_actions, request_save_if_best
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):
@@ -19,7 +19,7 @@ def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None)
         done.append(action)
         if action == "evaluate":
             run.control = control if evaluated is None else evaluated
-            save_if_best(run, is_best)
+            request_save_if_best(run, is_best)
     return done
 
 

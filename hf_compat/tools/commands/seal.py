@@ -20,7 +20,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Run the command and give its exit status."""
     chosen = make_parser().parse_args(list(words))
-    from hf_compat.checkpoint.judging import seal_edited
+    from hf_compat.checkpoint.unlisted_checkpoints import seal_edited
 
     for folder in chosen.folders:
         print(seal_edited(folder))  # noqa: T201 - the command's answer

@@ -11,6 +11,7 @@ from hf_compat.hf.argument_values import OLD_OPTIMIZERS
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.elements import Edit, constant, edit_call
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.names import is_beside_older
 from hf_compat.tools.migration.old_arguments import (
@@ -25,7 +26,6 @@ from hf_compat.tools.migration.old_arguments import (
 )
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, keyword, methods_of
-from hf_compat.tools.migration.things import Thing, Things
 
 # The current expression of an old flag. `{}` is the object.
 _READS = {
@@ -87,7 +87,7 @@ _NEEDS_NO_PARENTHESES = (
 )  # fmt: skip
 
 
-def rewrite_trainer_attributes(source: Source, things: Things) -> None:
+def rewrite_trainer_attributes(source: Source, things: ExpressionTypes) -> None:
     """Rewrite attributes of trainers that have another name or place today."""
     absent = {**ABSENT, **FORMER_METHODS}
     known = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *absent}
@@ -111,7 +111,7 @@ def rewrite_trainer_attributes(source: Source, things: Things) -> None:
             _rename_attribute(node, _TRAINER_NAMES[name], source)
 
 
-def rewrite_argument_attributes(source: Source, things: Things) -> None:
+def rewrite_argument_attributes(source: Source, things: ExpressionTypes) -> None:
     """Rewrite old names as attributes of training arguments, and list those of what may be some."""
     of_arguments = [node for node, thing in things.local_classes.items() if thing is Thing.ARGUMENTS_CLASS]
     # Old names that a class of arguments in this source has as methods, or as fields with another meaning
@@ -130,7 +130,7 @@ def rewrite_argument_attributes(source: Source, things: Things) -> None:
                 source.list(node, source.code(node), f"if {subject} is training arguments, {today(name)}")
 
 
-def rewrite_fields(source: Source, things: Things) -> None:
+def rewrite_fields(source: Source, things: ExpressionTypes) -> None:
     """Rename a field of a class of arguments, or leave it to a person if its value has another meaning today."""
     of_arguments = (node for node, thing in things.local_classes.items() if thing is Thing.ARGUMENTS_CLASS)
     for owner_class, (field, target) in ((one, pair) for one in of_arguments for pair in fields_of(one)):
@@ -159,7 +159,7 @@ def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:
     source.mend_for_5(node, source.code(node), f"transformers 5 has no such attribute: it is {name} today")
 
 
-def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -> None:
+def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: ExpressionTypes) -> None:
     name, outer = node.attr.value, source.parent(node)
     statement = source.parent(outer)
     if isinstance(outer, cst.AssignTarget) and isinstance(statement, cst.Assign):

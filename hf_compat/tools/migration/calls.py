@@ -12,9 +12,9 @@ from libcst.metadata import Assignment
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.tools.migration.class_graph import Ancestry
 from hf_compat.tools.migration.elements import Edit, edit_call, edited_dict
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant, today
 from hf_compat.tools.migration.source import Source, dotted, fields_of, is_super_call, keyword, methods_of
-from hf_compat.tools.migration.things import Thing, Things
 
 # Later releases put another parameter of the trainer at this place, so the following ones are given by keyword.
 _TRAINER_PLACES = 7
@@ -28,7 +28,7 @@ _ADAMW_DEFAULTS = {"eps": "1e-6", "weight_decay": "0.0"}
 _MODEL_PATH = "is resume_from_checkpoint now: a folder with only a model cannot be resumed from"
 
 
-def rewrite_training_calls(source: Source, things: Things) -> None:
+def rewrite_training_calls(source: Source, things: ExpressionTypes) -> None:
     """Rewrite calls of a trainer's `train()`, and the dicts that a parser makes arguments of."""
     for call in source.of(cst.Call):
         func, first = call.func, call.args[0].value if call.args else None
@@ -57,7 +57,7 @@ def ancestries(node: cst.BaseExpression, source: Source) -> Iterator[Ancestry]:
     yield from (found for one in bases if (found := source.graph.ancestry(source.imported(one))) is not None)
 
 
-def rewrite_arguments(source: Source, things: Things) -> set[cst.Dict | cst.Call]:
+def rewrite_arguments(source: Source, things: ExpressionTypes) -> set[cst.Dict | cst.Call]:
     """Rewrite the calls that make arguments, and the dicts that these take. Return the dicts."""
     taken: set[cst.Dict | cst.Call] = set()
     for call in (one for one in source.of(cst.Call) if things.made_by(one) is Thing.ARGUMENTS):
@@ -160,7 +160,7 @@ def _rewrite_dict(display: cst.Dict | cst.Call, source: Source, given: dict[str,
         source.change(display, lambda node: edited_dict(node, edits))
 
 
-def list_unknown_calls(source: Source, things: Things, taken: Container[cst.CSTNode]) -> None:
+def list_unknown_calls(source: Source, things: ExpressionTypes, taken: Container[cst.CSTNode]) -> None:
     """List old names that are given to `dict`, or to an imported class of unknown kind."""
     calls = (one for one in source.of(cst.Call) if one not in taken and things.made_by(one) is None)
     for call, argument in ((one, argument) for one in calls for argument in one.args):
@@ -177,7 +177,7 @@ def list_unknown_calls(source: Source, things: Things, taken: Container[cst.CSTN
             source.list(argument, f"{last}(tokenizer=…)", reason)
 
 
-def rewrite_trainer_calls(source: Source, things: Things) -> None:
+def rewrite_trainer_calls(source: Source, things: ExpressionTypes) -> None:
     """Rewrite the calls that make trainers."""
     for call in (one for one in source.of(cst.Call) if things.made_by(one) is Thing.TRAINER):
         if len([one for one in call.args if one.keyword is None and not one.star]) > _TRAINER_PLACES:
@@ -202,7 +202,7 @@ def rewrite_trainer_calls(source: Source, things: Things) -> None:
                 source.list(call.args[index], f"{name}=", _GONE_KEYWORDS[name])
 
 
-def rewrite_adamw(source: Source, things: Things) -> None:
+def rewrite_adamw(source: Source, things: ExpressionTypes) -> None:
     """Give torch's AdamW the defaults of transformers' AdamW, which it replaces."""
     for call in (one for one in source.of(cst.Call) if things.of(one.func) is Thing.ADAMW):
         if any(one.star for one in call.args):

@@ -9,10 +9,10 @@ import re
 import libcst as cst
 
 from hf_compat.tools.migration.constant_arguments import constant_of
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.report import Effect
 from hf_compat.tools.migration.source import Source, keyword, methods_of
-from hf_compat.tools.migration.things import Thing, Things
 
 ACCUMULATION = "gradient_accumulation_steps"
 # Heads of most of whose models in 5.23 this holds, as far as the class is chosen by a checkpoint
@@ -25,7 +25,7 @@ _OWN = ("compute_loss", "training_step")
 _SETTINGS = ("compute_loss_func", "label_smoothing_factor", "accepts_loss_kwargs", "loss_is_scaled_for_ga")
 
 
-def list_undivided(source: Source, things: Things) -> None:
+def list_undivided(source: Source, things: ExpressionTypes) -> None:
     """List accumulations of a number above 1 beside a model whose loss is divided by nothing under transformers 5."""
     methods = (one.name.value for kind in things.local_classes for one in methods_of(kind))
     names = {one.value for one in source.of(cst.Name)}
@@ -51,7 +51,7 @@ def list_undivided(source: Source, things: Things) -> None:
                 source.list(argument, f"{ACCUMULATION}={count}", reason, effect or Effect.LOOK)
 
 
-def list_fractions(source: Source, things: Things) -> None:
+def list_fractions(source: Source, things: ExpressionTypes) -> None:
     """List a `warmup_steps` that the source sets to a product or quotient, which may be a fraction of updates."""
     for node in source.of(cst.Assign):
         target, value = node.targets[0].target, node.value

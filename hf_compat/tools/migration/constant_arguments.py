@@ -15,10 +15,10 @@ from hf_compat.hf.argument_values import ACCELERATOR_CONFIG, FILE_OR_NONE, ROWS,
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, further_problems
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
 from hf_compat.tools.migration.calls import ancestries, display_of, entries_of, lineage_of
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.old_arguments import Constant, read_constant
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, is_super_call, keyword, methods_of
-from hf_compat.tools.migration.things import Thing, Things
 
 _CHECKS = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
 _PLACES = tuple(one.name for one in fields(Seq2SeqTrainingArguments) if one.init)
@@ -51,7 +51,7 @@ class _Written:
             self.constants[name] = constant.value, node
 
 
-def list_refused(source: Source, things: Things) -> None:
+def list_refused(source: Source, things: ExpressionTypes) -> None:
     """List the constants in calls that make arguments, and that are refused alone or together."""
     calls = (one for one in source.of(cst.Call) if things.made_by(one) is Thing.ARGUMENTS)
     with warnings.catch_warnings(action="ignore"):  # of arguments that are accepted

@@ -18,6 +18,7 @@ from libcst.metadata import ImportAssignment
 
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED, is_restored
 from hf_compat.tools.migration.elements import EQUAL, Edit, edit_call
+from hf_compat.tools.migration.expression_types import elements_of
 from hf_compat.tools.migration.import_blocks import (
     FromImport,
     ImportBlocks,
@@ -40,7 +41,6 @@ from hf_compat.tools.migration.names import (
 from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
-from hf_compat.tools.migration.things import elements_of
 
 _OURS = ("transformers", "hf_compat")
 # Functions that do nothing today. Their calls have no result.

@@ -10,9 +10,9 @@ import libcst as cst
 from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
 from hf_compat.tools.migration.elements import EQUAL, Edit, edit_call, inserted
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing, is_static, own_returns
 from hf_compat.tools.migration.report import Effect, Target
 from hf_compat.tools.migration.source import Source, dotted, is_super_call, keyword, methods_of, walk
-from hf_compat.tools.migration.things import Thing, Things, is_static, own_returns
 
 # The current parameters after `self`, with their defaults.
 OVERRIDABLE: dict[str, tuple[str, ...]] = {
@@ -54,7 +54,7 @@ _MASTERS = {"is_local_master": "is is_local_process_zero today", "is_world_maste
 _OLD, _TODAY = "tokenizer", "processing_class"
 
 
-def rewrite_overrides(source: Source, things: Things) -> None:
+def rewrite_overrides(source: Source, things: ExpressionTypes) -> None:
     """Rewrite the overrides in one source's trainers."""
     for node in (one for one, thing in things.local_classes.items() if thing is Thing.TRAINER_CLASS):
         gains = [
@@ -242,7 +242,7 @@ def _with_scaling(node: cst.ClassDef) -> cst.ClassDef:
     return node.with_changes(body=node.body.with_changes(body=body))
 
 
-def rewrite_events(source: Source, things: Things) -> None:
+def rewrite_events(source: Source, things: ExpressionTypes) -> None:
     """Rename what the events of callbacks get: `tokenizer` is `processing_class` today."""
     reason = f"transformers 5 gives {_TODAY}, and no {_OLD}"
     callbacks = [node for node, thing in things.local_classes.items() if thing is Thing.CALLBACK_CLASS]

@@ -20,10 +20,10 @@ from hf_compat.tools.migration import (
     whole_source,
 )
 from hf_compat.tools.migration.class_graph import ClassGraph
+from hf_compat.tools.migration.expression_types import ExpressionTypes
 from hf_compat.tools.migration.import_blocks import ImportBlocks
 from hf_compat.tools.migration.report import Rewritten, Target
 from hf_compat.tools.migration.source import Source
-from hf_compat.tools.migration.things import Things
 
 # libcst's parser and its visitors recurse once for each level: a deep source ends the process or takes minutes.
 _DEEPEST = 300
@@ -43,7 +43,7 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
     refuse_huge_source(text)
     try:
         source = Source(text, target, file)
-        things = Things(source)
+        things = ExpressionTypes(source)
         whole_source.keep_foreign(source, things)
         whole_source.list_collisions(source, things)
         taken = calls.rewrite_arguments(source, things)

@@ -9,13 +9,13 @@ import libcst as cst
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
+from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing, elements_of
 from hf_compat.tools.migration.names import PUBLIC, is_beside_older
 from hf_compat.tools.migration.old_arguments import today
 from hf_compat.tools.migration.overrides import OVERRIDABLE
 from hf_compat.tools.migration.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 from hf_compat.tools.migration.report import Effect, Rewritten, Spot, Target
 from hf_compat.tools.migration.source import Source, dotted, fields_of, methods_of
-from hf_compat.tools.migration.things import Thing, Things, elements_of
 
 # Every release of transformers' Trainer has these methods. A subclass overrides a few of them.
 _OF_A_COPY = frozenset(OVERRIDABLE) | {
@@ -44,7 +44,7 @@ def follow_classes(source: Source) -> None:
                 source.follow(node, kind.name, file)
 
 
-def keep_foreign(source: Source, things: Things) -> None:
+def keep_foreign(source: Source, things: ExpressionTypes) -> None:
     """List other libraries' trainers. A source that has no other trainer keeps its imports from transformers.
 
     Those trainers check their arguments and callbacks by `isinstance` against transformers' own classes. Objects from
@@ -83,7 +83,7 @@ def keep_foreign(source: Source, things: Things) -> None:
                 source.list(call, source.code(call), reason, effect)
 
 
-def list_collisions(source: Source, things: Things) -> None:
+def list_collisions(source: Source, things: ExpressionTypes) -> None:
     """List fields of a script's dataclasses that have the name of a current argument: argparse refuses both."""
     known = {one.name for one in fields(TrainingArguments) if one.init}
     for call in source.of(cst.Call):

@@ -17,7 +17,7 @@ from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.engine.windows import READ_PARAMETERS
 from hf_compat.errors import HfCompatError
 from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
-from hf_compat.runtime.inspection import has_length, placing
+from hf_compat.runtime.inspection import calling_like_upstream, has_length
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.tools.preflight.report import line_of
 from hf_compat.tools.preflight.session import Session, without_workers
@@ -71,7 +71,7 @@ def _read(session: Session) -> None:
     session.counts = trainer.run_counts(trainer.args, loader)
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
-    read = placing(trainer.get_batch_samples, READ_PARAMETERS)
+    read = calling_like_upstream(trainer.get_batch_samples, READ_PARAMETERS)
     batches, _ = read(iter(loader), trainer.args.gradient_accumulation_steps, trainer.args.device)
     if not batches:
         session.error(CHECK, "The training data gives no batch: nothing would be trained.", "look how it was filtered")

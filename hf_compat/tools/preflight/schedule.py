@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric
-from hf_compat.optim.stepping import LayerWiseDummyOptimizer, stepping_of
+from hf_compat.optim.stepping import LayerWiseDummyOptimizer, behaviour_of
 from hf_compat.tools.preflight.session import Session
 from hf_compat.trainer import Trainer
 
@@ -30,7 +30,7 @@ def check_schedule(session: Session) -> None:
             if trainer._created_lr_scheduler:  # by an earlier `train`; this one makes its own
                 trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
             trainer.create_optimizer_and_scheduler(updates)
-            stepping_of(trainer.optimizer).detach()  # some optimizers hang hooks on the parameters
+            behaviour_of(trainer.optimizer).detach()  # some optimizers hang hooks on the parameters
             if follows_metric(trainer.lr_scheduler):
                 follower = type(trainer.lr_scheduler).__name__
             elif not isinstance(trainer.optimizer, LayerWiseDummyOptimizer):  # its schedule sets the logged rate alone

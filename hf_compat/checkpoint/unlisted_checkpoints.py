@@ -30,7 +30,6 @@ from hf_compat.checkpoint.files import (
     reading,
     refusal_behind,
 )
-from hf_compat.checkpoint.forms import read_trainer_state, weight_names
 from hf_compat.checkpoint.hints import ITS_LOSS, PathFacts, explained, has_state_of_training, no_checkpoint
 from hf_compat.checkpoint.reading import (
     MANIFEST_NAME,
@@ -41,6 +40,7 @@ from hf_compat.checkpoint.reading import (
     weight_files,
 )
 from hf_compat.checkpoint.shares import ALONE, Share
+from hf_compat.checkpoint.validation import read_trainer_state, weight_names
 from hf_compat.checkpoint.zero_reader import LATEST_NAME
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from hf_compat.runtime.collectives import failing_together, gather_objects
@@ -189,7 +189,9 @@ def tell_of_model_alone(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def as_named(folder: str, warns: bool = True, output_dir: str | None = None, share: Share = ALONE) -> Iterator[None]:
+def reading_named_folder(
+    folder: str, warns: bool = True, output_dir: str | None = None, share: Share = ALONE
+) -> Iterator[None]:
     """Let readers read a folder that the user named as it is now. One process of a run warns of the edits.
 
     A change is not a fault if each file is whole by itself, and the folder has what every run needs. The error has a

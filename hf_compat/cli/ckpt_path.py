@@ -11,9 +11,9 @@ from jsonargparse import Namespace
 
 from hf_compat.checkpoint import layout, manifest
 from hf_compat.checkpoint.choice import get_last_checkpoint
-from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.judging import as_named
 from hf_compat.checkpoint.reading import Contents, listed_as_it_is, read_manifest
+from hf_compat.checkpoint.unlisted_checkpoints import reading_named_folder
+from hf_compat.checkpoint.validation import read_trainer_state
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
@@ -130,7 +130,7 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
     """Load a checkpoint's weights into a trainer's model, and the progress of its run."""
     if os.path.isdir(path):
         is_listed = read_manifest(path).exists
-        with as_named(path) if is_named and is_listed else contextlib.nullcontext():
+        with reading_named_folder(path) if is_named and is_listed else contextlib.nullcontext():
             # a folder without a manifest needs weights only, as `save_model` writes them
             names = (*layout.WHOLE_WEIGHTS, *layout.ADAPTER_WEIGHTS)
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in names)
@@ -143,7 +143,7 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
                 )
             _load_folder(trainer, path, path)
         return
-    with trainer._resumer.chosen(path) as folder:
+    with trainer._resumer.choosing_checkpoint(path) as folder:
         assert folder is not None  # it holds the content of the file
         _load_folder(trainer, folder, path)
 

@@ -62,7 +62,7 @@ class _Part(NamedTuple):
 _Value: TypeAlias = cst.BaseExpression | _Annotated | _Part
 
 
-class Things:
+class ExpressionTypes:
     """Tells what the expressions of one source are."""
 
     def __init__(self, source: Source) -> None:
