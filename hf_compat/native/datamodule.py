@@ -119,7 +119,6 @@ class HFDataModule(pl.LightningDataModule):
         )
         self.test_dataset = made(test_dataset, "test_dataset")
         self.predict_dataset = made(predict_dataset, "predict_dataset")
-        self.is_set_up = False
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -165,7 +164,7 @@ class HFDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Note that all sets are made. A subclass that makes them here need not call this."""
-        self.is_set_up = True
+        self.steps.data_is_set_up = True
 
     train_dataset = _of_steps("train_dataset", "Samples to train on.")
     eval_dataset = _of_steps("eval_dataset", "Samples to evaluate on, or a mapping of such sets.")
@@ -229,7 +228,7 @@ class HFDataModule(pl.LightningDataModule):
         It is None, which Lightning takes for a missing hook, if the sets are made and there is none to evaluate on.
         `trainer.enable_validation` is False then, which callbacks read.
         """
-        if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
+        if self.eval_dataset is None and self.steps.data_is_set_up and not self._is_asked_to("validate"):
             return None  # type: ignore[return-value]  # Lightning takes None for a missing hook
         return functools.partial(self._loaders, "validate", "eval_dataset", self.eval_dataset)
 

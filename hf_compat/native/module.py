@@ -332,7 +332,7 @@ class HFModule(OverridePoints, LoadableModule):
         self._evaluations.forget()
         data = steps_of_data(self.trainer)
         if data is not None:
-            self.trainer.datamodule.is_set_up = True  # type: ignore[attr-defined]  # a subclass's `setup` may not have set it
+            data.data_is_set_up = True  # a subclass's `setup` may not have set it
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
@@ -396,9 +396,9 @@ class HFModule(OverridePoints, LoadableModule):
         unwrap_forward(self._called_model)
         end_hooks(self.trainer)
         leave_lightning_callbacks(self.trainer)
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None and hasattr(datamodule, "is_set_up"):
-            datamodule.is_set_up = False
+        data = steps_of_data(self.trainer)
+        if data is not None:
+            data.data_is_set_up = False
         count_updates(self.trainer, 1)
         replace_schedule_steps(self.trainer, None)
         strategy = self.trainer.strategy

@@ -50,6 +50,8 @@ class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, Dataloader
     Its arguments are those of HFModule and HFDataModule. Without a model it loads data only.
     """
 
+    data_is_set_up = False  # whether the data module has made its sets, for the current run
+
     def __init__(
         self,
         model: nn.Module | None = None,

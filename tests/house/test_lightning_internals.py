@@ -47,6 +47,7 @@ EXCEPTIONS = {
         "checkpoint/validation.py",
         "_load_from_state_dict",
     ): "torch's method of a module, for parts that load by themselves",
+    ("hf/arguments_rules.py", "_strategy"): "the end of HF's `eval_strategy` and its siblings",
     ("runtime/module_tree.py", "_modules"): "torch's table of a module's children",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("training_run/saver.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
