@@ -187,7 +187,7 @@ def test_a_manifest_is_written_through_no_link(tmp_path, write):
     (folder / f".manifest.json.{os.getpid()}").symlink_to(private)
     (tmp_path / f".checkpoint-2.manifest.json.{os.getpid()}").symlink_to(private)
     write(str(folder))
-    sealing.finish(str(folder))
+    sealing.flush_and_hash(str(folder))
     assert private.read_text() == "mine" and manifest.problems(str(folder)) == []
 
 

@@ -39,7 +39,7 @@ def train(out, callbacks, **values):
 
 
 def test_a_save_of_two_processes_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    out, finish, flushed = tmp_path / "out", sealing.finish, []
+    out, finish, flushed = tmp_path / "out", sealing.flush_and_hash, []
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
 
     def body(rank):
@@ -50,7 +50,7 @@ def test_a_save_of_two_processes_does_not_wait_for_the_disk(tmp_path, monkeypatc
             flushed.append(folder)
             finish(folder)
 
-        monkeypatch.setattr(sealing, "finish", finish_later)
+        monkeypatch.setattr(sealing, "flush_and_hash", finish_later)
         train(out, [looks])
         assert rank or {"model.safetensors", "optimizer.pt"} <= set(looks.unhashed)
         assert len(flushed) == (3 if rank == 0 else 0), "one process flushes what both have written"

@@ -20,7 +20,7 @@ from hf_compat.checkpoint import manifest, torch_writer
 from hf_compat.checkpoint.run_lock import LOCK_NAME
 
 # A function that a thread of a save calls, and whether the save is one of `async_save`
-WRITES = {"the files": (manifest, "seal", True), "the hashes": (manifest, "finish", False)}
+WRITES = {"the files": (manifest, "seal", True), "the hashes": (manifest, "flush_and_hash", False)}
 WRITES["the optimizer"] = (torch_writer._Archive, "_write", False)
 
 

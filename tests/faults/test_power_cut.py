@@ -354,7 +354,7 @@ def slow_flush(monkeypatch):
     """Nothing is hashed at once, and what goes on beside the training takes until it is let go."""
     let_go = threading.Event()
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
-    for name in ("finish", "flush_listed"):
+    for name in ("flush_and_hash", "flush_listed"):
         own = getattr(sealing, name)
         monkeypatch.setattr(sealing, name, lambda folder, own=own: (let_go.wait(30), own(folder)))
     return let_go
@@ -570,7 +570,7 @@ def test_a_folder_may_be_removed_at_any_instant_of_the_flushing(make_args, tmp_p
 
 def remove_at(patched, instant, name, removed):
     """Remove a folder at the n-th call of one of the system's functions while checkpoint-2 is being flushed."""
-    calls, call, finish = [], getattr(os, name), sealing.finish
+    calls, call, finish = [], getattr(os, name), sealing.flush_and_hash
 
     def count(*args, **kwargs):
         if threading.current_thread() in flushing:
@@ -588,7 +588,7 @@ def remove_at(patched, instant, name, removed):
 
     flushing = set()
     patched.setattr(sealing, "_HASHED_AT_ONCE", -1)
-    patched.setattr(sealing, "finish", note)
+    patched.setattr(sealing, "flush_and_hash", note)
     patched.setattr(os, name, count)
     return lambda: len(calls)
 
@@ -632,7 +632,7 @@ def unfinished(make_args, tmp_path, monkeypatch):
     """A checkpoint as a kill leaves it: listed, not hashed."""
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
     with monkeypatch.context() as patched:
-        patched.setattr(sealing, "finish", lambda folder: None)
+        patched.setattr(sealing, "flush_and_hash", lambda folder: None)
         run(make_args)
     return tmp_path / "out" / "checkpoint-4"
 
@@ -643,7 +643,7 @@ def test_what_was_changed_before_it_was_hashed_is_found(unfinished):
     state.write_text(state.read_text().replace("4", "5", 1))
     os.utime(state, ns=(1, 1))
     assert manifest.problems(str(unfinished)) == ["trainer_state.json was changed before it was hashed"]
-    sealing.finish(str(unfinished))
+    sealing.flush_and_hash(str(unfinished))
     assert unhashed(unfinished) == ["trainer_state.json"], "the change is not taken for what was written"
 
 

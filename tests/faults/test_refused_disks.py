@@ -101,5 +101,5 @@ def test_a_folder_that_is_read_only_has_refused_nothing(out, monkeypatch, number
 def test_a_flush_beside_the_training_that_failed_is_found_by_the_next_run(out, monkeypatch):
     refuse_once(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        sealing.finish(str(out / "checkpoint-4"))
+        sealing.flush_and_hash(str(out / "checkpoint-4"))
     assert get_last_checkpoint(out) == str(out / "checkpoint-2")

@@ -254,7 +254,7 @@ def test_a_checkpoint_that_user_code_asks_for_is_finished_when_it_is_there(make_
                 trainer._save_checkpoint(trainer.model, None)
 
     beside, finish = [], manifest.flush_and_hash
-    monkeypatch.setattr(manifest, "finish", lambda folder: (beside.append(Path(folder).name), finish(folder)))
+    monkeypatch.setattr(manifest, "flush_and_hash", lambda folder: (beside.append(Path(folder).name), finish(folder)))
     trainer = make(make_args, tmp_path / "out", callbacks=[Asks()], save_steps=2, max_steps=4)
     trainer.train()
     assert beside == ["checkpoint-2", "checkpoint-4"]

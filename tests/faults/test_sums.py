@@ -69,7 +69,7 @@ def test_sums_find_what_a_power_cut_or_a_copy_has_lost(make_args, tmp_path, monk
     optimizer.write_bytes(content[4096:8192] + content[:4096] + content[8192:])
     assert manifest.problems(str(copy)) == ["optimizer.pt is damaged (its sums differ)"]
     optimizer.write_bytes(content)
-    sealing.finish(str(copy))  # as before it is uploaded to a store
+    sealing.flush_and_hash(str(copy))  # as before it is uploaded to a store
     assert all("sha256" in facts for facts in read_manifest(copy).files.values())
     assert manifest.problems(str(copy)) == []
 
@@ -83,7 +83,7 @@ def test_a_hash_never_vouches_for_what_the_sums_refuse(make_args, tmp_path, monk
     times = state.stat().st_atime_ns, state.stat().st_mtime_ns
     state.write_text(state.read_text().replace("4", "5", 1))
     os.utime(state, ns=times)
-    sealing.finish(str(checkpoint))
+    sealing.flush_and_hash(str(checkpoint))
     listed = read_manifest(checkpoint).files
     assert [name for name, facts in listed.items() if "sha256" not in facts] == ["trainer_state.json"]
     assert manifest.problems(str(checkpoint)) == ["trainer_state.json is damaged (its sums differ)"]
