@@ -55,7 +55,8 @@ def sha256_of(file: BinaryIO) -> str:
 def sums_of(file: BinaryIO) -> str:
     """Hash the sums of a file's pages, several times faster than the file itself. A lost or changed page shows.
 
-    It vouches for a file that nobody may wait to be hashed. Two changes within a page can have the same sum.
+    A save lists the sums of large files whose hashes would make callbacks wait. Changes within a page that cancel each
+    other out do not show.
     """
     digest, buffer, size = hashlib.sha256(), bytearray(CHUNK), 0
     with memoryview(buffer) as view:

@@ -407,7 +407,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     @property
     def _is_unheard(self) -> bool:
-        """Whether nobody hears of the begin and end of this part. Lightning makes 20 calls to call an empty hook."""
+        """Whether no hook has anything to do at the start and end of this part. An empty one costs 20 calls."""
         part = self._part
         return self._is_plain and self._listeners is not None and not (part.is_first or part.is_last)
 

@@ -23,9 +23,8 @@ import torch
 
 from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentValue, read_as
-from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
+from hf_compat.hf.enums import INTERVAL_KINDS, IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
 from hf_compat.hf.legacy import Translation
-from hf_compat.hf.state import INTERVAL_KINDS
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.launch import environment

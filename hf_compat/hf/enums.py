@@ -36,6 +36,10 @@ class ExplicitEnum(str, _LowerCase):  # no StrEnum, as str() gives Class.MEMBER 
         raise ArgumentError(f"{brief(value)} is not a valid {cls.__name__}.\n\nHint: choose one of {allowed}.")
 
 
+# What happens by updates or epochs. `{kind}_strategy` and `{kind}_steps` are its arguments.
+INTERVAL_KINDS = ("logging", "eval", "save")
+
+
 class IntervalStrategy(ExplicitEnum):
     """When to log or evaluate. Mirrors `transformers.IntervalStrategy`, 5.23."""
 

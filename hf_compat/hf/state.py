@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hf_compat.errors import CallbackError
+from hf_compat.hf.enums import INTERVAL_KINDS
 from hf_compat.hf.search import hp_params
 from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.text import brief
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 # The state of a callback or of the control, as a dict in JSON types, or a list of such dicts.
 ExportedState: TypeAlias = dict[str, Any]
-# What happens by updates or epochs. `{kind}_strategy` and `{kind}_steps` are its arguments.
-INTERVAL_KINDS = ("logging", "eval", "save")
 #: Fields with the updates between logs, evaluations and saves.
 INTERVALS = tuple(f"{kind}_steps" for kind in INTERVAL_KINDS)
 

@@ -244,7 +244,7 @@ def _read(row: Launcher, variables: Variables, names: tuple[str, ...], node_rank
         read = row.readers.get(name)
         return int(variables[name]) if read is None else read(variables[name], variables, node_rank)
     except ValueError as error:
-        wrong = str(error) if isinstance(error, _Misfit) else "is no whole number"
+        wrong = str(error) if isinstance(error, _Misfit) else "is not a whole number"
         raise ArgumentError(
             f"The environment has `{name}={brief(variables[name])}`, which {wrong}.\n\n"
             "Hint: launchers set it; unset it to train in one process."

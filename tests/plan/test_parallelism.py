@@ -138,3 +138,11 @@ def test_models_whose_sequences_cannot_be_shared_are_refused(config, attention, 
         check_shared_model(model, plan)
     model.config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["full_attention"])
     check_shared_model(model, SequencePlan(sp_size=2))
+
+
+def test_a_loss_function_beside_shared_sequences_is_refused(make_args):
+    trainer = Trainer(toy.Classifier(), make_args(), compute_loss_func=lambda outputs, labels: outputs["loss"])
+    trainer._validate_args()
+    trainer.accelerator.sequence = SequencePlan(sp_size=2)
+    with pytest.raises(UnsupportedArgument, match=r"`compute_loss_func` is set, and processes share"):
+        trainer._validate_args()
