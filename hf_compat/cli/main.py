@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from hf_compat import __version__
-from hf_compat.errors import ArgumentError, HfCompatError
-from hf_compat.runtime.text import brief, did_you_mean
+from hf_compat.errors import ArgumentError, HfCompatError, MissingPackage
+from hf_compat.runtime.text import brief, did_you_mean, is_installed
 
 _CONFIGURED = ("fit", "validate", "test", "predict")
 # The commands in `--help`, grouped by purpose.
@@ -44,6 +44,8 @@ _GROUPS = {
         "schema": "print the JSON schema of a YAML configuration",
     },
 }
+# They read sources, and need neither torch nor what needs it
+_ONLY_READING = ("doctor", "migrate")
 COMMANDS = [name for names in _GROUPS.values() for name in names]
 
 
@@ -52,15 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in ([], ["help"]):
         words = [*words[1:2], "--help"]
-    if words[:1] == ["run"]:  # Python shows the errors of a script
-        from hf_compat.cli.run import main as run_script
-
-        return run_script(words[1:])
     try:
-        return _run(words)
+        if words[0] in COMMANDS and words[0] not in _ONLY_READING and not is_installed("torch"):
+            raise MissingPackage(
+                f"`hf-compat {words[0]}` needs torch. Only {' and '.join(_ONLY_READING)} do without.\n\n"
+                "Hint: install this package with its dependencies, `pip install -e .` in a clone.",
+                name="torch",
+            )
+        if words[0] != "run":
+            return _run(words)
     except HfCompatError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
         return 2
+    from hf_compat.cli.run import main as run_script  # Python shows the errors of a script
+
+    return run_script(words[1:])
 
 
 def _run(words: list[str]) -> int:

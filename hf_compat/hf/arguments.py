@@ -36,7 +36,6 @@ from hf_compat.hf.argument_values import (
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
-from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
 from hf_compat.hf.value_types import NAME, Range, options_value, path_or_store
 from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import nearest, shown
@@ -567,6 +566,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         legacy.read_old_state(self, state)
 
     def __post_init__(self) -> None:
+        from hf_compat.hf.process_state import has_state, may_be_asked, share_deepspeed
+
         if legacy.declared_old_names(type(self)):
             legacy.obey_declared(self)
         if rules.generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
@@ -574,6 +575,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         _ = self.device  # fixes the rank of this process
         rules.normalise_arguments(self)
         rules.fill_in(self)
+        rules.follow_machine(self)
         # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
             value = getattr(self, name)

@@ -19,8 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.enums import INTERVAL_KINDS, IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
@@ -139,12 +137,6 @@ def fill_in(args: TrainingArguments) -> None:
         args.eval_steps = args.logging_steps
     if args.use_cpu:
         args.dataloader_pin_memory = False
-    if (
-        args.dataloader_num_workers > 1
-        and args.dataloader_multiprocessing_context is None
-        and torch.backends.mps.is_available()
-    ):
-        args.dataloader_multiprocessing_context = "fork"
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in METRIC_SCHEDULES
     ):
@@ -160,6 +152,18 @@ def fill_in(args: TrainingArguments) -> None:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
     else:  # the variable of `accelerate launch --mixed_precision`
         args.mixed_precision = str(environment.get("ACCELERATE_MIXED_PRECISION", "no")).lower()
+
+
+def follow_machine(args: TrainingArguments) -> None:
+    """Set the value that follows from other fields and this machine."""
+    import torch
+
+    if (
+        args.dataloader_num_workers > 1
+        and args.dataloader_multiprocessing_context is None
+        and torch.backends.mps.is_available()
+    ):
+        args.dataloader_multiprocessing_context = "fork"
 
 
 def infers_direction(args: TrainingArguments) -> bool:
@@ -277,7 +281,7 @@ def precision(args: TrainingArguments) -> Iterator[str]:
         yield _problem("`fp16_full_eval` and `bf16_full_eval` are both on.", "at most one of them can be True.")
     on_cpu = args.device.type == "cpu"
     name = "bf16" if args.bf16 else "bf16_full_eval"
-    if args.device.type == "mps" and getattr(args, name) and not torch.backends.mps.is_macos_or_newer(14, 0):
+    if args.device.type == "mps" and getattr(args, name) and not _is_newer_mac():
         yield _problem(f"`{name}` on Apple's GPU requires macOS 14.", "leave it out.")
     if getattr(args, name) and not args.use_cpu and on_cpu:
         yield _problem(
@@ -299,8 +303,16 @@ def precision(args: TrainingArguments) -> Iterator[str]:
 RULES = (intervals, metrics_needed, workers_and_repository, precision)
 
 
+def _is_newer_mac() -> bool:
+    import torch
+
+    return torch.backends.mps.is_macos_or_newer(14, 0)
+
+
 def has_tf32() -> bool:
     """Whether the GPU of this process supports TF32, as Ampere and newer ones do."""
+    import torch
+
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 
 
@@ -315,6 +327,8 @@ def choose_tf32(args: TrainingArguments) -> None:
         wanted = True
     if wanted is None or not has_tf32():
         return
+    import torch
+
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if wanted else "ieee"
         # Set torch's older names as well. Otherwise Lightning, which reads them, gets an error.

@@ -17,8 +17,6 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
-import torch
-
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import (
     LEVELS,
@@ -31,15 +29,16 @@ from hf_compat.hf.argument_values import (
 from hf_compat.hf.arguments_rules import NEWEST, generation_beside
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
-from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
-from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.indented import indented_json
 from hf_compat.runtime.inspection import delegated
-from hf_compat.runtime.launch import Launch, choose_device, read_launch
+from hf_compat.runtime.launch import Launch, read_launch
 from hf_compat.runtime.text import Absent, is_secret
 
 if TYPE_CHECKING:
+    import torch
+
     from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.process_state import ProcessState
 
 # Helpers of upstream's own methods → the replacement.
 _HELPERS = {
@@ -91,9 +90,12 @@ class ArgumentViews:
     @functools.cached_property
     def device(self) -> torch.device:
         """The single device of this process."""
+        from hf_compat.runtime.devices import choose_device
+
         return choose_device(self.use_cpu, self._launch)
 
-    _setup_devices: torch.device = delegated("device")  # the device, by upstream's name
+    # The device, by upstream's name. Without a type, as `get_type_hints` would look for torch
+    _setup_devices = delegated("device")
     world_size: int = delegated("_launch.world_size")
     """The number of processes that train together."""
     process_index: int = delegated("_launch.process_index")
@@ -131,6 +133,8 @@ class ArgumentViews:
         It is Accelerate's own `PartialState` if that is installed. The process has one, which follows the arguments
         made last.
         """
+        from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
+
         args = cast("TrainingArguments", self)
         ours = ProcessState(args)
         return share_processes(args, ours.distributed_type) if may_be_asked() else ours
@@ -197,17 +201,21 @@ class ArgumentViews:
             local: Choose the first process of each machine. Otherwise choose the first of all.
             desc: Ignored. Upstream logs it.
         """
+        from torch.distributed import barrier
+
+        from hf_compat.runtime.collectives import start_processes
+
         self._refuse_claims()
         start_processes(self)
         waits = self.world_size > 1
         first = (self.local_process_index if local else self.process_index) == 0
         if waits and not first:
-            torch.distributed.barrier()
+            barrier()
         try:
             yield
         finally:
             if waits and first:
-                torch.distributed.barrier()
+                barrier()
 
     def to_dict(self) -> dict[str, ArgumentValue]:
         """Convert the fields to plain values, with masked secrets, and our own arguments that are set.
@@ -231,6 +239,8 @@ class ArgumentViews:
 
     def to_sanitized_dict(self) -> dict[str, bool | float | str | torch.Tensor]:
         """Convert the fields and batch sizes to values that TensorBoard's hparams accept."""
+        import torch
+
         values = {**self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         plain_types = (bool, int, float, str, torch.Tensor)
         return {name: value if type(value) in plain_types else str(value) for name, value in values.items()}
@@ -428,6 +438,6 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         for key, item in value.items():
             plain[key] = _plain(str(key), item)
         return plain
-    if isinstance(value, torch.dtype):
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
         return str(value).removeprefix("torch.")
     return value if type(value) in _IMMUTABLE else copy.copy(value)

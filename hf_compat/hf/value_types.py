@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,6 @@ from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, Union
-
-import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.addresses import store_address
@@ -61,11 +60,16 @@ def typed(expected: str, takes_text: bool = True) -> Callable[[Callable[[object]
     return lambda read: ValueType(expected, read, takes_text)
 
 
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # where it is not loaded, nothing is a tensor
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def plain(value: object) -> object:
     """Convert a numpy or torch scalar or an enum member to a Python value, and keep other values."""
     if isinstance(value, Enum):
         return value.value
-    if type(value).__module__ == "numpy" or isinstance(value, torch.Tensor):
+    if type(value).__module__ == "numpy" or _is_tensor(value):
         try:
             return value.item() if value.ndim == 0 else value  # type: ignore[attr-defined]  # both have these
         except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # a numpy dtype or a meta tensor

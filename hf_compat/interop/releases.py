@@ -13,15 +13,16 @@ import importlib.util
 import sys
 from collections.abc import Collection, Iterable
 from types import ModuleType
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import PROFILES, ReplacedRelease
 from hf_compat.runtime.text import is_installed, need
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"

@@ -36,8 +36,8 @@ from hf_compat.interop.patching import tell_of_newer_names
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.optim.stepping import OptimizerBehaviour
+from hf_compat.runtime.devices import empty_device_cache
 from hf_compat.runtime.inspection import dropping_unknown_keywords, is_replaced
-from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.dataloaders import model_with_forward

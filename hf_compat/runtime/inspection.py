@@ -8,9 +8,10 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 Answer = TypeVar("Answer")
 

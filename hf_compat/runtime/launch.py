@@ -1,4 +1,4 @@
-"""Which process this is among those of a launcher, and which device it uses.
+"""Which process this is among those of a launcher.
 
 `LAUNCHERS` has a row for each set of variables that launchers set, and `find_place` takes the first row that fits.
 The core reads and writes the variables of the process through `environment` only.
@@ -18,10 +18,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import torch
-
 from hf_compat.errors import ArgumentError
-from hf_compat.runtime.text import brief, parse_switch
+from hf_compat.runtime.text import brief
 
 Variables = Mapping[str, str]
 # Through it launchers, trackers and tools are heard, and the processes that this one starts
@@ -296,6 +294,12 @@ def assuming(launch: Launch, device: str) -> Iterator[None]:
         _ASSUMED.reset(token)
 
 
+def assumed_device() -> str | None:
+    """The type of the device that arguments are made for within `assuming`; None outside of it."""
+    assumed = _ASSUMED.get()
+    return None if assumed is None else assumed[1]
+
+
 def read_launch(variables: Variables = environment) -> Launch:
     """Read which process this is from what a launcher has set; the table is in `runtime/launch.py`.
 
@@ -364,60 +368,6 @@ def main_address() -> tuple[str, int]:
 def has_rendezvous() -> bool:
     """Return whether the launcher has set torch's variables of the rendezvous."""
     return "MASTER_ADDR" in environment and "MASTER_PORT" in environment
-
-
-def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
-    """Choose this process's single device: its own CUDA device, Apple's, or the CPU.
-
-    A process that sees fewer GPUs than its number among the machine's takes the remainder, as under Accelerate: a
-    launcher may show each process one GPU. Where each pod has one, nothing need say a rank on the machine.
-
-    Raises:
-        ArgumentError: There is an accelerator that Lightning does not know, or nothing says which of several GPUs.
-    """
-    assumed = _ASSUMED.get()
-    if assumed is not None:
-        return torch.device("cpu") if use_cpu else torch.device(assumed[1])
-    if use_cpu or parse_switch(environment, "ACCELERATE_USE_CPU"):
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        gpus = torch.cuda.device_count()
-        if launch.unsaid and gpus > 1:
-            raise ArgumentError(
-                f"This is rank {launch.process_index} of {launch.world_size} and sees {gpus} GPUs; "
-                f"`{launch.unsaid}`, which would say which of them is its own, is not set.\n\n"
-                f"Hint: set `{launch.unsaid}` to the process's number on its machine; or let "
-                "`hf-compat run --devices N` or torchrun start the processes of a machine."
-            )
-        return torch.device("cuda", launch.local_process_index % max(gpus, 1))
-    if torch.backends.mps.is_available():
-        if launch.world_size > 1:
-            raise ArgumentError(
-                f"This is rank {launch.process_index} of {launch.world_size}, and torch has no process group for "
-                "Apple's GPU.\n\nHint: start one process, or set `use_cpu=True`."
-            )
-        return torch.device("mps")
-    other = torch.accelerator.current_accelerator(check_available=True)
-    if other is not None:
-        raise ArgumentError(
-            f"torch finds an accelerator of type '{other.type}', which Lightning does not train on; transformers does."
-            "\n\nHint: set `use_cpu=True` to train on the CPU."
-        )
-    return torch.device("cpu")
-
-
-def empty_device_cache() -> None:
-    """Give memory that torch caches on this machine's accelerator back to the system.
-
-    Mirrors:
-        `accelerate.utils.memory.clear_device_cache`, 1.15.
-    """
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():
-        torch.mps.empty_cache()
-        if hasattr(torch.mps, "clear_graph_cache"):  # as `transformers.Trainer.training_step`, 5.23
-            torch.mps.clear_graph_cache()
 
 
 def slurm_job_id() -> str | None:

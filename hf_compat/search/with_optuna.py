@@ -14,7 +14,7 @@ import optuna
 from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
-from hf_compat.runtime.launch import empty_device_cache
+from hf_compat.runtime.devices import empty_device_cache
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import Directions, Options, checked_objective
 from hf_compat.training_run.interface import TrainerApi

@@ -40,6 +40,7 @@ from hf_compat.optim.stepping import LayerWiseDummyOptimizer, behaviour_of
 from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.deepspeed import decays_all, schedule_section
 from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.devices import empty_device_cache
 from hf_compat.runtime.inspection import (
     accepts_keyword,
     accepts_positionally,
@@ -48,7 +49,7 @@ from hf_compat.runtime.inspection import (
     mentions,
     reads_parameter,
 )
-from hf_compat.runtime.launch import empty_device_cache, environment
+from hf_compat.runtime.launch import environment
 from hf_compat.runtime.meshes import ParameterGroup, split_by_mesh
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
 from hf_compat.runtime.text import brief

@@ -23,8 +23,8 @@ from hf_compat.optim.optimizers import tell_of_later_parameters
 from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import log_line
+from hf_compat.runtime.devices import empty_device_cache
 from hf_compat.runtime.inspection import has_length, is_replaced
-from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.signals import REQUEUED_NAME, is_requeued
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods

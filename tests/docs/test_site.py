@@ -162,7 +162,7 @@ WANTED = {
     "learning_rate": "arguments/#learning_rate",
     "bf16": "arguments/",
     "deepspeed": "arguments/#deepspeed",
-    "resume": "tutorial/#5-stop-and-resume",
+    "resume": "resume/",
     "resume on other gpus": "scale/#resume-on-other-gpus",
     "several gpus": "scale/",
     "write a callback": "callbacks/#write-a-callback",
@@ -181,6 +181,16 @@ WANTED = {
     "compare": "command_compare/",
     "install": "start/#install",
     "plot": "command_line/#plot",
+    "What does warmup_steps mean?": "arguments/#warmup_steps",
+    "what is in a checkpoint": "checkpoints/",
+    "how to write a callback": "callbacks/#write-a-callback",
+    "How do I move a YAML": "command_fit/#move-your-yaml",
+    "out of memory": "resume/#after-running-out-of-memory",
+    "jupyter": "notebooks/",
+    "ctrl-c": "checkpoints/#ctrl-c-and-signals",
+    "speed": "benchmarks/",
+    "uvx": "command_migrate/#without-torch",
+    "s3://": "stores/",
 }
 
 

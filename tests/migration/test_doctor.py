@@ -12,7 +12,7 @@ from hf_compat.cli.main import main
 from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.migrate import migrate
 from hf_compat.tools.migration.python_source import rewrite_python
-from hf_compat.tools.migration.report import Effect, Target
+from hf_compat.tools.migration.report import Effect, FileChange, Spot, Target
 
 KINDS = SCRIPTS / "kinds"
 DIFFERS, FAILS, LOOK = Effect.DIFFERS, Effect.FAILS, Effect.LOOK
@@ -131,6 +131,13 @@ def test_a_copy_of_the_trainer_is_one_note_and_stays():
 def test_what_transformers_5_refuses_is_written_otherwise():
     assert 'report_to="all"' in migrated("lora", Target.TRANSFORMERS_5), "None meant all trackers in 4.x"
     assert "inputs, return_outputs=False, num_items_in_batch=None)" in migrated("reward", Target.TRANSFORMERS_5)
+
+
+def test_findings_of_one_line_are_in_the_order_of_their_text():
+    texts = ["no_cuda", "adafactor", "fp16_backend", "evaluation_strategy", "tokenizer", "warmup_ratio", "logging_dir"]
+    found = tuple(Spot(3, text, "gone", effect=FAILS) for text in texts)
+    change = FileChange(path="a.py", before=b"", after=b"", diff="", findings=found[:3], mended=found[3:])
+    assert [one.what for one in change.by_gravity] == sorted(texts)
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

@@ -75,8 +75,12 @@ class FileChange:
 
     @property
     def by_gravity(self) -> list[Spot]:
-        """All findings about the file as it is, gravest first, then by line."""
-        return sorted({*self.findings, *self.mended}, key=lambda one: (one.effect.gravity, one.cell or 0, one.line))
+        """All findings about the file as it is, gravest first, then by line and text."""
+
+        def place(one: Spot) -> tuple[int, int, int, str, str]:
+            return one.effect.gravity, one.cell or 0, one.line, one.what, one.reason
+
+        return sorted({*self.findings, *self.mended}, key=place)
 
     @property
     def verdict(self) -> str:
