@@ -33,12 +33,13 @@ from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.parallelism import parallel_sizes
 from hf_compat.plan.translate import CurrentPlan, compilation_of
 from hf_compat.runtime.collectives import failing_together, naming_absent_ranks, start_processes, telling_of_failure
-from hf_compat.runtime.console import follow_level, log_line, show_logs, with_brief_traceback
+from hf_compat.runtime.console import follow_level, log_line, show_logs
 from hf_compat.runtime.inspection import delegated, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import brief, check_callables, did_you_mean, need, shown
+from hf_compat.runtime.tracebacks import with_brief_traceback
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods

@@ -9,7 +9,7 @@ from hf_compat.data.types import Loader
 from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput
 from hf_compat.hf.search import Metrics
-from hf_compat.runtime.console import with_brief_traceback
+from hf_compat.runtime.tracebacks import with_brief_traceback
 from hf_compat.trainer_methods.base import Dataset
 from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.trainer_base import TrainerBase

@@ -9,7 +9,8 @@ from hf_compat.callbacks.callback_set import SavedCallbackStates
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.releases import of_transformers
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.runtime.console import log_line, with_brief_traceback
+from hf_compat.runtime.console import log_line
+from hf_compat.runtime.tracebacks import with_brief_traceback
 from hf_compat.search.trials import (
     check_search,
     checked_objective,

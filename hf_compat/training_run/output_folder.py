@@ -20,11 +20,14 @@ from hf_compat.errors import (
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.runtime.collectives import broadcast_text
+from hf_compat.runtime.console import in_notebook
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.rotation import is_from_run
 from hf_compat.training_run.run import TrainingRun
 
 logger = logging.getLogger(__name__)
+
+_begun_here: set[str] = set()  # the ids of this process's runs
 
 
 def shared_owner() -> Owner:
@@ -64,20 +67,26 @@ class OutputFolder:
             self._found[folder] = manifest.recover(folder, has_lock=True)
 
     def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
-        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
+        """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder.
+
+        A notebook shows warnings in red, and people run a cell again. So there those of this kernel's runs are told of in
+        a plain line.
+        """
         if run.turn is None:
             writers = self._found[folder]
             run.turn = 1
-            others = []
+            others, level = [], logging.INFO if in_notebook() and not save_total_limit else logging.WARNING
             for path, writer in writers.items():
                 run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
                 if not is_from_run(run, path, writer):
                     others.append(os.path.basename(path))
+                    if writer is None or writer.run not in _begun_here:
+                        level = logging.WARNING
             if others:
                 fate = "each stays until this run saves a checkpoint of the same name"
                 if save_total_limit:
                     fate = f"`save_total_limit={save_total_limit}` removes them first"
-                logger.warning("%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
+                logger.log(level, "%s holds checkpoints of an earlier run: %s; %s.", folder, ", ".join(others), fate)
         return Writer(run.run_id, run.turn)
 
     def note(self, folder: str, writers: Mapping[str, Writer | None]) -> None:
@@ -87,7 +96,9 @@ class OutputFolder:
     def new_run_id(self) -> str:
         """An id for a run that resumes none, which is equal on every rank."""
         self._runs += 1
-        return hashlib.sha256(f"{self.owner.id} {self._runs}".encode()).hexdigest()[:8]
+        run_id = hashlib.sha256(f"{self.owner.id} {self._runs}".encode()).hexdigest()[:8]
+        _begun_here.add(run_id)
+        return run_id
 
     def release(self) -> None:
         """Unlock every folder."""

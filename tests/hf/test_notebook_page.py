@@ -31,6 +31,9 @@ def trainer(api, model=toy.Classifier, **values):
     "hf_compat.Trainer(t.model, t.args, train_dataset=[1])",
     "trainer(hf_compat, eval_strategy='sometimes')",
     "import logging; logging.getLogger('hf_compat').warning('a warning')",
+    "t.train()",
+    "trainer(hf_compat, learning_rat=1e-3)",
+    "trainer(hf_compat, load_best_model_at_end=True, save_strategy='epoch', eval_strategy='steps')",
 ]
 
 
@@ -52,7 +55,9 @@ def pages(outputs, kind="text/html"):
 
 
 def test_no_cell_but_the_wrong_ones_fails(outputs):
-    assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [3, 4, 6, 7]
+    assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [
+        *(3, 4, 6, 7, 10, 11)
+    ]
 
 
 def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
@@ -68,6 +73,11 @@ def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
 
 def test_a_warning_is_in_red(outputs):
     assert [(one.name, one.text) for one in outputs[8]] == [("stderr", "a warning\n")]
+
+
+def test_a_cell_that_trains_again_has_nothing_in_red(outputs):
+    said = {name: [one.text for one in outputs[9] if one.get("name") == name] for name in ("stdout", "stderr")}
+    assert said["stderr"] == [] and "out holds checkpoints of an earlier run: checkpoint-6; " in "".join(said["stdout"])
 
 
 def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):
@@ -87,11 +97,18 @@ def test_a_traceback_is_shorter_than_transformers(outputs):
 
 
 @pytest.mark.parametrize(
-    ("cell", "message"), [(6, "didn't pass an `eval_dataset`"), (7, "`eval_strategy='sometimes'` is not")]
+    ("cell", "message"),
+    [
+        (6, "didn't pass an `eval_dataset`"),
+        (7, "`eval_strategy='sometimes'` is not"),
+        (10, "unknown argument `learning_rat=0.001`"),
+        (11, "the evaluation and the save strategy to match"),
+    ],
 )
 def test_an_error_of_a_constructor_fits_the_screen(outputs, cell, message):
     found = lines(outputs[cell])
     assert len(found) <= 25 and any(message in line for line in found), "\n".join(found)
+    assert max(map(len, found)) < 200
 
 
 def test_an_explanation_as_the_last_line_of_a_cell_is_a_page(outputs):
