@@ -103,6 +103,8 @@ def __getattr__(name: str) -> Any:
             raise ImportError(f"cannot import name {name!r} from {__name__!r}{hint}", name=__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
     with as_import_error(name, __name__):
+        # It imports tqdm without its warning about notebooks. Else transformers does it first, by way of Lightning
+        importlib.import_module(f"{__name__}.runtime.console")
         value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value

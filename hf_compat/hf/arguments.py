@@ -12,10 +12,9 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
@@ -40,7 +39,7 @@ from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation
 from hf_compat.hf.value_types import NAME, Range, options_value, path_or_store
 from hf_compat.runtime.launch import environment, read_launch
 from hf_compat.runtime.text import nearest, shown
-from hf_compat.runtime.tracebacks import shorten_traceback
+from hf_compat.runtime.tracebacks import with_brief_traceback
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
 
@@ -64,19 +63,13 @@ class AcceptOldNames(type):
         own = inspect.signature(cls.__init__)  # type: ignore[misc]  # of this very class
         return own.replace(parameters=list(own.parameters.values())[1:])
 
+    @with_brief_traceback
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
-        caller = sys._getframe(1)
-        try:
-            return cls._make(caller, args, kwargs)  # HF_COMPAT_TRACEBACKS=full shows the frames that are left out below
-        except Exception as error:
-            shorten_traceback(error)
-            raise
-
-    def _make(cls, caller: FrameType, args: Sequence[ArgumentValue], kwargs: dict[str, ArgumentValue]) -> Any:
         takes = _interface_of(cls)
         by_place = dict(zip(takes.places, args, strict=False))
         if not by_place.keys().isdisjoint(kwargs):
             return super().__call__(*args, **kwargs)  # Python raises, because a value is given twice
+        caller = sys._getframe(2)  # beyond the decorator
         source = legacy.source_of_replace(cls, caller) if caller.f_code is legacy.REPLACE else None
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
@@ -105,7 +98,6 @@ class AcceptOldNames(type):
             own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks
         )
         given.update(defaults)
-        # Make the instance
         places = [*map(given.pop, by_place), *args[len(by_place) :]]
         instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
         instance.__dict__["_launch"] = launch

@@ -34,24 +34,18 @@ def with_brief_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
             explain = getattr(args[0], "_explain_error", None) if args and method.__name__ != "__init__" else None
             if explain is not None and isinstance(error, Exception):
                 explain(error)
-            shorten_traceback(error)
+            if environment.get("HF_COMPAT_TRACEBACKS") != "full":
+                waiting: list[BaseException | None] = [error]
+                seen: set[int] = set()
+                while waiting:  # the error, and those that it followed from
+                    one = waiting.pop()
+                    if one is not None and id(one) not in seen:
+                        seen.add(id(one))
+                        one.__traceback__ = _shortened(one, keeps_first=one is error)
+                        waiting += [one.__cause__, one.__context__]
             raise
 
     return without_inner_frames
-
-
-def shorten_traceback(error: BaseException) -> None:
-    """Omit inner frames from the traceback of an error that is caught, and of those that it followed from."""
-    if environment.get("HF_COMPAT_TRACEBACKS") == "full":
-        return
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = _shortened(one, keeps_first=one is error)
-            waiting += [one.__cause__, one.__context__]
 
 
 def _shortened(error: BaseException, keeps_first: bool) -> TracebackType | None:

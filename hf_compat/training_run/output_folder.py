@@ -69,8 +69,7 @@ class OutputFolder:
     def writer(self, run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
         """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder.
 
-        A notebook shows warnings in red, and people run a cell again. So there those of this kernel's runs are told of in
-        a plain line.
+        A notebook shows warnings in red, and people run a cell again. There a plain line tells of this kernel's runs.
         """
         if run.turn is None:
             writers = self._found[folder]

@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.real_python, pytest.mark.whole_file]
 TESTS = Path(__file__).resolve().parents[1]
 CELLS = [
     """
-import torch, transformers, hf_compat
+import hf_compat
+hf_compat.Trainer
+import torch, transformers
 from helpers import toy
 class Wrong(toy.Classifier):
     def forward(self, x, labels=None):
@@ -58,6 +60,10 @@ def test_no_cell_but_the_wrong_ones_fails(outputs):
     assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [
         *(3, 4, 6, 7, 10, 11)
     ]
+
+
+def test_an_import_does_not_ask_for_widgets(outputs):
+    assert "IProgress" not in "".join(one.text for one in outputs[0] if one.get("name") == "stderr")
 
 
 def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
