@@ -16,15 +16,7 @@ from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.loss_count import Count
-from hf_compat.engine.losses import (
-    LossFacts,
-    Maker,
-    answer_of,
-    is_trainable,
-    note_answer,
-    refuse,
-    warn_of_mean,
-)
+from hf_compat.engine.losses import LossFacts, Maker, answer_of, is_trainable, note_answer, refuse, warn_of_mean
 from hf_compat.engine.strategies import is_compiled as is_compiled_model
 from hf_compat.errors import DataError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import SchedulerType

@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -126,8 +127,15 @@ def train(run: str, place: Path, goes_on: bool | None = None) -> dict:
     return outcome(trainer)
 
 
-def forked(function, result: Path, seconds: float | None = None) -> bool:
-    """Call a function in a fork, which writes what it returns. Kill it after some seconds. Whether it has ended."""
+def forked(function, result: Path, seconds: float | None = None, until: Callable[[], bool] | None = None) -> bool:
+    """Call a function in a fork, which writes what it returns. Whether it has ended.
+
+    Args:
+        function: Takes nothing.
+        result: A file for the answer. An error is beside it.
+        seconds: Kill it after so long.
+        until: Kill it when this is so.
+    """
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -141,6 +149,10 @@ def forked(function, result: Path, seconds: float | None = None) -> bool:
             os._exit(status)
     if seconds is not None:
         time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+    if until is not None:
+        while not until() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
@@ -263,11 +275,10 @@ def resumed_cell(server: object_store.Store, fault: Fault, base: Path, expected:
         trainer.train(resume_from_checkpoint=True)
         return outcome(trainer), trainer._run.updates_before
 
-    forked(lambda: train("plain", base / "machine", False), base / "cell.pickle", 4.0)  # most of its checkpoints
-    told = max(map(checkpoint_step, told_by(base / "machine")), default=0)
-    shutil.rmtree(base / "machine", ignore_errors=True)
-    if not told:
-        return "nothing stored yet"
+    machine = base / "machine"
+    forked(lambda: train("plain", machine, False), base / "cell.pickle", until=lambda: len(told_by(machine)) >= 2)
+    told = max(map(checkpoint_step, told_by(machine)))
+    shutil.rmtree(machine)
     server.fail(fault)
     ended = forked(newest, base / "cell.pickle")
     server.fail()
