@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import random
 import shutil
 
 import pytest
@@ -12,11 +15,27 @@ from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.reading import read_manifest
+from hf_compat.checkpoint.verifying import CHUNK, sums_of
 
 
 @pytest.fixture(autouse=True)
 def all_files_are_large(monkeypatch):
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
+
+
+def by_hand(content: bytes) -> str:
+    """The sum of the 64-bit words of each page of 4 KiB, and a hash of these sums."""
+    pages = (content[start : start + 4096].ljust(4096, b"\0") for start in range(0, len(content), 4096))
+    words = ([int.from_bytes(page[at : at + 8], "little") for at in range(0, 4096, 8)] for page in pages)
+    sums = b"".join((sum(page) % 2**64).to_bytes(8, "little") for page in words)
+    return f"{hashlib.sha256(sums).hexdigest()} {len(content)}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 4097])
+def test_each_page_has_its_sum(size):
+    content = random.Random(size).randbytes(size)
+    assert sums_of(io.BytesIO(content)) == by_hand(content)
+    assert sums_of(io.BytesIO(content[:-1])) != by_hand(content) or not content
 
 
 def run(make_args, *callbacks):
