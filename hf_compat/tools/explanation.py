@@ -242,12 +242,8 @@ class Explanation(ShownAsPrinted):
             if self.plan.world_size > 1:
                 options = ", ".join(f"{k}={value!r}" for k, value in self.plan.strategy_options.items()) or "no options"
                 told.append(f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {options}")
-            if (split := self.plan.sharing) > 1:
-                told.append(
-                    f"  mesh: {self.plan.world_size // split} models × {split} neighbouring processes that share each "
-                    "layer and read the same batches; they add up a layer's results, forward and backward (how many "
-                    "exchanges of how many bytes on 8, 64 and 512 ranks: docs/scale.md#tensor-parallelism)"
-                )
+            if self.plan.sharing > 1:
+                told += _shares_of_layers(self.plan)
             if (sequence := self.plan.sequence) is not None:
                 told += _shares_of_sequences(sequence.sp_size, self.plan)
             told += [f"  {line}" for line in self.sizes]
@@ -261,6 +257,19 @@ class Explanation(ShownAsPrinted):
         return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
 
 
+def _shares_of_layers(plan: LightningPlan) -> list[str]:
+    """Describe what a process of those that share layers holds and exchanges."""
+    split, models, micro_batches = plan.sharing, plan.world_size // plan.sharing, plan.micro_batches_per_update
+    return [
+        f"  mesh: {models} models × {split} neighbouring processes that share each layer and read the same batches; "
+        f"each holds 1/{split} of the split layers",
+        f"  an update adds up within a model, {micro_batches} time(s): forward the result of each layer that is split "
+        "by rows, backward the gradient of each that is split by columns (7 all-reduces in a layer of a Llama), each "
+        f"of {plan.micro_batch_size} samples × tokens × hidden numbers, however many processes there are "
+        "(counted for 8, 64 and 512: docs/scale.md#tensor-parallelism)",
+    ]
+
+
 def _shares_of_sequences(processes: int, plan: LightningPlan) -> list[str]:
     """Describe what a process of those that share sequences holds and exchanges."""
     samples, micro_batches = plan.micro_batch_size, plan.micro_batches_per_update
@@ -269,7 +278,8 @@ def _shares_of_sequences(processes: int, plan: LightningPlan) -> list[str]:
         f"each holds the model as ZeRO divides it, and 1/{processes} of the tokens of every sequence",
         f"  an update exchanges, around each attention layer and {micro_batches} time(s): 4 all-to-alls forward "
         f"(queries, keys, values, results) and 4 backward, each of {samples} samples × tokens / {processes} × (heads × "
-        "numbers of a head); and 1 all-gather of positions. Each micro-batch gathers losses and counts of tokens, "
+        "numbers of a head), however many groups there are; and 1 all-gather of positions. Each micro-batch gathers "
+        "losses and counts of tokens, "
         f"every {processes}. one the batches. Evaluations share nothing",
     ]
 

@@ -37,6 +37,8 @@ def test_processes_that_share_layers_hold_and_send_parts(stage, split, shares, s
         size = size_of_run(translate(args), parameters=1000)
         said = str(explain(args))
     assert f"mesh: {64 // split} models × {split} neighbouring processes" in said
+    assert f"each holds 1/{split} of the split layers" in said
+    assert "each of 8 samples × tokens × hidden numbers" in said
     assert (size.parameters, size.gradients, size.optimizer) == tuple(
         bytes_of * share for bytes_of, share in zip((4000, 4000, 8000), shares, strict=True)
     )

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from helpers.forking import run_ranks
-from sweeps.benchmarks import ranks
+from sweeps.benchmarks import meshes, ranks
 
 SIZES = (8, 512)
 # Collectives of ours, without Lightning's. transformers makes 0, 0, 0, 2, 2, 2, 1 and 1, counted by the same program.
@@ -60,3 +60,25 @@ def test_a_phase_costs_the_same_with_more_ranks(counts, phase):
 def test_a_phase_costs_no_more_than_under_transformers(counts, theirs, phase):
     for size in SIZES:
         assert counts[size][phase]["calls"] <= theirs[phase]["calls"]
+
+
+@pytest.mark.parametrize(
+    ("what", "size", "kind", "each", "tokens"),
+    [
+        pytest.param("layers", 8, "all_reduce", 7, 16, id="layers, few"),
+        pytest.param("layers", 512, "all_reduce", 7, 16, id="layers, many"),
+        pytest.param("sequences", 8, "all_to_all_single", 4 + 4, 16 // 2, id="sequences, few"),
+        pytest.param("sequences", 512, "all_to_all_single", 4 + 4, 16 // 2, id="many", marks=pytest.mark.matrix),
+    ],
+)
+def test_what_two_ranks_share_is_exchanged_as_explain_says(tmp_path, size, what, kind, each, tokens):
+    """Of a Llama of 2 layers and 64 hidden numbers of 4 bytes, in a micro-batch of one sample."""
+
+    def body(rank):
+        mode = meshes.count(what, size, 2)
+        (tmp_path / "counts.json").write_text(json.dumps([mode.count[kind], mode.given[kind]]))
+
+    [ended] = run_ranks(tmp_path / "logs", body, world=1, seconds=240)  # DeepSpeed may have to build its code
+    assert ended.status == 0, ended.said
+    exchanges = each * 2
+    assert json.loads((tmp_path / "counts.json").read_text()) == [exchanges, exchanges * tokens * 64 * 4]
