@@ -579,7 +579,12 @@ def asked_by_declared(
 
 
 def keeps_its_meaning(name: str, default: object, checks: Mapping[str, ArgumentCheck]) -> bool:
-    """Whether the default of a declared field is a value that the old name could have."""
+    """Whether the default of a declared field is a value that the old name could have.
+
+    `name: str = field(default=…),` gives a tuple by its last comma. Releases 4.x obey what the command line gives then.
+    """
+    if isinstance(default, tuple) and len(default) == 1 and isinstance(default[0], dataclasses.Field):
+        default = default_of(default[0])
     try:
         read_old(name, None if default is NO_DEFAULT else default, checks)
     except ArgumentError:

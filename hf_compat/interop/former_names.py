@@ -119,7 +119,7 @@ _aliases: dict[str, ModuleType] = {}
 def is_restored(path: str) -> bool:
     """Whether `run` restores a name or module of transformers."""
     module, _, name = path.rpartition(".")
-    if path in MOVED_MODULES or module in MOVED_MODULES:
+    if path in MOVED_MODULES:
         return True
     if module in _HAD_TYPES and name in _TYPES:
         return True

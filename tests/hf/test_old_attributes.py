@@ -162,6 +162,18 @@ def test_a_subclass_reads_them_while_it_is_made_and_its_own_go_first():
     assert (args.group_by_length, args.train_sampling_strategy) == ("still", "random")
 
 
+def test_a_comma_behind_a_declared_old_name_leaves_the_name_what_it_is():
+    """`field(…),` is a tuple. In 4.45 a value that the command line gives is obeyed, and the tuple is refused."""
+
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        evaluation_strategy: str = (dataclasses.field(default="steps"),)
+
+    assert Own("out", evaluation_strategy="epoch", use_cpu=True).eval_strategy == "epoch"
+    with pytest.raises(ArgumentError, match="evaluation_strategy="):
+        Own("out", use_cpu=True)
+
+
 def test_arguments_of_transformers_have_them_once_a_trainer_runs_on_them(tmp_path):
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to="none", disable_tqdm=True)
     args.evaluation_strategy, args.per_gpu_train_batch_size = "steps", 2  # as a script of 4.19 sets them

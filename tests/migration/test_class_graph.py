@@ -208,3 +208,46 @@ def test_an_argument_of_a_class_in_another_file_is_known(folder):
 
 def test_names_of_trainers_that_this_package_supplies():
     assert all(hasattr(hf_compat.Trainer, name) for name in SUPPLIED)
+
+
+def test_a_script_fails_where_a_file_that_it_imports_does(folder):
+    """Only imports that run whenever the file is imported count: not those in functions, `try` or `if`."""
+    folder(
+        losses="import torch\nfrom pairs import rows\n\ndef weigh(loss):\n    from datasets import load_metric\n",
+        pairs="import transformers\nfrom datasets import (\n    load_metric,\n)\n\nrows = load_metric\n",
+        guarded="import transformers\n\ntry:\n    from datasets import load_metric\nexcept ImportError:\n    pass\n",
+        script="import guarded\nimport losses\nfrom transformers import Trainer\n\nTrainer(None).train()\n",
+    )
+    ((effect, line, what, reason),) = found("script.py")
+    assert (effect, line, what) == (Effect.FAILS, 2, "import of pairs.py")
+    assert reason.startswith("pairs.py:2: from datasets import load_metric: datasets ")
+    assert "has no such name" in reason
+
+
+def test_a_file_of_a_package_fails_by_its_siblings_and_not_by_a_namesake_above(folder):
+    folder(
+        evaluate="import transformers\nfrom datasets import load_metric\n",
+        pkg____init__="",
+        pkg__data="import transformers\nfrom datasets import load_metric\n",
+        pkg__script="import evaluate\nfrom transformers import Trainer\nfrom .data import load\n\nTrainer(None)\n",
+    )
+    assert [(line, what) for _, line, what, _ in found("pkg/script.py")] == [(3, "import of data.py")]
+
+
+def test_doctor_names_what_a_class_of_another_named_file_does(folder):
+    """The script fails, whether or not the other file is named beside it."""
+    body = "class Base(Trainer):\n    def f(self):\n        return self.num_tokens()\n"
+    folder(
+        library=f"from transformers import Trainer\n\n{body}", script="from library import Base\n\nBase(None).train()\n"
+    )
+    for paths in (["script.py"], ["script.py", "library.py"], ["."]):
+        files = migrate(paths, runs_as_is=True).files
+        (script,) = (one for one in files if one.path.endswith("script.py"))
+        assert script.verdict == "fails" and script.findings[0].what == "Base of library.py"
+
+
+def test_a_name_that_a_moved_module_has_lost_fails(folder):
+    folder(script="import transformers\nfrom transformers.file_utils import torch_required\n")
+    assert [one[:3] for one in found("script.py")] == [
+        (Effect.FAILS, 2, "from transformers.file_utils import torch_required")
+    ]

@@ -160,3 +160,24 @@ def test_a_gone_name_of_a_neighbour_is_told_with_its_release_and_where_it_is(lin
     [finding] = rewrite_python(f"{HEAD}{line}\n", Target.HF_COMPAT).findings
     start = f"{package} {importlib.metadata.version(package)} has no such name"
     assert finding.reason.startswith(f"{start}: {way_out}") if way_out else finding.reason == start
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("source", "is_told"),
+    [
+        ("ids = [] + tokenizer.apply_chat_template(rows)", True),
+        ("ids = self.tok.apply_chat_template(rows, add_generation_prompt=True)\nprint(len(ids))", True),
+        ("text = tokenizer.apply_chat_template(rows, tokenize=False)", False),
+        ("text = tokenizer.apply_chat_template(rows, **options)", False),
+        ("ids = tokenizer.apply_chat_template(rows, return_dict=False)", False),
+        ("ids = tokenizer.apply_chat_template(rows)['input_ids']", False),
+        ("taken = tokenizer.apply_chat_template(rows)\nids = taken.input_ids", False),
+        ("taken = tokenizer.apply_chat_template(rows)\nmodel.generate(**taken)", False),
+        ("text = processor.apply_chat_template(rows)", False),
+    ],
+)
+def test_a_chat_template_gives_a_dict_in_5(source, is_told, target):
+    """`PreTrainedTokenizerBase.apply_chat_template`: `return_dict` is True since 5.0, and was False."""
+    told = [spot.what for spot in rewrite_python(HEAD + source + "\n", target).findings]
+    assert told == ([source.split("= ")[1].split("(")[0].removeprefix("[] + ")] if is_told else [])

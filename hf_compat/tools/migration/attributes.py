@@ -226,6 +226,36 @@ def list_former_members(source: Source) -> None:
                 source.list(node, source.code(node), reason, Effect.FAILS)
 
 
+def list_chat_templates(source: Source) -> None:
+    """List calls of a tokenizer's `apply_chat_template` that gave a list of ids, and give a dict in transformers 5."""
+    if is_beside_older(source.target):
+        return
+    for call in source.of(cst.Call):
+        named = {one.keyword.value: one.value for one in call.args if one.keyword is not None}
+        is_of_tokenizer = isinstance(call.func, cst.Attribute) and call.func.attr.value == "apply_chat_template"
+        if not is_of_tokenizer or "processor" in source.code(call.func) or any(one.star for one in call.args):
+            continue
+        if "return_dict" in named or len(call.args) - len(named) > 1 or dotted(named.get("tokenize")) == "False":
+            continue
+        outer = source.parent(call)
+        uses = [outer]
+        if isinstance(outer, cst.Assign) and isinstance(outer.targets[0].target, cst.Name):
+            uses = [source.parent(one) for one in source.of(cst.Name) if one.deep_equals(outer.targets[0].target)]
+        if any(_takes_entry(one) for one in uses):
+            continue
+        reason = "transformers 5 returns a dict, whose `input_ids` were the result: `return_dict=False`"
+        source.list(call, source.code(call.func), reason, Effect.FAILS)
+
+
+def _takes_entry(node: cst.CSTNode | None) -> bool:
+    """Whether an object is read as a dict: `x["input_ids"]`, `x.input_ids` or `**x`."""
+    if isinstance(node, cst.Subscript):
+        index = node.slice[0].slice
+        return isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString)
+    is_starred = isinstance(node, cst.Arg) and node.star == "**"
+    return is_starred or (isinstance(node, cst.Attribute) and node.attr.value in ("input_ids", "attention_mask"))
+
+
 def _is_model(node: cst.BaseExpression) -> bool:
     return "model" in dotted(node).rpartition(".")[2].lower()
 

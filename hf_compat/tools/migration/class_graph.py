@@ -1,15 +1,17 @@
-"""Follow classes into other files of a folder, up to a class of transformers. Nothing is imported or run."""
+"""Follow classes and imports into other files of a folder. Nothing is imported or run."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _LONGEST_CHAIN = 20
 _PACKAGES = ("transformers", "hf_compat")
+_MOST_FILES = 200  # of one source's imports
 _HIGHEST = 6  # folders above a file in which the modules that it imports are looked for
 
 
@@ -52,9 +54,47 @@ class ClassGraph:
         """Follow an imported name, `module.Class`, with leading dots if the import is relative."""
         return None if self._file is None else _followed(self._file, path, ())
 
+    def files_imported(self, text: str) -> Iterator[tuple[int, Path]]:
+        """Yield the files of the folder that run when a source runs, with the source's line that leads there.
+
+        Imports in functions, and those in a `try` or an `if`, may never run.
+        """
+        waiting = [] if self._file is None else [(one.lineno, self._file, one) for one in _plain_imports(_parsed(text))]
+        seen = {self._file}
+        for line, importer, node in waiting:  # grows on the way
+            for home in _homes_of(importer, node):
+                if home not in seen and len(seen) < _MOST_FILES:
+                    seen.add(home)
+                    yield line, home
+                    waiting += [(line, home, one) for one in _plain_imports(_read(home))]
+
     def leads_to_transformers(self, text: str) -> bool:
         """Whether a source imports a file of its folder that names transformers, itself or by a further one."""
         return self._file is not None and "import" in text and _leads(self._file, _parsed(text), {self._file})
+
+
+def lines_of_plain_imports(file: Path) -> set[int]:
+    """The lines of a file on which an import begins that runs whenever the file is imported."""
+    return {one.lineno for one in _plain_imports(_read(file))}
+
+
+def _plain_imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    return [one for one in tree.body if isinstance(one, (ast.Import, ast.ImportFrom))]
+
+
+def _homes_of(file: Path, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
+    """Yield the files of the folder that an import runs."""
+    if isinstance(node, ast.Import):
+        paths = [one.name for one in node.names]
+    else:
+        module = "." * node.level + (node.module or "")
+        joint = "" if module.endswith(".") else "."
+        paths = [module, *(f"{module}{joint}{one.name}" for one in node.names)]
+    for path in paths:
+        # A script finds a module of one name beside itself alone. Folders above may be on the path by their packages.
+        home = _file_of(file, path)
+        if home is not None and ("." in path or home.parent in (file.parent, file.parent / path)):
+            yield home
 
 
 def _leads(file: Path, tree: ast.Module, seen: set[Path]) -> bool:

@@ -248,7 +248,12 @@ def rewrite_tpu_calls(source: Source) -> None:
 
 
 def _is_restored(path: str, source: Source) -> bool:
-    return source.target is Target.HF_COMPAT and is_restored(path)
+    if source.target is not Target.HF_COMPAT:
+        return False
+    module, _, name = path.rpartition(".")
+    names = looked_up_in(source.target)
+    is_there = module in MOVED_MODULES and (names is None or names.has(f"{MOVED_MODULES[module]}.{name}"))
+    return is_there or is_restored(path)
 
 
 def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -> None:

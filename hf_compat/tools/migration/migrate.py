@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import functools
 import io
 import itertools
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint.disks import force
 from hf_compat.errors import MigrationError
+from hf_compat.tools.migration.class_graph import lines_of_plain_imports
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, FileChange, Migration, Passed, Rewritten, Spot, Target
@@ -75,7 +77,9 @@ def migrate(
             files.append(change)
         except MigrationError as error:
             errors.append(Passed(str(path), str(error)))
-    whole = (_with_followed(one, target, seen, runs_as_is) for one in files)
+    named = frozenset() if runs_as_is else frozenset(seen)
+    read = functools.cache(partial(rewrite_path, target=target))
+    whole = (_with_followed(one, read, named, runs_as_is) for one in files)
     return Migration(target=target, files=tuple(whole), skipped=tuple(skipped), errors=tuple(errors))
 
 
@@ -115,16 +119,35 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
     )
 
 
-def _with_followed(change: FileChange, target: Target, named: Container[Path], runs_as_is: bool) -> FileChange:
-    """Add what other files, on whose classes a source builds, do to it, unless they are migrated with it."""
+def _with_followed(
+    change: FileChange, read: Callable[[Path], FileChange], named: Container[Path], runs_as_is: bool
+) -> FileChange:
+    """Add what other files do to a source: those on whose classes it builds, and those that it imports.
+
+    Args:
+        change: The source.
+        read: Rewrites another file.
+        named: Files that are migrated with it, and have findings of their own.
+        runs_as_is: As in `migrate`.
+    """
     found: set[Spot] = set()
-    for line, name, file in ((one.line, one.name, one.file) for one in change.followed if one.file not in named):
-        other = rewrite_path(file, target)
-        what, place = f"{name} of {file.name}", os.path.relpath(file)
-        for one in (one for one in other.by_gravity if one.effect is not Effect.LOOK):
-            found.add(Spot(line, what, f"{place}:{one.line}: {one.what}: {one.reason}", effect=one.effect))
-        if other.is_changed and not runs_as_is:
-            found.add(Spot(line, what, f"`hf-compat migrate` has to rewrite {place}, too", effect=Effect.LOOK))
+    for one in (one for one in change.followed if one.file not in named):
+        try:
+            other = read(one.file)
+        except MigrationError:
+            if not one.is_import:
+                raise
+            continue  # Python says more of a file that it cannot import
+        place = os.path.relpath(one.file)
+        grave = [spot for spot in other.by_gravity if spot.effect is not Effect.LOOK]
+        if one.is_import:
+            lines = lines_of_plain_imports(one.file)
+            grave = [spot for spot in grave if spot.line in lines and spot.what.startswith(("from ", "import "))]
+        what = f"import of {one.file.name}" if one.is_import else f"{one.name} of {one.file.name}"
+        for spot in grave:
+            found.add(Spot(one.line, what, f"{place}:{spot.line}: {spot.what}: {spot.reason}", effect=spot.effect))
+        if other.is_changed and not runs_as_is and not one.is_import:
+            found.add(Spot(one.line, what, f"`hf-compat migrate` has to rewrite {place}, too", effect=Effect.LOOK))
     return replace(change, findings=tuple(sorted({*change.findings, *found})))
 
 

@@ -39,11 +39,12 @@ class Spot:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Followed:
-    """A class of another file, on which the source builds."""
+    """A class of another file, on which the source builds, or a file that it imports."""
 
     line: int  # of the source
     name: str
     file: Path
+    is_import: bool = False  # only what fails when the file is imported matters
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,9 +153,10 @@ class Source:
         if self.target is Target.TRANSFORMERS_5:
             self.mend(node, what, reason, effect)
 
-    def follow(self, node: cst.CSTNode, name: str, file: Path) -> None:
-        """Record that a class of this source is based on a class of another file."""
-        self._followed.add(Followed(self.line(node), name, file))
+    def follow(self, place: cst.CSTNode | int, name: str, file: Path, *, is_import: bool = False) -> None:
+        """Record that this source, at a node or a line, builds on a class of another file, or only imports the file."""
+        line = place if isinstance(place, int) else self.line(place)
+        self._followed.add(Followed(line, name, file, is_import))
 
     @property
     def fails_in_5(self) -> Effect:

@@ -44,6 +44,12 @@ def follow_classes(source: Source) -> None:
                 source.follow(node, kind.name, file)
 
 
+def follow_imports(source: Source) -> None:
+    """Record the files of the folder that run when this source runs."""
+    for line, file in source.graph.files_imported(source.text):
+        source.follow(line, file.name, file, is_import=True)
+
+
 def keep_foreign(source: Source, things: ExpressionTypes) -> None:
     """List other libraries' trainers. A source that has no other trainer keeps its imports from transformers.
 
