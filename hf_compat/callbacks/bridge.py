@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -22,9 +22,11 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import GradNorm, UpdateObserver, Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
+from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.inspection import calling_like_upstream
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
+from hf_compat.training_run.flags import Controlled
 from hf_compat.training_run.interface import TrainerApi
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
@@ -50,6 +52,40 @@ def fires_at_hooks(kind: Kind) -> Kind:
     for hook in PAIRS.keys() - vars(kind).keys():
         setattr(kind, hook, functools.partialmethod(at_hook, PAIRS[hook]))
     return kind
+
+
+class RunHost(Controlled, Protocol):
+    """A Trainer, or the run of a Lightning trainer's adapters."""
+
+    state: TrainerState
+    callback_handler: CallbackHandler
+
+
+class RunObserver(UpdateObserver):
+    """What every run does within its updates: sum the losses, and end an update early if a flag asks for it."""
+
+    host: RunHost
+    run: TrainingRun
+    requested: set[str]  # losses, inputs or outputs, of which a callback asks for one
+
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
+        """Add a micro-batch's loss."""
+        host, losses = self.host, self.run.losses
+        losses.filter_nonfinite = host.args.logging_nan_inf_filter  # a callback may change it
+        losses.add(loss, host.state.global_step)
+        if self.requested:
+            host.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+
+    def agree_to_stop(self) -> bool:
+        """Whether a flag asks to leave the window."""
+        self.agree(self.run.flag_agreement.sources.in_windows)
+        control = self.host.control
+        return control.should_epoch_stop or control.should_training_stop
+
+    def agree(self, may_differ: bool) -> None:
+        """Set the flags that another rank has set, if ranks may have different ones."""
+        if may_differ:
+            self.run.flag_agreement.agree(self.host.control)
 
 
 @fires_at_hooks
@@ -78,7 +114,7 @@ def segment_of(order: list[pl.Callback | Callback], callback: Callback) -> int:
     return segment
 
 
-class HFBridge(HFEvents, UpdateObserver):
+class HFBridge(HFEvents, RunObserver):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
@@ -90,6 +126,8 @@ class HFBridge(HFEvents, UpdateObserver):
         arranged: The Trainer's Lightning callbacks, with HF's events between them, and this bridge last.
     """
 
+    host: TrainerApi
+
     def __init__(self, host: TrainerApi, run: TrainingRun, saver: Saver) -> None:
         own = host._callbacks
         super().__init__(self, len(own.lightning))  # the last segment
@@ -99,7 +137,7 @@ class HFBridge(HFEvents, UpdateObserver):
         # With several ranks, one rank's error is raised on all at the next save or at the end
         self._writer = saver.background if host.args.world_size == 1 else None
         self._last_saved = -1
-        self._requested_kwargs: set[str] = set()
+        self.requested = set()
         self._outputs_hook: RemovableHandle | None = None
         self._order = own.order if own.lightning else None
         for segment, callback in enumerate(own.lightning):
@@ -159,7 +197,7 @@ class HFBridge(HFEvents, UpdateObserver):
             text = "The training data had no samples in epoch %d. Training stops at update %d of %d."
             logger.warning(text, self.epoch, updates, host.state.max_steps)
             host.control.should_training_stop = True
-        elif event == "on_prediction_step" and self._requested_kwargs:
+        elif event == "on_prediction_step" and self.requested:
             outputs, batch = given[:2]
             inputs = getattr(batch, "inputs", batch)
             host.callback_handler.requestable_kwargs.update(loss=outputs, inputs=inputs)
@@ -170,8 +208,8 @@ class HFBridge(HFEvents, UpdateObserver):
         A hook on the model keeps the outputs.
         """
         handler = self.host.callback_handler
-        self._requested_kwargs = handler.requested_kwargs() - {"trainer"} if keeps else set()
-        wanted = "outputs" in self._requested_kwargs
+        self.requested = handler.requested_kwargs() - {"trainer"} if keeps else set()
+        wanted = "outputs" in self.requested
         if wanted and self._outputs_hook is None:
             self._outputs_hook = self.host.model_wrapped.register_forward_hook(
                 lambda module, args, outputs: handler.requestable_kwargs.update(outputs=nested_detach(outputs))
@@ -196,11 +234,8 @@ class HFBridge(HFEvents, UpdateObserver):
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Add a micro-batch's loss, floating-point operations and tokens."""
-        host, losses = self.host, self.run.losses
-        losses.filter_nonfinite = host.args.logging_nan_inf_filter  # a callback may change it
-        losses.add(loss, host.state.global_step)
-        if self._requested_kwargs:
-            host.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+        super().micro_batch_done(loss, inputs)
+        host = self.host
         host.current_flos += float(host.floating_point_ops(inputs))
         host._track_num_input_tokens(inputs)
 
@@ -210,13 +245,6 @@ class HFBridge(HFEvents, UpdateObserver):
         state.global_step += 1
         state.epoch = self.epoch + window.epoch_progress
         self.run.grad_norm, self.run.learning_rate = grad_norm, learning_rate
-
-    def agree_to_stop(self) -> bool:
-        """Whether a flag asks to leave the window."""
-        control = self.host.control
-        if self.run.flag_agreement.sources.in_windows:
-            self.run.flag_agreement.agree(control)
-        return control.should_epoch_stop or control.should_training_stop
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Given, batch: Window, batch_idx: int
@@ -281,8 +309,7 @@ class HFBridge(HFEvents, UpdateObserver):
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         host, run = self.host, self.run
-        if may_differ:
-            run.flag_agreement.agree(host.control)
+        self.agree(may_differ)
         if host.control.should_save:
             self._last_saved = host.state.global_step
         act = calling_like_upstream(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, last_by_keyword=1)

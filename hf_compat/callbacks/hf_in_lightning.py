@@ -19,7 +19,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from hf_compat.callbacks.bridge import Given, fires_at_hooks
+from hf_compat.callbacks.bridge import Given, RunObserver, fires_at_hooks
 from hf_compat.callbacks.loggers import refuse_other_distribution
 from hf_compat.checkpoint.reading import naming_misfit
 from hf_compat.checkpoint.run_state import PlainState
@@ -31,7 +31,7 @@ from hf_compat.engine.internals import (
     switch_off_own_validation,
 )
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import BatchGroup, GradNorm, UpdateObserver, Window
+from hf_compat.engine.windows import BatchGroup, UpdateObserver, Window, Windows
 from hf_compat.errors import ArgumentError, CallbackError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import (
@@ -52,17 +52,10 @@ from hf_compat.runtime.collectives import gather, highest_each
 from hf_compat.runtime.nested import find_batch_size
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.best import note_best_checkpoint, update_best_metric
-from hf_compat.training_run.flags import (
-    NO_AGREEMENT,
-    FlagAgreement,
-    FlagSources,
-    due_actions,
-    flag_sources,
-    request_save_if_best,
-)
+from hf_compat.training_run.flags import FlagAgreement, FlagSources, due_actions, flag_sources, request_save_if_best
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.rotation import in_order_of_rotation, remove_surplus
-from hf_compat.training_run.run import run_summary
+from hf_compat.training_run.run import TrainingRun, run_summary
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any
@@ -211,21 +204,21 @@ class HFCallbackAdapter(pl.Callback):
             processing_class = next((a.handler.processing_class for a in adapters if a.handler.processing_class), None)
             self._joined = AdaptedRun(given[0] if given else arguments_of(trainer), bool(given), processing_class)
         self._joined.take_callbacks(adapters)
-        self._joined.handler.model = pl_module
-        self._joined.handler.requestable_kwargs["trainer"] = trainer
+        self._joined.callback_handler.model = pl_module
+        self._joined.callback_handler.requestable_kwargs["trainer"] = trainer
         others = [callback for callback in callbacks if not isinstance(callback, AdaptedRun)]
         place = others.index(self) + 1
         trainer.callbacks = [*others[:place], self._joined, *others[place:]]  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """Export HF's state and the states of stateful callbacks, in plain values."""
-        run = self._joined
+        joined = self._joined
         saved: AdapterState = {
-            "state": None if run is None else asdict(run.state),
+            "state": None if joined is None else asdict(joined.state),
             "callbacks": export_states(self.handler.callbacks),
         }
-        if run is not None:
-            saved["losses"] = run.losses.state_dict()
+        if joined is not None:
+            saved["losses"] = joined.run.losses.state_dict()
         return dict(saved)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -275,8 +268,8 @@ class EventTiming:
 
 
 @fires_at_hooks
-class AdaptedRun(pl.Callback, UpdateObserver):
-    """HF arguments, state, control and loss log of a Lightning trainer's run, and the events at its hooks.
+class AdaptedRun(pl.Callback, RunObserver):
+    """HF arguments, state and control of a Lightning trainer's run, and the events at its hooks.
 
     It is among the trainer's callbacks while the trainer runs. An HFModule tells it of events within an update.
     """
@@ -285,23 +278,22 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         self.args = args
         self.has_own_arguments = has_own_arguments  # default ones name a metric that may not exist
         self.adapters: list[HFCallbackAdapter] = []
-        self.handler = CallbackHandler([], None, processing_class, None, None)
+        self.host = self
+        self.requested = {"loss", "inputs", "outputs"}
+        self.callback_handler = CallbackHandler([], None, processing_class, None, None)
         self.state, self.control = TrainerState(), TrainerControl()
-        self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
-        self.in_update = self._is_told = False  # whether the module has told of the update's events
+        self.run = TrainingRun(losses=LossLog("cpu", 0, args.logging_nan_inf_filter))
+        self.in_update = self._is_told = False  # whether the module has told of the batch's losses and events
         self.timing = EventTiming()
         self.flags_decide = False  # whether only flags trigger evaluations, and not Lightning's intervals
-        self.grad_norm: torch.Tensor | float | None = None
-        self.learning_rate: float | None = None
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"  # of the running evaluation
-        self.flag_agreement = NO_AGREEMENT
-        self._start_time = self._evaluation_start = 0.0
+        self._evaluation_start = 0.0
         self._samples = self._evaluated_samples = self._evaluated_batches = 0
 
     def take_callbacks(self, adapters: list[HFCallbackAdapter]) -> None:
         """Call the HF callbacks of these adapters from now on."""
         self.adapters = adapters
-        callbacks = self.handler.callbacks = [one for adapter in adapters for one in adapter.handler.callbacks]
+        callbacks = self.callback_handler.callbacks = [one for adapter in adapters for one in adapter.handler.callbacks]
         self.flags_decide = any(is_callback_of(callback, DefaultFlowCallback) for callback in callbacks)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -317,8 +309,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         state.max_steps = int(updates) if updates != float("inf") and updates > 0 else sys.maxsize
         state.num_train_epochs = max(trainer.max_epochs or -1, 0) or sys.maxsize
         state.compute_steps(self.args, state.max_steps)
-        # `updates_done` counts those that callbacks have been notified of
-        state.global_step = self._first_update = self.updates_done = trainer.global_step
+        state.global_step = trainer.global_step  # counts the updates that callbacks have been notified of
         state.epoch = float(trainer.current_epoch)
         state.is_world_process_zero = trainer.is_global_zero
         state.is_local_process_zero = trainer.local_rank == 0
@@ -334,8 +325,8 @@ class AdaptedRun(pl.Callback, UpdateObserver):
                 "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer. "
                 "Use ModelCheckpoint to keep the best model."
             )
-        self.losses = LossLog(trainer.strategy.root_device, trainer.global_step, self.args.logging_nan_inf_filter)
-        self._start_time, self._samples = time.time(), 0
+        losses = LossLog(trainer.strategy.root_device, trainer.global_step, self.args.logging_nan_inf_filter)
+        self.run, self._samples = TrainingRun(losses=losses, updates_before=trainer.global_step), 0
 
     def restore(self, saved: AdapterState) -> None:
         """Restore the state of a checkpoint's run."""
@@ -347,26 +338,19 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         if state["global_step"] == self.state.global_step:  # Lightning counts whole epochs only
             self.state.epoch = state["epoch"]  # type: ignore[assignment]  # a number
         with naming_misfit("The adapter's state"):
-            self.losses.load_state_dict(saved["losses"])
+            self.run.losses.load_state_dict(saved["losses"])
 
     def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""
         self.timing.sync_gradients = event not in ("on_step_begin", "on_substep_end")
-        self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
+        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **extra)
 
     at_hook = fire
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
-        self.handler.requestable_kwargs.update(loss=loss, inputs=inputs)
-
-    def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None:
+        """Add a micro-batch's loss. Lightning trains with one number of any shape."""
+        super().micro_batch_done(loss.mean() if loss.dim() else loss, inputs)
         self._is_told = True
-
-    def agree_to_stop(self) -> bool:
-        """Whether a flag asks to leave the window."""
-        if self.flag_agreement.sources.in_windows:
-            self.flag_agreement.agree(self.control)
-        return self.control.should_epoch_stop or self.control.should_training_stop
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the training, from a checkpoint's state if one was loaded."""
@@ -383,15 +367,17 @@ class AdaptedRun(pl.Callback, UpdateObserver):
                 for callback, state in zip(found, exported if isinstance(exported, list) else [exported], strict=False):
                     callbacks[callbacks.index(callback)] = type(callback).from_state(state)
         self.take_callbacks(self.adapters)
-        own = flag_sources(self.handler.callbacks, False, HFCallbackAdapter, 1)
-        self.flag_agreement = FlagAgreement(self.args.ddp_timeout, FlagSources(*map(bool, highest_each(own))))
         if self.flags_decide:
             switch_off_own_validation(trainer)
+        micro_batches = 1
         if isinstance(pl_module, WindowModule) and pl_module.logs_to_lightning:
             pl_module.observer = self
+            micro_batches = pl_module.steps.args.gradient_accumulation_steps
+        own = flag_sources(self.callback_handler.callbacks, False, HFCallbackAdapter, micro_batches)
+        self.run.flag_agreement = FlagAgreement(self.args.ddp_timeout, FlagSources(*map(bool, highest_each(own))))
         # the fit's optimizer, schedule and loader, for the callbacks
         optimizers = [one for one in trainer.optimizers if one.param_groups]
-        schedules, handler = trainer.lr_scheduler_configs, self.handler
+        schedules, handler = trainer.lr_scheduler_configs, self.callback_handler
         # wrapped as by Accelerate, as callbacks test it
         handler.optimizer = PreparedOptimizer(optimizers[0], self.timing) if optimizers else None
         handler.lr_scheduler = schedules[0].scheduler if schedules else None
@@ -402,7 +388,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
             self.evaluate(trainer, "start")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.in_update = False
+        self.in_update = self._is_told = False  # an error may have ended the last fit within an update
         self.fire("on_epoch_begin")
 
     def on_train_batch_start(
@@ -418,10 +404,10 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         """Record learning rate and gradient norm of the update that is about to be made."""
         if not isinstance(pl_module, WindowModule):  # it has clipped already, and reports its numbers after the update
             group = next(iter(optimizer.param_groups), {})  # Lightning's stand-in for no optimizer has none
-            self.learning_rate = float(group["lr"]) if "lr" in group else None
+            self.run.learning_rate = float(group["lr"]) if "lr" in group else None
             if self.flags_decide:
                 gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
-                self.grad_norm = torch.nn.utils.get_total_norm(gradients)
+                self.run.grad_norm = torch.nn.utils.get_total_norm(gradients)
         self.fire("on_pre_optimizer_step")
 
     def on_train_batch_end(
@@ -431,28 +417,27 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         loss = outputs if outputs is None or isinstance(outputs, torch.Tensor) else outputs.get("loss")
         loss = loss if isinstance(loss, torch.Tensor) else None
         self._samples += _samples_of(batch)
-        if loss is not None:  # Lightning has divided it by `accumulate_grad_batches`
-            # Lightning trains with one number of any shape, and an author's own updates with anything
-            self.losses.add(loss.detach().mean() if loss.dim() else loss.detach(), self.updates_done)
-        self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
-        if trainer.global_step > self.updates_done:
-            state, batches = self.state, trainer.num_training_batches
-            state.global_step = self.updates_done  # HF counts the update after this event
-            if not self._is_told:
-                self.fire("on_optimizer_step")
-            self._is_told = False
-            self.losses.end_update()
+        was_told = self._is_told
+        if loss is not None and not was_told:  # Lightning has divided it by `accumulate_grad_batches`
+            self.micro_batch_done(loss.detach(), batch)
+        self._is_told = False
+        self.callback_handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
+        state, run = self.state, self.run
+        if trainer.global_step > state.global_step:
+            if not was_told:
+                self.fire("on_optimizer_step")  # HF counts the update after this event
+            run.losses.end_update()
             state.global_step = trainer.global_step
-            state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
+            state.epoch = trainer.current_epoch + _epoch_progress(trainer, batch, batch_idx)
             if isinstance(pl_module, WindowModule) and pl_module.measured:  # such as the norm before clipping
-                self.grad_norm = pl_module.measured.get("grad_norm")
-                self.learning_rate = float(pl_module.measured["learning_rate"])
+                run.grad_norm = pl_module.measured.get("grad_norm")
+                run.learning_rate = float(pl_module.measured["learning_rate"])
             self.fire("on_step_end")
-            self.updates_done, self.in_update = trainer.global_step, False
+            self.in_update = False
             interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
             if not self.flags_decide and interval and state.global_step % interval == 0:
                 self.control.should_log = True
-            self._act_on_flags(trainer, self.flag_agreement.sources.in_updates)
+            self._act_on_flags(trainer, run.flag_agreement.sources.in_updates)
         elif pl_module.automatic_optimization:
             self.fire("on_substep_end")
         self._obey(trainer)
@@ -462,17 +447,17 @@ class AdaptedRun(pl.Callback, UpdateObserver):
         if self.flags_decide:
             trainer.should_stop = False  # the control has this flag, too, and a callback of this event may clear it
         self.fire("on_epoch_end")
-        self._act_on_flags(trainer, self.flag_agreement.sources.in_epochs)
+        self._act_on_flags(trainer, self.run.flag_agreement.sources.in_epochs)
         self._obey(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the summary of the run, and end it. With a limit of one checkpoint, only the best stays."""
-        updates = self.state.global_step - self._first_update
+        state, run = self.state, self.run
         samples = self._samples * trainer.world_size or None
-        train_loss, flos = self.losses.mean(self.state.global_step), self.state.total_flos
-        [nonfinite] = highest_each([self.losses.nonfinite_updates])
-        self._log(run_summary(self._start_time, samples, updates, flos, train_loss, nonfinite))
-        best = self.state.best_model_checkpoint
+        updates, train_loss = state.global_step - run.updates_before, run.losses.mean(state.global_step)
+        [nonfinite] = highest_each([run.losses.nonfinite_updates])
+        self._log(run_summary(run.start_time, samples, updates, state.total_flos, train_loss, nonfinite))
+        best = state.best_model_checkpoint
         if self.args.save_total_limit == 1 and best is not None:
             remove_surplus(list(self._checkpoints()), 1, [best], trainer.strategy.remove_checkpoint)
         self.fire("on_train_end")
@@ -495,8 +480,8 @@ class AdaptedRun(pl.Callback, UpdateObserver):
             return
         self._evaluated_batches += 1
         self._evaluated_samples += _samples_of(batch)
-        self.handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
+        self.callback_handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        self.callback_handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
         self.fire("on_prediction_step")
 
     on_test_batch_end = on_validation_batch_end
@@ -515,7 +500,7 @@ class AdaptedRun(pl.Callback, UpdateObserver):
             return
         is_tracked = self.has_own_arguments or "eval_loss" in evaluated
         request_save_if_best(self, is_tracked and update_best_metric(self.state, self.args, evaluated))
-        self.flag_agreement.agree(self.control)  # metrics may differ between ranks, and so may early stopping
+        self.agree(True)  # metrics may differ between ranks, and so may early stopping
         if self.evaluation_cause == "interval" and self.control.should_save:
             self._save(trainer)
         self._obey(trainer)
@@ -540,14 +525,13 @@ class AdaptedRun(pl.Callback, UpdateObserver):
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
-        if may_differ:
-            self.flag_agreement.agree(self.control)
-        for action in due_actions(self, self.flag_agreement):
+        self.agree(may_differ)
+        run, updates = self.run, self.state.global_step
+        for action in due_actions(self, run.flag_agreement):
             if action == "log":
                 self.control.should_log = False
-                update = self.state.global_step
-                if update > self.losses.last_logged:  # an update was made since the last log
-                    self._log(self.losses.take(update, self.grad_norm, self.learning_rate, gather))
+                if updates > run.losses.last_logged:  # an update was made since the last log
+                    self._log(run.losses.take(updates, run.grad_norm, run.learning_rate, gather))
             elif action == "evaluate":
                 self.evaluate(trainer, "flag")
             else:
@@ -630,6 +614,14 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
         setattr(args, name, value)
     vars(args)["output_dir"] = trainer.default_root_dir  # unchecked: Lightning also writes to other storage
     return args
+
+
+def _epoch_progress(trainer: pl.Trainer, batch: Given, batch_idx: int) -> float:
+    """The completed fraction of the epoch. A window knows it, unless Lightning is to end the epoch before its data."""
+    batches, data = trainer.num_training_batches, trainer.train_dataloader
+    if isinstance(batch, Window) and isinstance(data, Windows) and data.counts.updates_per_epoch == batches:
+        return batch.epoch_progress
+    return (batch_idx + 1) / batches if batches != float("inf") else 0.0
 
 
 def _samples_of(batch: Given) -> int:

@@ -185,11 +185,11 @@ def test_a_flag_of_one_rank_holds_on_all_in_a_bare_lightning_trainer(tmp_path):
 LEFT_TO_ARGUMENTS = {"accumulate_grad_batches": 1, "gradient_clip_val": None}
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
 def test_with_an_hfmodule_the_logs_are_the_trainers(tmp_path, accumulation):
     values = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation, "use_cpu": True}
     args = TrainingArguments(
-        str(tmp_path), num_train_epochs=2, logging_steps=1, eval_strategy="epoch", report_to="none",
+        str(tmp_path), num_train_epochs=2, logging_steps=2, eval_strategy="epoch", report_to="none",
         disable_tqdm=True, **values,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -201,7 +201,7 @@ def test_with_an_hfmodule_the_logs_are_the_trainers(tmp_path, accumulation):
     bare_trainer([adapter], tmp_path, max_epochs=2, **LEFT_TO_ARGUMENTS).fit(module, data)
     ours, theirs = adapter.state.log_history, trainer.state.log_history
     assert [log.keys() for log in ours] == [log.keys() for log in theirs]
-    for name in ("grad_norm", "learning_rate", "eval_loss"):
+    for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch", "train_loss"):
         found = [[log[name] for log in logs if name in log] for logs in (ours, theirs)]
         assert found[0] == found[1] and found[0]
     [evaluated] = [log for log in ours if "eval_loss" in log][:1]

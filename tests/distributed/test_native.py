@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,37 @@ def test_without_a_seed_of_lightnings_the_ranks_share_out_one_order(tmp_path):
     alone = run(tmp_path, 1, 4, "by_arguments")[1][0][0]
     assert sorted(first + second) == sorted(alone) and len(set(first + second)) == 32
     assert alone != sorted(alone)
+
+
+STOPS = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import lightning.pytorch as pl
+from helpers import toy
+from hf_compat import HFDataModule, HFModule, TrainerCallback, TrainingArguments
+
+class StopsOnRankOne(TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        control.should_training_stop = trainer.global_rank == 1 and state.global_step == 2
+
+args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, ddp_timeout=30)
+trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
+                     callbacks=[StopsOnRankOne()], enable_checkpointing=False, enable_progress_bar=False,
+                     enable_model_summary=False, use_distributed_sampler=False)
+trainer.fit(HFModule(toy.Classifier(dropout=0.0), args), HFDataModule(args, train_dataset=toy.rows(32)))
+print(f"RANK {{trainer.global_rank}} ended after {{trainer.global_step}}", flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_flag_that_one_rank_sets_within_a_window_ends_it_on_all(tmp_path):
+    (tmp_path / "script.py").write_text(STOPS.format(tests=str(Path(__file__).resolve().parents[1])))
+    done = subprocess.run([sys.executable, "-W", "ignore", "script.py"], cwd=tmp_path, capture_output=True, text=True,
+                          check=False, timeout=200)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(re.findall(r"RANK \d ended after \d+", done.stdout)) == [
+        "RANK 0 ended after 2",
+        "RANK 1 ended after 2",
+    ]
