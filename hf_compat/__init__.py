@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import opcode
 import sys
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -57,35 +58,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Module → its names that are public here.
-_NAMES = {
-    "trainer": "Trainer",
-    "trainer_seq2seq": "Seq2SeqTrainer",
-    "hf.arguments": "TrainingArguments Seq2SeqTrainingArguments",
-    "hf.callbacks": "TrainerCallback CallbackHandler DefaultFlowCallback ProgressCallback PrinterCallback "
-    "EarlyStoppingCallback",
-    "hf.state": "TrainerState TrainerControl",
-    "hf.metrics": "EvalPrediction EvalLoopOutput PredictionOutput TrainOutput speed_metrics",
-    "hf.enums": "IntervalStrategy SaveStrategy SchedulerType",
-    "data.collators": "default_data_collator",
-    "checkpoint.choice": "get_last_checkpoint",
-    "runtime.seeding": "set_seed enable_full_determinism",
-    "optim.lr_schedulers": "get_scheduler",
-    "native.module": "HFModule",
-    "native.datamodule": "HFDataModule",
-    "callbacks.bridge": "HFBridge",
-    "callbacks.hf_in_lightning": "HFCallbackAdapter",
-    "callbacks.lightning_in_hf": "LightningCallbackAdapter",
-    "callbacks.loggers": "LoggerCallback",
-    "callbacks.trackers": "TensorBoardCallback WandbCallback",
-    "trainer_methods.lightning_options": "LightningOptions",
-    "cli.parser": "HfArgumentParser",
-    "interop.patching": "patch unpatch",
-    "plan.translate": "translate",
-    "tools.explanation": "explain",
-    "tools.preflight.report": "PreflightReport",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+def _homes(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each public name and its module: only type checkers run the imports above, but they are in the code."""
+    module = ""
+    for name in names:
+        if name == "__version__":  # it comes after the imports
+            return
+        if name.startswith("hf_compat."):
+            module = name
+        elif module:
+            yield name, module
+
+
+_HOME = dict(_homes(sys._getframe().f_code.co_names))
 
 __all__ = tuple(_HOME)
 
@@ -105,7 +91,7 @@ def __getattr__(name: str) -> Any:
     with as_import_error(name, __name__):
         # It imports tqdm without its warning about notebooks. Else transformers does it first, by way of Lightning
         importlib.import_module(f"{__name__}.runtime.console")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 
