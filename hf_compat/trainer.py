@@ -45,7 +45,6 @@ from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
-from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.memory import memory_tracker
 from hf_compat.trainer_methods.near_names import tell_of_callback_names, tell_of_trainer_names
 from hf_compat.trainer_methods.run_parts import run_parts
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
 
 
-class Trainer(TrainingMethods, LogMethods):
+class Trainer(TrainingMethods):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
     Args:

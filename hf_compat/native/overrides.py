@@ -40,7 +40,7 @@ from hf_compat.runtime.devices import empty_device_cache
 from hf_compat.runtime.inspection import dropping_unknown_keywords, is_replaced
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.text import brief
-from hf_compat.trainer_methods.dataloaders import model_with_forward
+from hf_compat.trainer_methods.base import model_with_forward
 
 Method = Callable[..., object]  # or a hook, or a step
 Given = ParamSpec("Given")

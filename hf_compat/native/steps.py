@@ -40,11 +40,9 @@ from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.generation import GenerationSteps
-from hf_compat.trainer_methods.model import ModelMethods
-from hf_compat.trainer_methods.steps import OptimizationMethods
 
 
-class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, DataloaderMethods):
+class NativeSteps(GenerationSteps, DataloaderMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Its arguments are those of HFModule and HFDataModule. Without a model it loads data only.

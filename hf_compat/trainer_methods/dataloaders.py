@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
@@ -21,7 +20,7 @@ from hf_compat.hf.argument_values import COUNT, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import whole_number
 from hf_compat.interop.releases import of_transformers
-from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank, unwrap_peft
+from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its_rank
 from hf_compat.plan.deepspeed import tensor_ranks_of
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
@@ -30,17 +29,12 @@ from hf_compat.runtime.launch import environment
 from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import brief, shown
-from hf_compat.trainer_methods.base import StepsBase
+from hf_compat.trainer_methods.base import StepsBase, model_with_forward
 
 # Indices of single samples, or of one rank's batches.
 Order: TypeAlias = Sampler[int] | Sampler[list[int]]
 
 logger = logging.getLogger(__name__)
-
-
-def model_with_forward(steps: StepsBase) -> nn.Module:
-    """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
-    return unwrap_peft(steps.accelerator.unwrap_model(steps.model if steps._called is None else steps._called))
 
 
 class DataloaderMethods(StepsBase):

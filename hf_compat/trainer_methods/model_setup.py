@@ -38,7 +38,6 @@ from hf_compat.runtime.launch import environment
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
-from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = SharedLogger(__name__, "transformers.trainer")
@@ -59,7 +58,7 @@ _RECOMPUTATION: dict[str, ValueType] = {
 }
 
 
-class ModelSetupMethods(SearchMethods, CheckpointMethods):
+class ModelSetupMethods(CheckpointMethods):
     """The steps between receiving a model and training it, and the constructor's checks."""
 
     place_model_on_device: bool

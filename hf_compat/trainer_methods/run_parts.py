@@ -16,7 +16,7 @@ from hf_compat.optim.optimizers import unread_arguments
 from hf_compat.runtime.inspection import codes_of, has_length, is_replaced
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.generation import GenerationSteps
-from hf_compat.trainer_methods.steps import OptimizationMethods, StepMethods
+from hf_compat.trainer_methods.steps import StepMethods
 
 _PACKAGES = frozenset(("hf_compat", "transformers", "lightning", "lightning_fabric", "pytorch_lightning", "torch"))
 # Modules with callbacks that report to trackers.
@@ -33,7 +33,7 @@ def run_parts(steps: StepsBase) -> RunParts:
         optimizer = "optimizer_cls_and_kwargs"
     makers = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
     # the user, or the user's own method
-    makes_it = optimizer is not None or any(is_replaced(steps, name, OptimizationMethods) for name in makers)
+    makes_it = optimizer is not None or any(is_replaced(steps, name, StepMethods) for name in makers)
     others = steps.eval_dataset.values() if isinstance(steps.eval_dataset, Mapping) else [steps.eval_dataset]
     return RunParts(
         optimizer=optimizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeAlias
@@ -46,8 +46,7 @@ from hf_compat.runtime.meshes import ParameterGroup, split_by_mesh
 from hf_compat.runtime.nested import Nested, find_batch_size, move_to_device, nested_detach
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.base import StepsBase
-from hf_compat.trainer_methods.dataloaders import model_with_forward
+from hf_compat.trainer_methods.base import StepsBase, model_with_forward
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
@@ -512,20 +511,6 @@ class StepMethods(StepsBase):
             known = self.__dict__["_counted_parameters"] = (self.model, size)
         return 6 * int(inputs[name].numel()) * known[1]
 
-
-def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
-    """Call a model with a batch's values by name."""
-    try:
-        return model(**inputs)
-    except TypeError as error:
-        raise_for_bad_batch(inputs, "the model")
-        error.add_note(f"The model was called with {', '.join(inputs)}.")
-        raise
-
-
-class OptimizationMethods(StepsBase):
-    """The overridable methods of optimization, of a Trainer and of native mode."""
-
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler` unless they are set."""
         made = self.create_optimizer()
@@ -631,12 +616,9 @@ class OptimizationMethods(StepsBase):
 
     def clips_as_torch(self) -> bool:
         """Whether gradients are clipped as torch does it, and no override comes between them and the backward pass."""
-        methods: dict[type, Sequence[str]] = {
-            StepMethods: ("training_step",),
-            OptimizationMethods: ("_clip_grad_norm", "_get_grad_norm"),
-        }
         is_ours = not is_replaced(self.accelerator, "clip_grad_norm_", AcceleratorFacade)
-        return is_ours and not any(is_replaced(self, name, base) for base in methods for name in methods[base])
+        names = ("training_step", "_clip_grad_norm", "_get_grad_norm")
+        return is_ours and not any(is_replaced(self, name, StepMethods) for name in names)
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip gradients to `max_grad_norm`, and return their norm before clipping."""
@@ -682,7 +664,7 @@ class OptimizationMethods(StepsBase):
         """Refuse options that the arguments' optimizer or schedule does not accept."""
 
         def overrides(*names: str) -> bool:
-            return any(is_replaced(self, name, OptimizationMethods) for name in names)
+            return any(is_replaced(self, name, StepMethods) for name in names)
 
         if self.optimizer is not None or overrides("create_optimizer", "create_optimizer_and_scheduler"):
             return
@@ -691,3 +673,13 @@ class OptimizationMethods(StepsBase):
             optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
         if self.lr_scheduler is None and not overrides("create_scheduler"):
             check_schedule(self.args, optimizer)
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
+    """Call a model with a batch's values by name."""
+    try:
+        return model(**inputs)
+    except TypeError as error:
+        raise_for_bad_batch(inputs, "the model")
+        error.add_note(f"The model was called with {', '.join(inputs)}.")
+        raise

@@ -96,7 +96,8 @@ class StopsOnRankOne(TrainerCallback):
     def on_substep_end(self, args, state, control, **kwargs):
         control.should_training_stop = trainer.global_rank == 1 and state.global_step == 2
 
-args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, ddp_timeout=30)
+args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
+                         ddp_timeout=30)
 trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
                      callbacks=[StopsOnRankOne()], enable_checkpointing=False, enable_progress_bar=False,
                      enable_model_summary=False, use_distributed_sampler=False)

@@ -26,7 +26,7 @@ PLACES = {
     "fields of transformers.TrainingArguments": "hf_compat/hf: declare the field; write docs/arguments.md",
     "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments.py",
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
-    "methods of transformers.Trainer": "hf_compat/trainer_methods, or UpstreamHooks where it cannot be called",
+    "methods of transformers.Trainer": "hf_compat/trainer_methods, or TrainerBase where it cannot be called",
     "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py: add a method with its row",
     "optimizers of transformers": "hf_compat/optim/optimizers.py",
     "schedules of transformers": "hf_compat/optim/lr_schedulers.py",

@@ -17,7 +17,7 @@ from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf import callbacks, state
-from hf_compat.trainer_methods.upstream_hooks import REFUSED_OVERRIDES
+from hf_compat.interop.former_names import REFUSED_OVERRIDES
 
 METHODS = [name for name, value in vars(transformers.Trainer).items() if inspect.isfunction(value) and name[1] != "_"]
 CLASSES = [

@@ -8,7 +8,7 @@ import pytest
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.errors import AbsentName, HfCompatWarning
-from hf_compat.trainer_methods.upstream_hooks import FORMER_METHODS
+from hf_compat.interop.former_names import FORMER_METHODS
 
 
 def train(folder, kind=Trainer, edit=lambda trainer: None, **arguments):

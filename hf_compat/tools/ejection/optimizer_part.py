@@ -17,7 +17,7 @@ from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import
 from hf_compat.trainer import Trainer
-from hf_compat.trainer_methods.steps import OptimizationMethods
+from hf_compat.trainer_methods.steps import StepMethods
 
 _MAKERS = ("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler")
 _PLACE = "`configure_optimizers` in `module.py`"
@@ -126,7 +126,7 @@ class OptimizerPart:
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:
     """Find out how the run's optimizer and schedule are made."""
     part = OptimizerPart(SchedulePart())
-    own_optimizer, own_schedule, own_both = (is_replaced(trainer, name, OptimizationMethods) for name in _MAKERS)
+    own_optimizer, own_schedule, own_both = (is_replaced(trainer, name, StepMethods) for name in _MAKERS)
     given = trainer.optimizer is not None or own_optimizer or own_both
     schedule_given = trainer.lr_scheduler is not None or own_both
     if own_both:
