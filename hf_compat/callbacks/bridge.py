@@ -78,14 +78,10 @@ class RunObserver(UpdateObserver):
 
     def agree_to_stop(self) -> bool:
         """Whether a flag asks to leave the window."""
-        self.agree(self.run.flag_agreement.sources.in_windows)
         control = self.host.control
+        if self.run.flag_agreement.sources.in_windows:
+            self.run.flag_agreement.agree(control)
         return control.should_epoch_stop or control.should_training_stop
-
-    def agree(self, may_differ: bool) -> None:
-        """Set the flags that another rank has set, if ranks may have different ones."""
-        if may_differ:
-            self.run.flag_agreement.agree(self.host.control)
 
 
 @fires_at_hooks
@@ -309,7 +305,8 @@ class HFBridge(HFEvents, RunObserver):
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         host, run = self.host, self.run
-        self.agree(may_differ)
+        if may_differ:
+            run.flag_agreement.agree(host.control)
         if host.control.should_save:
             self._last_saved = host.state.global_step
         act = calling_like_upstream(host._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, last_by_keyword=1)

@@ -500,7 +500,7 @@ class AdaptedRun(pl.Callback, RunObserver):
             return
         is_tracked = self.has_own_arguments or "eval_loss" in evaluated
         request_save_if_best(self, is_tracked and update_best_metric(self.state, self.args, evaluated))
-        self.agree(True)  # metrics may differ between ranks, and so may early stopping
+        self.run.flag_agreement.agree(self.control)  # metrics may differ between ranks, and so may early stopping
         if self.evaluation_cause == "interval" and self.control.should_save:
             self._save(trainer)
         self._obey(trainer)
@@ -525,8 +525,9 @@ class AdaptedRun(pl.Callback, RunObserver):
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
         """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
-        self.agree(may_differ)
         run, updates = self.run, self.state.global_step
+        if may_differ:
+            run.flag_agreement.agree(self.control)
         for action in due_actions(self, run.flag_agreement):
             if action == "log":
                 self.control.should_log = False
