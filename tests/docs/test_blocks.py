@@ -46,6 +46,7 @@ PLACES = {"ARGS…": ARGUMENTS, "PATH…": "train.py", "…": ARGUMENTS}
 # Blocks and commands that cannot run in a test, by how they begin. They are checked without running.
 NOT_RUN = {
     "pip install ": "changes the environment",
+    "uvx ": "makes an environment; `tests/test_without_torch.py` runs the command with those packages",
     "python3 examples/run.py": "makes an environment; `tests/examples/test_gallery.py` runs its scripts",
     "python3 tests/run.py": "runs the tests",
     ".venv/bin/mkdocs ": "`test_site.py` builds the site",
