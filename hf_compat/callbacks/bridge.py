@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -22,7 +22,6 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import GradNorm, UpdateObserver, Window
 from hf_compat.errors import DataError
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler
-from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.inspection import calling_like_upstream
 from hf_compat.runtime.nested import nested_detach
 from hf_compat.runtime.signals import requeue
@@ -54,17 +53,10 @@ def fires_at_hooks(kind: Kind) -> Kind:
     return kind
 
 
-class RunHost(Controlled, Protocol):
-    """A Trainer, or the run of a Lightning trainer's adapters."""
-
-    state: TrainerState
-    callback_handler: CallbackHandler
-
-
 class RunObserver(UpdateObserver):
     """What every run does within its updates: sum the losses, and end an update early if a flag asks for it."""
 
-    host: RunHost
+    host: Controlled
     run: TrainingRun
     requested: set[str]  # losses, inputs or outputs, of which a callback asks for one
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.callbacks import EVENTS, Callback, TrainerCallback
+from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback
 from hf_compat.hf.enums import SaveStrategy
-from hf_compat.hf.state import TrainerControl
+from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import highest_on_host, is_distributed
 from hf_compat.runtime.inspection import home_of, kept_per_class
 
@@ -71,10 +71,12 @@ def _is_known(kind: type) -> bool:
 
 
 class Controlled(Protocol):
-    """A Trainer, or an adapter's run, with its arguments and flags. A callback may replace the control at any event."""
+    """A Trainer, or an adapter's run, with what its callbacks get. A callback may replace the control at any event."""
 
     args: TrainingArguments
+    state: TrainerState
     control: TrainerControl
+    callback_handler: CallbackHandler
 
 
 class FlagSources(NamedTuple):

@@ -89,29 +89,38 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import lightning.pytorch as pl
+from torch.utils.data import DataLoader
 from helpers import toy
-from hf_compat import HFDataModule, HFModule, TrainerCallback, TrainingArguments
+from helpers.handwritten import HandWritten
+from hf_compat import HFCallbackAdapter, HFDataModule, HFModule, TrainerCallback, TrainingArguments
 
-class StopsOnRankOne(TrainerCallback):
-    def on_substep_end(self, args, state, control, **kwargs):
-        control.should_training_stop = trainer.global_rank == 1 and state.global_step == 2
+def stop(callback, args, state, control, **kwargs):
+    control.should_training_stop = trainer.global_rank == 1 and state.global_step == 2
 
 args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
                          ddp_timeout=30)
-trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
-                     callbacks=[StopsOnRankOne()], enable_checkpointing=False, enable_progress_bar=False,
-                     enable_model_summary=False, use_distributed_sampler=False)
-trainer.fit(HFModule(toy.Classifier(dropout=0.0), args), HFDataModule(args, train_dataset=toy.rows(32)))
+if sys.argv[1] == "bare":
+    module, data = HandWritten(toy.Classifier(dropout=0.0), 8), DataLoader(toy.rows(32), batch_size=4)
+    callback = HFCallbackAdapter(type("Stops", (TrainerCallback,), dict(on_step_end=stop))(), args=args)
+else:
+    module, data = HFModule(toy.Classifier(dropout=0.0), args), HFDataModule(args, train_dataset=toy.rows(32))
+    callback = type("Stops", (TrainerCallback,), dict(on_substep_end=stop))()
+trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, callbacks=[callback],
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                     use_distributed_sampler=sys.argv[1] == "bare")
+trainer.fit(module, data)
 print(f"RANK {{trainer.global_rank}} ended after {{trainer.global_step}}", flush=True)
 torch.distributed.destroy_process_group()
 """
 
 
-def test_a_flag_that_one_rank_sets_within_a_window_ends_it_on_all(tmp_path):
+@pytest.mark.parametrize("place", ["bare", "within a window"])
+def test_a_flag_that_one_rank_sets_ends_the_run_on_all(tmp_path, place):
     (tmp_path / "script.py").write_text(STOPS.format(tests=str(Path(__file__).resolve().parents[1])))
-    done = subprocess.run([sys.executable, "-W", "ignore", "script.py"], cwd=tmp_path, capture_output=True, text=True,
-                          check=False, timeout=200)  # fmt: skip
+    done = subprocess.run([sys.executable, "-W", "ignore", "script.py", place], cwd=tmp_path, capture_output=True,
+                          text=True, check=False, timeout=200)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    # the two write at once, and their lines may run into each other
     assert sorted(re.findall(r"RANK \d ended after \d+", done.stdout)) == [
         "RANK 0 ended after 2",
         "RANK 1 ended after 2",
