@@ -212,7 +212,7 @@ OLD_NAMES: dict[str, OldName] = {
     ),
     "warmup_ratio": OldName(
         lifetime="4.4-5.14",
-        means="warmup_steps below 1 (1.0 is a full warmup)",
+        means="warmup_steps below 1; a ratio of 1.0 is a warm-up of all updates",
         kind=_SHARE,
         translate=_warmup_steps,
         read=_warmup_ratio,
