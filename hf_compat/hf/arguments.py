@@ -216,7 +216,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
     lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
         "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE,
         inert=(when.OWN_SCHEDULE, when.NO_OPTIONS)))
-    warmup_steps: float = _arg(0, "Updates in which the learning rate rises. Below 1 it is a share of all updates, rounded up.", Row(
+    warmup_steps: float = _arg(0, "Updates in which the rate rises; below 1 a share of all updates, rounded up.", Row(
         "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0,
         inert=(when.OWN_SCHEDULE, when.NO_WARMUP)))
 
