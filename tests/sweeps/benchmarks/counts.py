@@ -64,12 +64,13 @@ def calls_of(act: Callable[[], object]) -> int:
     calls = itertools.count()
     gc.collect()
     gc.disable()  # finalizers would run at any time
-    sys.setprofile(lambda frame, event, argument: next(calls) if event in CALLS else None)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
+    with quiet():  # wandb puts Python code into each write to a terminal, once a run of it has begun
+        sys.setprofile(lambda frame, event, argument: next(calls) if event in CALLS else None)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+            gc.enable()
     return next(calls)
 
 
