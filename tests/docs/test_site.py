@@ -191,6 +191,16 @@ WANTED = {
     "speed": "benchmarks/",
     "uvx": "command_migrate/#without-torch",
     "s3://": "stores/",
+    "freeze layers": "customise/#freeze-layers",
+    "class weights": "customise/",
+    "custom loss": "customise/",
+    "parameter groups": "customise/",
+    "multiple eval sets": "customise/",
+    "streaming": "customise/#stream-the-data",
+    "train on multiple gpus": "scale/",
+    "fsdp_config": "arguments/#fsdp_config",
+    "peft": "libraries/",
+    "hyperparameter sweep": "search/",
 }
 
 

@@ -98,6 +98,7 @@ NAMES = {
     "README": "AutoModelForSequenceClassification train validation tokenizer compute_metrics MyLightningCallback",
     "callbacks": "model module train validation",
     "contributing": "model",
+    "customise": "model args train validation",
     "hub": "model train",
     "loggers": "model train",
     "metrics": "model args validation",
