@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,14 +51,14 @@ def clean_variables() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
-    """Start Python in the environment; options as of `subprocess.Popen`."""
-    return subprocess.Popen([prepare(), *command], cwd=ROOT, env=clean_variables(), **options)
+def start(*command: str, variables: Mapping[str, str] = {}, **options: object) -> subprocess.Popen[bytes]:
+    """Start Python in the environment, with more variables; options as of `subprocess.Popen`."""
+    return subprocess.Popen([prepare(), *command], cwd=ROOT, env={**clean_variables(), **variables}, **options)
 
 
-def status(*command: str) -> int:
-    """Run Python in the environment; return its exit status."""
-    return start(*command).wait()
+def status(*command: str, **variables: str) -> int:
+    """Run Python in the environment, with more variables; return its exit status."""
+    return start(*command, variables=variables).wait()
 
 
 def run(*command: str) -> None:

@@ -3,9 +3,10 @@
 python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
 Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
-is for two cores: many tests wait for processes, timeouts or the disk. The type checker runs beside it. Tests with
-ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again, alone.
-Their first failures stay printed, and what passes alone is named at the end.
+is for two cores: many tests wait for processes or timeouts. Their files are in memory where the machine lends enough:
+some cut the power a hundred times, and a slow disk made the suite twice as long. The type checker runs beside it. Tests
+with ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again,
+alone and on the disk. Their first failures stay printed, and what passes alone is named at the end.
 
 --quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
 of what was changed since a commit (HEAD, if none is named) and of what imports it. --record writes
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
+MEMORY = Path("/dev/shm")  # Linux's folder in memory
+BYTES_OF_THE_SUITE = 4 << 30  # its files are a tenth of it
 ON_WORKERS = ("-m", "not matrix", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
@@ -39,7 +43,10 @@ def _environment():
 def _suite(environment, words: list[str]) -> int:
     """Run the tests on three workers; return pytest's exit status, that of the second run where few have failed."""
     LAST_FAILED.unlink(missing_ok=True)
-    status = environment.status("-m", "pytest", *ON_WORKERS, *words)
+    has_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > BYTES_OF_THE_SUITE
+    with tempfile.TemporaryDirectory(prefix="hf_compat-", dir=MEMORY if has_memory else None) as folder:
+        Path(folder).chmod(0o1777)  # as /tmp: some tests act as another user
+        status = environment.status("-m", "pytest", *ON_WORKERS, *words, TMPDIR=folder)
     failed = list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
     if not 0 < len(failed) <= MOST_TO_REPEAT:
         return status

@@ -34,6 +34,13 @@ WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin
 
 
 @pytest.fixture
+def tmp_path():
+    """A folder on the disk: beside a project in /dev/shm nothing may be changed, and OpenMP has a file there."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def project(tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
@@ -44,7 +51,7 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def runs(tmp_path):
     """A folder with a short path: sockets of multiprocessing stand in it, whose paths have 107 characters at most."""
-    folder = tempfile.mkdtemp(prefix="runs-")
+    folder = tempfile.mkdtemp(prefix="runs-", dir="/var/tmp")
     (tmp_path / "runs").symlink_to(folder)
     yield
     shutil.rmtree(folder, ignore_errors=True)
