@@ -88,6 +88,7 @@ def test_a_short_batch_in_the_midst_is_filled_up(split):
     )
     assert seen_ours == set(range(7)) and 2 not in seen_theirs
     assert [len(batches) for batches in ours] == ([4, 4] if split else [2, 2])
+    assert {len(batch) for batches in ours for batch in batches} == {1 if split else 2}
 
 
 def test_a_batch_that_cannot_be_cut_is_refused():

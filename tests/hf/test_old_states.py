@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from hf_compat import TrainingArguments
+from hf_compat.hf.legacy import OLD_NAMES
 
 
 def read(state: dict) -> TrainingArguments:
@@ -37,6 +38,8 @@ def test_a_state_of_an_older_release_says_what_it_said(state, meant):
     args = read(state)
     expected = {name: TrainingArguments().optim if value is None else value for name, value in meant.items()}
     assert {name: getattr(args, name) for name in meant} == expected
+    # what belongs to the machine that wrote it, and old names, which would hide today's
+    assert not vars(args).keys() & {"_n_gpu", *(meant.keys() & OLD_NAMES.keys())}
     assert args.bf16 is False and args.device.type in ("cpu", "cuda")  # fields that the release did not have
     again = pickle.loads(pickle.dumps(copy.deepcopy(args)))
     assert again == args and again.to_dict() == args.to_dict()

@@ -115,9 +115,10 @@ def test_a_subclass_with_arguments_of_its_own(plain, tmp_path):
     loaded = OfWidth.load_from_checkpoint(tmp_path / "it.ckpt")
     assert same(loaded, module) and loaded.steps.args.learning_rate == 0.5
     assert OfWidth.load_from_checkpoint(tmp_path / "it.ckpt", rate=0.25).steps.args.learning_rate == 0.25
-    (tmp_path / "h.yaml").write_text("classes: 3\nrate: 0.125\n")
-    by_file = OfWidth.load_from_checkpoint(folder / "checkpoint-4", hparams_file=tmp_path / "h.yaml")
-    assert by_file.steps.args.learning_rate == 0.125 and same(by_file.model, trainer.model)
+    for name, text in {"h.yaml": "classes: 3\nrate: 0.125\n", "h.csv": "key,value\nclasses,3\nrate,0.125\n"}.items():
+        (tmp_path / name).write_text(text)
+        by_file = OfWidth.load_from_checkpoint(folder / "checkpoint-4", hparams_file=tmp_path / name)
+        assert by_file.steps.args.learning_rate == 0.125 and same(by_file.model, trainer.model)
 
 
 def test_a_file_of_hyperparameters_may_lie_anywhere_and_a_missing_one_is_lightnings_warning(plain):

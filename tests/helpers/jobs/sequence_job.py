@@ -81,8 +81,11 @@ def main() -> None:
         parallelism_config=shared if sp > 1 else None, include_num_input_tokens_seen="all", **usual | options,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
+    attention = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
     trainer = package.Trainer(model, args, train_dataset=rows(22), eval_dataset=rows(9))
     trainer.train(resume_from_checkpoint=resume)
+    if api == "ours":  # another fit shares sequences anew, or not at all
+        assert transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"] is attention
     evaluated = trainer.evaluate()
     # under ZeRO 3 transformers finds parameters empty that it counts
     timed = ("_runtime", "_per_second", *(("total_flos",) if stage == 3 else ()))
