@@ -162,6 +162,8 @@ def test_the_schema_takes_a_printed_configuration(schema, capsys, how, says_unse
         ("learning_rate: fast", False),
         ("bf16: yes", True),
         ("bf16: maybe", False),
+        ("bf16: 'on'", True),  # a text to YAML 1.2, too
+        ("bf16: '5e-5'", False),
         ("max_steps: 1.5", False),
         ("run_name: 2024", True),
         ("report_to: [wandb, tensorboard]", True),
