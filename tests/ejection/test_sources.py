@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from hf_compat.hf.metrics import speed_metrics
 from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.tools.ejection.findings import CannotBeWritten
 from hf_compat.tools.ejection.model_part import _options_of_parts
@@ -155,6 +156,81 @@ def test_defaults_from_an_enclosing_function_keep_their_values(tmp_path):
             assert namespace[names[1]]()(4) == scaled(4) and namespace[names[1]].plus(4) == scaled.plus(4)
     finally:
         del sys.modules[path.stem]
+
+
+STATEFUL = """from transformers.trainer import TRAINING_ARGS_NAME, has_length, is_peft_available, speed_metrics
+
+BEST = {"score": -1.0}
+CALLS = 0
+
+
+def counter(step):
+    calls, seen = 0, []
+
+    def count(value):
+        nonlocal calls
+        calls += step
+        seen.append(value)
+
+        def told():
+            nonlocal value
+            value += 1
+            return value, calls, len(seen)
+
+        return told()
+
+    return count
+
+
+def keep(score):
+    global CALLS
+    CALLS += 1
+    BEST["score"] = max(BEST["score"], score)
+    return BEST["score"]
+
+
+def of_the_trainer(rows):
+    return TRAINING_ARGS_NAME, has_length(rows), is_peft_available(), len(speed_metrics("a", 0.0))
+
+
+one, other = counter(1), counter(1)
+one(4)
+keep(0.5)
+"""
+
+
+@pytest.fixture
+def stateful(tmp_path, monkeypatch):
+    for home in ("trainer", "trainer_utils"):  # as `eject` runs a script
+        monkeypatch.setattr(f"transformers.{home}.speed_metrics", speed_metrics)
+    path = tmp_path / "stateful_of_a_test.py"
+    path.write_text(STATEFUL)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module, Expressions(Recorder(tmp_path), ProjectFiles())
+    del sys.modules[path.stem]
+
+
+def test_functions_go_on_from_the_state_that_they_had(stateful):
+    module, write = stateful
+    names = [write.of(function) for function in (module.one, module.other, module.keep)]
+    namespace: dict[str, object] = {}
+    exec(write.code.text(), namespace)
+    for name, function in zip(names, (module.one, module.other, module.keep), strict=True):
+        for value in (0.25, 7):
+            assert namespace[name](value) == function(value)
+    assert module.one(1) == (2, 4, 4) and module.other(1) == (2, 3, 3) and namespace["CALLS"] == module.CALLS == 3
+
+
+def test_what_the_trainers_module_only_passes_on_is_taken_over(stateful):
+    module, write = stateful
+    name = write.of(module.of_the_trainer)
+    text = write.code.text()
+    assert "transformers.trainer " not in text and 'TRAINING_ARGS_NAME = "training_args.bin"' in text
+    namespace: dict[str, object] = {}
+    exec(text, namespace)
+    assert namespace[name]([1]) == module.of_the_trainer([1])
 
 
 def test_things_of_one_name_in_two_modules_stay_two(script, tmp_path):

@@ -13,7 +13,7 @@ import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
@@ -35,6 +35,8 @@ STAND_INS = {
     "TrainingArguments": "hf_events",
 }
 _OF_TRAINER = re.compile(r"^(hf_compat|transformers\.(\w*trainer|training_args|integrations))\b")
+# Modules of transformers that do without its trainer, and have functions that scripts import from there.
+_TOOLS = ("transformers.trainer_utils", "transformers.trainer_pt_utils", "transformers.optimization")
 _BUILTINS = frozenset(vars(builtins))
 
 
@@ -127,12 +129,14 @@ class UserCode:
         text, held = module.text_of(node), tuple[int, ...]()
         if "<locals>" in value.__qualname__:
             node = copy.deepcopy(node)
+            outer = _OuterNames(_closure_of(value))
+            node = outer.visit(node)
             parts = [value] if isinstance(value, FunctionType) else list(vars(value).values())
             for function in (getattr(one, "__func__", one) for one in parts):
                 for part in (node, *node.body) if isinstance(function, FunctionType) else ():
                     if isinstance(part, ast.FunctionDef) and part.name == function.__name__:
                         held += self._write_defaults(part.args, inspect.unwrap(function))
-            text = ast.unparse(node) if held else text
+            text = ast.unparse(node) if held or outer.found else text
         return self._add_piece(module, node.name, node.lineno, text, _free_names(text), _closure_of(value), held=held)
 
     def add_lambda(self, value: FunctionType) -> str:
@@ -159,7 +163,7 @@ class UserCode:
             *((taken.defaults, *one) for one in zip(range(len(names)), names, defaults, strict=True)),
             *((taken.kw_defaults, place, name, named[name]) for place, name in of_names),
         ]
-        found = [one for one in places if not _is_literal(one[0][one[1]])]
+        found = [one for one in places if not _is_literal(one[0][one[1]], one[3])]
         for nodes, place, name, default in found:
             nodes[place] = ast.parse(self.express(name, default), mode="eval").body
         return tuple(id(default) for *_, default in found)
@@ -219,7 +223,7 @@ class UserCode:
         line: float,
         text: str,
         needed: set[str],
-        cells: Mapping[str, object],
+        cells: Mapping[str, CellType],
         marks: Mapping[str, str] | None = None,
         held: tuple[int, ...] = (),
     ) -> str:
@@ -228,16 +232,33 @@ class UserCode:
         `held` tells texts of one line apart. So do the values that functions of one source hold.
         """
         if marks is None:
-            held += tuple(id(cells[other]) for other in sorted(needed & cells.keys()))
+            held += tuple(_identity(cells[other]) for other in sorted(needed & cells.keys()))
         known_as = self._claim(name, (module.name, line, *held), module.name)
         if known_as in self.pieces:
             return known_as
+        before = dict(self.pieces)
         piece = self.pieces[known_as] = Piece(module.name, line)
-        renamed = {name: known_as}
+        try:
+            needs = self._add_needs(module, line, text, needed - {name}, cells)
+            changed = {old: new for old, new in {**needs, name: known_as}.items() if old != new}
+            piece.text = _Renaming(changed).renamed(text) if changed else text
+        except CannotBeWritten:
+            self.pieces = before  # without a half of what it needs
+            raise
+        for mark, mark_name in (marks or {}).items():
+            piece.text = piece.text.replace(mark, mark_name, 1)
+        return known_as
+
+    def _add_needs(
+        self, module: ModuleSource, line: float, text: str, needed: set[str], cells: Mapping[str, CellType]
+    ) -> dict[str, str]:
+        """Take over what a text takes from outside, and give the names in the project by those in the text."""
+        renamed: dict[str, str] = {}
         namespace = vars(sys.modules[module.name])
-        for other in sorted(needed - {name}):
+        for other in sorted(needed):
             if other in cells:
-                renamed[other] = self._add_value(module, other, cells[other], line - 0.5, (id(cells[other]),))
+                held = cells[other]
+                renamed[other] = self._add_value(module, other, held.cell_contents, line - 0.5, (_identity(held),))
             elif other in module.defined and other in namespace:
                 renamed[other] = self._add_global(module, other, namespace[other], text)
             elif other not in _BUILTINS and other in namespace:
@@ -245,11 +266,7 @@ class UserCode:
             needs = self.pieces.get(renamed.get(other, ""))
             if needs is not None and needs.module != module.name:
                 self._needs.setdefault(module.name, set()).add(needs.module)
-        changed = {old: new for old, new in renamed.items() if old != new}
-        piece.text = _Renaming(changed).renamed(text) if changed else text
-        for mark, mark_name in (marks or {}).items():
-            piece.text = piece.text.replace(mark, mark_name, 1)
-        return known_as
+        return renamed
 
     def _add_global(self, module: ModuleSource, name: str, value: object, text: str) -> str:
         """Take over the value of a name of the user's top level, and give its name in the project."""
@@ -269,9 +286,9 @@ class UserCode:
                 return known_as
             if isinstance(statement, ast.Import):
                 return self.import_(Import(alias.name, None, alias.asname or name))
-            if isinstance(value, logging.Logger):
-                return self._add_value(module, name, value, statement.lineno)
             origin = statement.module or ""
+            if isinstance(value, logging.Logger) or (_OF_TRAINER.match(origin) and not callable(value)):
+                return self._add_value(module, name, value, statement.lineno)
             if statement.level:  # relative to the package of the user's
                 origin = str(getattr(value, "__module__", origin))
             return self._add_import_from(origin, alias.name, name, value)
@@ -279,7 +296,7 @@ class UserCode:
             text = module.text_of(statement)
             return self._add_piece(module, statement.name, statement.lineno, text, _free_names(text), {})
         is_secret = isinstance(value, str) and (looks_secret(name, value) or secrets_in(value))
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value) and not is_secret:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and not is_secret and _is_literal(statement.value, value):
             return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
         return self._add_value(module, name, value, statement.lineno)
 
@@ -303,6 +320,9 @@ class UserCode:
             return self.import_(Import("lightning.pytorch", "seed_everything", known_as))
         if self.is_of_script(home) and isinstance(value, (type, FunctionType)):
             return self.add(value)
+        if _OF_TRAINER.match(origin):  # which has many names of other modules
+            tools = (one for one in (home, *_TOOLS) if getattr(sys.modules.get(one), name, None) is value)
+            origin = next((one for one in tools if not _OF_TRAINER.match(one)), origin)
         is_tool = origin.startswith("transformers.") and not _OF_TRAINER.match(origin)
         if _OF_TRAINER.match(origin) or (_OF_TRAINER.match(home) and "collat" not in home and not is_tool):
             raise CannotBeWritten(f"{name} of {origin} belongs to HF's trainer, which the project does without")
@@ -353,6 +373,20 @@ class UserCode:
         return "\n\n\n".join([*blocks, *(one.text for one in pieces), *spaces]) + "\n"
 
 
+class _OuterNames(ast.NodeTransformer):
+    """Makes global what a definition sets in the function around it, since it moves out of there."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self.names = names
+        self.found = False
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> list[ast.stmt]:
+        outer = [name for name in node.names if name in self.names]
+        self.found |= bool(outer)
+        inner = [name for name in node.names if name not in outer]
+        return [*([ast.Global(outer)] if outer else []), *([ast.Nonlocal(inner)] if inner else [])]
+
+
 class _Renaming(ast.NodeTransformer):
     """Renames what a piece takes from outside."""
 
@@ -383,37 +417,48 @@ class _Renaming(ast.NodeTransformer):
         self._is_in_function = within
         return node
 
+    def visit_Global(self, node: ast.Global) -> ast.Global:
+        return ast.Global([self.names.get(name, name) for name in node.names])
+
     def _refuse_local(self, name: str) -> None:
         if name in self.names:
             raise CannotBeWritten(f"{name!r} is something local, and the name of two other things")
 
 
-def _closure_of(value: type | FunctionType) -> dict[str, object]:
-    """The values of the free names of a function, or of a class's methods."""
+def _closure_of(value: type | FunctionType) -> dict[str, CellType]:
+    """The cells of the free names of a function, or of a class's methods."""
     parts = [value] if isinstance(value, FunctionType) else list(vars(value).values())
-    found: dict[str, object] = {}
+    found: dict[str, CellType] = {}
     for part in parts:
         function = inspect.unwrap(part) if callable(part) and part is not value else part
         if isinstance(function, FunctionType):
             cells: tuple[CellType, ...] = function.__closure__ or ()
             names = zip(function.__code__.co_freevars, cells, strict=True)
-            found |= {name: cell.cell_contents for name, cell in names if name != "__class__"}
+            found |= {name: cell for name, cell in names if name != "__class__"}
     return found
 
 
-def _is_literal(node: ast.expr | None) -> bool:
+def _identity(cell: CellType) -> int:
+    """Identify what a cell holds: an object by itself, and a number or text, which may be counted up, by the cell."""
+    held = cell.cell_contents
+    return id(cell) if held is None or isinstance(held, (bool, int, float, str, tuple)) else id(held)
+
+
+def _is_literal(node: ast.expr | None, value: object) -> bool:
+    """Whether an expression is a literal of a value, which nothing has changed since."""
     try:
-        ast.literal_eval(node)  # type: ignore[arg-type]  # None is not a literal and raises
+        written = ast.literal_eval(node)  # type: ignore[arg-type]  # None is not a literal and raises
+        return type(written) is type(value) and bool(written == value)
     except (ValueError, TypeError, SyntaxError):
         return False
-    return True
 
 
 def _free_names(text: str) -> set[str]:
     """The names that a definition takes from outside of itself."""
     table = symtable.symtable(text, "definition", "exec")
-    names = (part for part in ast.walk(ast.parse(text)) if isinstance(part, ast.Name))
-    used = {part.id for part in names if isinstance(part.ctx, ast.Load)}
+    parts = list(ast.walk(ast.parse(text)))
+    used = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    used |= {name for part in parts if isinstance(part, ast.Global) for name in part.names}  # `+=` reads them, too
     outside = {
         symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_assigned()
     }
