@@ -44,10 +44,17 @@ def test_a_project_is_proved_and_says_so(name, tmp_path):
     assert not (tmp_path / "project" / "output").exists()
 
 
-def test_what_cannot_be_taken_over_is_left_with_its_place_and_the_exit_status_says_so(tmp_path):
-    """An error within a helper of a method is a finding, not a traceback."""
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("labels = inputs[", "The project failed within its first 6 updates: NotImplementedError: "),
+        pytest.param("if self.args.should_save", "6 updates: equal, bit for bit", marks=pytest.mark.matrix),
+    ],
+)
+def test_what_cannot_be_taken_over_is_left_with_its_place_and_the_exit_status_says_so(line, verdict, tmp_path):
+    """An error within a helper of a method is a finding, not a traceback, and the other methods are taken over."""
     text = (HERE / "scripts" / "decorated_helper.py").read_text()
-    text = text.replace("return (loss, outputs)", "loss = loss * FACTOR.value\n        return (loss, outputs)")
+    text = text.replace(line, f"FACTOR.value\n        {line}")
     text = text.replace(
         "class FocalTrainer",
         "import multiprocessing\n\nFACTOR = multiprocessing.Value('d', 1.0)\n\n\nclass FocalTrainer",
@@ -57,8 +64,9 @@ def test_what_cannot_be_taken_over_is_left_with_its_place_and_the_exit_status_sa
     (tmp_path / "script.py").write_text(text)
     done = ejected(tmp_path / "script.py", tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "proof: The project failed within its first 6 updates: NotImplementedError: " in done.stdout
-    assert "The methods of FocalTrainer (" in done.stdout and "'FACTOR' in " in done.stdout
+    assert f"proof: {verdict}" in done.stdout
+    method = "compute_loss" if "labels" in line else "save_model"
+    assert f"`FocalTrainer.{method}` ({tmp_path / 'script.py'}:" in done.stdout and "'FACTOR' in " in done.stdout
 
 
 def row(**other):

@@ -153,6 +153,8 @@ class _Reach:
                         if is_ours or callable(getattr(Trainer, read, None)):
                             raise CannotBeWritten(f"`{name}` reads `self.{read}` of HF's Trainer")
                         constants[read] = self.user.under(read, value)
+            for kind in self.kinds:
+                self.user.code.add_needs_of(kind, methods)
         finally:
             known.clear()
         self.methods |= methods

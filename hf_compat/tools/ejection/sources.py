@@ -330,6 +330,13 @@ class UserCode:
             return self._add_value(self.module(origin), name, value, 0)
         return self.import_(Import(origin, name, known_as))
 
+    def add_needs_of(self, kind: type, methods: Container[str]) -> None:
+        """Take over what some methods of a class take from outside."""
+        node, module = self.node_of(kind), self.module(kind.__module__)
+        own = [module.text_of(part) for part in node.body if isinstance(part, Definition) and part.name in methods]
+        needed = set().union(*map(_free_names, own)) - {"__class__"}
+        self._add_needs(module, node.lineno, "\n".join(own), needed, _closure_of(kind))
+
     def add_trainer(self, kinds: list[type], methods: set[str], constants: Iterable[str], left: Iterable[str]) -> str:
         """Take over methods of a Trainer's classes on the stand-in for HF's. `left` are methods that raise."""
         nodes = {kind: self.node_of(kind) for kind in kinds}
