@@ -17,7 +17,10 @@ from hf_compat.tools.ejection.proof import Proof, _compared, prove, updates_to_w
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # In the style of public scripts whose projects were wrong without a word, or ended in a traceback
-PROVED = ("seeding_model", "drawing_sampler", "decorated_helper", "frozen_layers", "second_model")
+PROVED = (
+    "seeding_model", "drawing_sampler", "decorated_helper", "frozen_layers", "second_model", "retriever",
+    "adapter_save", "lisa", "metric_state", "own_save", "forgetting",
+)  # fmt: skip
 
 
 def ejected(script, folder, *words):
