@@ -294,6 +294,7 @@ def test_an_engine_takes_over_the_state_of_a_whole_optimizer(launched, tmp_path,
     if unused:
         model.unused = torch.nn.Parameter(torch.ones(3))
     model, optimizer = trained(model)
+    optimizer.param_groups[0]["lr"] /= 4  # a schedule's, which the engine does not have
     write(PlainState(model), model, optimizer, tmp_path / "it")
     held = copy.deepcopy(model)
     engine, wrapped = engine_around(held, stage)

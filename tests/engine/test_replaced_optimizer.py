@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from helpers import toy
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from helpers.handwritten import bare_trainer
+from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import HfCompatWarning
 
 
@@ -49,8 +51,6 @@ def test_an_optimizer_that_a_callback_puts_in_place_steps_from_then_on(tmp_path,
 
 
 def test_it_steps_where_lightning_callbacks_listen_too(tmp_path):
-    import lightning.pytorch as pl
-
     class Listens(pl.Callback):
         seen: list = []
 
@@ -97,3 +97,18 @@ def test_an_optimizer_that_runs_the_backward_pass_gets_it_when_it_is_put_in_plac
     rates: list[float] = []
     trained(tmp_path, fuse, max_grad_norm=0.0)
     assert rates == [0.1] * 5  # found when the fifth update ends; as upstream, the rate is that of the schedule
+
+
+def test_a_lightning_trainer_counts_the_updates_of_an_optimizer_that_is_put_in_place(tmp_path):
+    class Replaces(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 4:
+                pl_module.steps.optimizer = torch.optim.SGD(pl_module.parameters(), lr=0.0)
+                self.weights = [one.detach().clone() for one in pl_module.parameters()]
+
+    module = HFModule(toy.Classifier(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    replaces = Replaces()
+    trainer = bare_trainer([replaces], tmp_path, max_epochs=5, accumulate_grad_batches=1, gradient_clip_val=None)
+    trainer.fit(module, HFDataModule(None, toy.rows(16)))
+    assert trainer.global_step == 10
+    assert all(torch.equal(*pair) for pair in zip(replaces.weights, module.parameters(), strict=True))
