@@ -234,7 +234,7 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
 
 def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:
     first = values[0]
-    if isinstance(first, torch.Tensor) and first.ndim > 0:
+    if isinstance(first, torch.Tensor) and (key == "label_ids" or first.ndim > 0):
         return torch.stack(values)
     label: Sample = first.item() if isinstance(first, torch.Tensor) else first
     # as upstream, a list under `label` (several labels) is one of floats

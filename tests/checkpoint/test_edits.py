@@ -14,6 +14,7 @@ from helpers.parity.compare import same
 from hf_compat import Trainer, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.unlisted_checkpoints import Edits
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError
 
@@ -261,3 +262,12 @@ def test_what_is_added_is_read_only_while_the_folder_is_the_one_that_was_named(r
     assert "optimizer.pt is added" in caplog.text and "is not read" not in caplog.text
     trainer.train(resume_from_checkpoint=True)
     assert "optimizer.pt is not read: manifest.json does not list it" in caplog.text
+
+
+def test_the_effect_of_a_loss_is_told_where_it_has_one():
+    edits = Edits(missing=["training_args.bin", "optimizer.pt"], added=["notes.txt"])
+    assert edits.described() == [
+        "training_args.bin is missing",
+        "optimizer.pt is missing (optimizer and schedule start anew)",
+        "notes.txt is added",
+    ]

@@ -45,7 +45,8 @@ def asked(monkeypatch, tmp_path):
         (["--devices", "2"], {}, (Machines(), 2)),
         (["--nodes", "2", "--main-address", "a"], {}, (Machines(2, 2, 0, "a"), 1)),
         (["--nodes", "2", "--node-rank", "1", "--main-address", "a:1234"], {}, (Machines(2, 2, 1, "a", 1234), 1)),
-        (["--nodes", "2", "--main-address", "[::1]:1234"], {}, (Machines(2, 2, 0, "::1", 1234), 1)),
+        (["--nodes", "2", "--main-address", "[::1]:65535"], {}, (Machines(2, 2, 0, "::1", 65535), 1)),
+        (["--nodes", "2", "--main-address", "a:1"], {}, (Machines(2, 2, 0, "a", 1), 1)),
         (["--nodes", "2", "--main-address", "fe80::1"], {}, (Machines(2, 2, 0, "fe80::1"), 1)),
         (["--nodes", "1:2", "--main-address", "a", "--main-port", "7"], {}, (Machines(1, 2, 0, "a", 7), 1)),
         ([], SRUN, 0),  # a task a machine, and nothing says that it starts others
@@ -88,6 +89,8 @@ def test_all_gpus_of_a_machine_train_and_a_choice_that_nobody_made_is_told(
         (["--nodes", "2"], {"JOB_COMPLETION_INDEX": "0"}, "`--main-address` is not set"),
         (["--nodes", "2", "--node-rank", "2", "--main-address", "a"], {}, "`--node-rank 2` is not one of 2 machines"),
         (["--nodes", "2", "--main-address", "a:port"], {}, "has the port 'port'"),
+        (["--nodes", "2", "--main-address", "a:0"], {}, "has the port '0'"),
+        (["--nodes", "2", "--main-address", "a:65536"], {}, "has the port '65536'"),
         (["--nodes", "2", "--main-address", "a:12", "--main-port", "13"], {}, "differ"),
         ([], {"JOB_COMPLETION_INDEX": "3", "SM_HOSTS": "a", "SM_CURRENT_HOST": "a"}, "`SM_HOSTS='a'`"),
     ],

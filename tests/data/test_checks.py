@@ -55,6 +55,8 @@ def test_a_length_that_is_none(make_args, length, shown):
     data.length = length
     with pytest.raises(DataError, match=f"`train_dataset`: `Long.__len__` returned {shown}"):
         Trainer(toy.Classifier(), make_args(), train_dataset=data)
+    with pytest.raises(DataError, match=f"`eval_dataset`: `Long.__len__` returned {shown}"):
+        Trainer(toy.Classifier(), make_args(), eval_dataset=data).evaluate()
     data.length = np.int64(2)
     assert Trainer(toy.Classifier(), make_args(), train_dataset=data).train().global_step == 2
 

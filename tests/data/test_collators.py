@@ -41,6 +41,7 @@ VALUES = (
     *(3, 2.5, True, [1, 2], [1.0, 2.0], (1, 2), [[1, 2], [3, 4]], [np.int64(1)], None, "a"),
     *(np.int64(3), np.int32(3), np.float32(2.5), np.bool_(True), np.array(3), np.array(2.5), np.array([1, 2])),
     *(torch.tensor(3), torch.tensor(1.5), torch.tensor([1, 2])),
+    *(torch.tensor(3, dtype=torch.int32), torch.tensor(1.5, dtype=torch.float64)),
 )
 
 
