@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.errors import ArgumentError
+from hf_compat.tools.commands.isolated import call_again
 from hf_compat.tools.isolation import copies
 from hf_compat.tools.isolation.isolated import Isolation, command, offered
 from hf_compat.tools.isolation.plan import CHOSEN
@@ -234,3 +236,14 @@ def of_place(place: str) -> list[str]:
         except OSError:  # it has ended
             continue
     return found
+
+
+@pytest.mark.parametrize(
+    "launched", [{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"OMPI_COMM_WORLD_RANK": "1"}]
+)
+def test_a_process_of_a_launcher_is_not_isolated_and_says_so(monkeypatch, capsys, launched):
+    for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", **launched}.items():
+        monkeypatch.setenv(name, value)
+    chosen = argparse.Namespace(module=True, allow_writes=[], copy_limit=1.0)
+    assert call_again("check", ["a.module"], chosen, "a.module") is None
+    assert "isolation: none: a launcher has started this process" in "".join(capsys.readouterr())

@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Sequence
 
 from hf_compat.errors import ScriptError
+from hf_compat.runtime.launch import environment, is_launched
 from hf_compat.tools.isolation.isolated import COPY_LIMIT_GIB, command, offered, shortage
 from hf_compat.tools.isolation.plan import VARIABLE, Plan, files_below, in_words, is_of_the_command
 from hf_compat.tools.terminal import say
-
-_OF_LAUNCHERS = ("RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +38,10 @@ def call_again(
     name: str, words: Sequence[str], chosen: argparse.Namespace, script: str, open_to: tuple[str, ...] = ()
 ) -> int | None:
     """Run a command in isolation, and give its exit status. None if this process is isolated or need not be."""
-    variables = os.environ  # noqa: TID251 - runtime/launch.py imports torch, and this process leaves that to the other one
     is_run = chosen.module or (os.path.exists(script) and not script.endswith(".ipynb"))  # else the command says why
-    if VARIABLE in variables or not is_run:
+    if VARIABLE in environment or not is_run:
         return None
-    if any(one in variables for one in _OF_LAUNCHERS):
+    if is_launched():
         say("isolation: none: a launcher has started this process; `--devices N` starts isolated ones")
         return None
     try:
