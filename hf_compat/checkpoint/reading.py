@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import stat
 import time
 import zipfile
@@ -56,6 +57,11 @@ _LARGEST_TURN = 2**53
 _SETTLED_NS = 10**8
 
 Listed = dict[str, object]  # by name of each file: its entry in the manifest
+
+
+def is_ours_alone(path: str) -> bool:
+    """Whether only this package writes such a file of a checkpoint, for all ranks or for one."""
+    return re.sub(r"_\d+(?=\.)", "", path.rpartition("/")[2]) in (MANIFEST_NAME, layout.RUN_STATE_NAME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import optuna
 import torch
 
 from helpers import toy
+from hf_compat.checkpoint.reading import is_ours_alone
 
-OWN_FILES = ("manifest.json", "run_state.pt")
 TIMED = ("_runtime", "_per_second")
 
 
@@ -82,7 +82,7 @@ def recorder(api, seen: list):
 
 
 def files(folder) -> list[str]:
-    found = (path for path in Path(folder).rglob("*") if path.is_file() and path.name not in OWN_FILES)
+    found = (path for path in Path(folder).rglob("*") if path.is_file() and not is_ours_alone(path.name))
     return sorted(str(path.relative_to(folder)) for path in found)
 
 

@@ -13,6 +13,7 @@ from helpers import (
     upstream_user_callbacks,  # noqa: F401 - adds its cases
 )
 from helpers.upstream_user_trainers import CASES
+from hf_compat.checkpoint.reading import is_ours_alone
 
 #: What each case is crossed with: changes of the arguments, and what is done around `train`.
 CROSSES = {
@@ -38,7 +39,6 @@ ARGUMENTS = {
     "seed": 7,
 }
 TIMED = ("_runtime", "_per_second", "_preparation_time", "nonfinite_steps")
-OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt")
 
 
 def timeless(value):
@@ -102,7 +102,7 @@ def run(api, name, cross, folder):
         if cross == "resume":
             found["resumed"] = trained(api, name, cross, folder, resume=str(Path(folder, "checkpoint-4")))
             leave_out_sums(found["resumed"])
-    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name not in OWN_FILES)
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and not is_ours_alone(path.name))
     return found | {"files": sorted(str(path.relative_to(folder)) for path in files)}
 
 

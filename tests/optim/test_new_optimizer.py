@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-NAME = ("hf/enums.py", "OWN_OPTIMIZERS: tuple[str, ...] = ()", 'OWN_OPTIMIZERS: tuple[str, ...] = ("adamax",)')
+NAME = ("hf/enums.py", "OWN_OPTIMIZERS: tuple[str, ...] = (", 'OWN_OPTIMIZERS: tuple[str, ...] = ("adamax", ')
 ENTRY = (
     "optim/optimizers.py",
     "    # Their states take 8 or 4 bits",

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.reading import is_ours_alone, read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.comparison.reading import (
     AT_RESUME,
@@ -35,12 +35,12 @@ Found = tuple[str, object, object]  # the place in a file, and both values
 # Losses that a resumed run reports differently.
 _RESUMED = {LOGS: ("loss", "train_loss"), RETURNED: ("train_loss",)}
 # Files that only this package writes, and those with other content by intent: headings of docs/differences.md.
-_OURS = {
-    re.compile(r"(.*/)?(manifest\.json|run_state(_\d+)?\.pt)"): "Two more files in a checkpoint",
+_OF_CHECKPOINTS = "Two more files in a checkpoint"
+_BESIDE_CHECKPOINTS = {
     re.compile(r"(.*/)?hf_compat\.lock"): "One run saves into a folder",
     re.compile(r"(.*/)?trackers\.json"): "TensorBoard and wandb after a resume",
 }
-_OTHER_CONTENT = {"training_args.bin": "Two more files in a checkpoint"}
+_OTHER_CONTENT = {"training_args.bin": _OF_CHECKPOINTS}
 _OF_TORCH = (".pt", ".pth", ".bin")
 # The log history is a quantity of its own.
 _LEFT_OUT = {"trainer_state.json": ("log_history",)}
@@ -177,7 +177,8 @@ def verdict_on_files(theirs: Mapping[str, Path], ours: Mapping[str, Path], updat
     names = sorted({*theirs, *ours})
     for name in names:
         left, right = theirs.get(name), ours.get(name)
-        headings = [heading for pattern, heading in _OURS.items() if pattern.fullmatch(name)]
+        headings = [_OF_CHECKPOINTS] if is_ours_alone(name) else []
+        headings += [heading for pattern, heading in _BESIDE_CHECKPOINTS.items() if pattern.fullmatch(name)]
         heading = _OTHER_CONTENT.get(name.rpartition("/")[2], "")
         if headings and left is None:
             explained.append(f"{name} is written here only (docs/differences.md, {headings[0]})")

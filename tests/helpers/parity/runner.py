@@ -33,6 +33,7 @@ from helpers.parity.native_seams import NATIVE
 from helpers.parity.seam_cases import SEAMS
 from helpers.parity.sharded_seams import SHARDED
 from helpers.toy import EVENTS, FLAGS
+from hf_compat.checkpoint.reading import is_ours_alone
 from sweeps.releases import mends
 from sweeps.releases import numbers_of_releases as releases
 
@@ -74,12 +75,8 @@ def without_times(value):
     return value
 
 
-# What our checkpoints hold besides HF's files: a row of docs/differences.md.
-OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_1.pt")
-
-
 def files_under(folder: Path) -> list[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in OWN_FILES)
+    files = (path for path in folder.rglob("*") if path.is_file() and not is_ours_alone(path.name))
     return sorted(str(path.relative_to(folder)) for path in files)
 
 

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from helpers.parity.runner import OWN_FILES, STATE, wait_for
+from helpers.parity.runner import STATE, wait_for
+from hf_compat.checkpoint.reading import is_ours_alone
 from sweeps.parity import combination_calls
 from sweeps.parity.combination_calls import CALLS, Ended, Session, plain
 from sweeps.parity.combination_features import FEATURES
@@ -39,7 +40,7 @@ def files_of(folder: Path) -> dict[str, object]:
     """Return what is in a folder's files, by their names; of those that are not compared the name at most."""
     found: dict[str, object] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if path.name in (*OWN_FILES, *EXACT_FILES, "hf_compat.lock", "trackers.json"):
+        if is_ours_alone(path.name) or path.name in (*EXACT_FILES, "hf_compat.lock", "trackers.json"):
             continue
         found[str(path.relative_to(folder))] = _content(path, folder)
     return found
