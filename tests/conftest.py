@@ -51,6 +51,7 @@ def nothing_left_behind():
             del os.environ[name]
     _end_wandb()
     _forget_compiled()
+    _give_loaders_back()
     torch.nn.functional.linear = linear  # DeepSpeed's ZeRO 3 leaves its own, which nothing compiles
     torch.use_deterministic_algorithms(False)
     assert signal.getsignal(signal.SIGINT) is handler
@@ -72,6 +73,15 @@ def _forget_compiled() -> None:
     """Let the next test compile: torch stops compiling a function that was compiled too often in one process."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def _give_loaders_back() -> None:
+    """Undo what Lightning does to torch's classes while it makes loaders. An error on the way leaves it."""
+    for kind in (torch.utils.data.DataLoader, torch.utils.data.BatchSampler):
+        for name in ("__init__", "__setattr__", "__delattr__"):
+            if (own := vars(kind).get(f"__old{name}")) is not None:
+                setattr(kind, name, own)
+                delattr(kind, f"__old{name}")
 
 
 def _let_loggers_speak() -> None:
