@@ -112,6 +112,18 @@ def test_orders_that_are_drawn_from_the_global_generator(make_args, tmp_path, ki
         assert same(found, expected), f"resumed at update {step}"
 
 
+def test_a_stream_in_a_loader_of_ones_own(make_args, tmp_path):
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, collate_fn=self.data_collator)
+
+    expected = run(make_args, tmp_path / "whole", toy.Stream(toy.rows(60)), trainer_class=Own)
+    for step in (1, 4, 6):
+        path = str(tmp_path / "whole" / f"checkpoint-{step}")
+        values = {"trainer_class": Own, "save_strategy": "no"}
+        assert same(run(make_args, tmp_path / f"from{step}", toy.Stream(toy.rows(60)), path, **values), expected), step
+
+
 def test_an_evaluation_at_the_epochs_end_is_made_up_for(make_args, tmp_path):
     def train(folder, resume=None, **values):
         set_seed(3)
