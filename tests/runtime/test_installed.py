@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 import zipfile
 
@@ -82,6 +83,8 @@ def test_metadata_that_is_a_file_and_folders_that_are_gone_declare_nothing(site,
 def test_a_hundred_packages_cost_no_call_each(site):
     for number in range(100):
         declare(site / f"package{number}-1.0.dist-info", "console_scripts2")
+    path = [one for one in dict.fromkeys(sys.path) if os.path.isdir(one)][:20]  # other tests leave some in it
+    assert str(site) in path
     calls = []
 
     def note(frame, kind, argument):
@@ -90,7 +93,7 @@ def test_a_hundred_packages_cost_no_call_each(site):
 
     sys.setprofile(note)
     try:
-        assert names_no_entry_point(sys.path, GROUP)
+        assert names_no_entry_point(path, GROUP)
     finally:
         sys.setprofile(None)
     assert len(calls) < 100, calls
