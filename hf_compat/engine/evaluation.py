@@ -284,8 +284,8 @@ def is_metric_source(candidate: object) -> bool:
         parameters = inspect.signature(candidate).parameters.values()
     except (TypeError, ValueError):
         return False
-    # a function without required parameters makes the metrics, as one of metrics needs the predictions
-    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    # a function without required parameters makes the metrics. One of metrics takes the predictions, perhaps by `*args`
+    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> MetricCollection | None:

@@ -162,3 +162,11 @@ def accuracy_of(model, samples):
     with torch.no_grad():
         guesses = model.eval()(torch.stack([row["x"] for row in samples]))["logits"].argmax(-1)
     return (guesses == torch.tensor([row["labels"] for row in samples])).float().mean().item()
+
+
+def test_a_function_that_takes_anything_takes_the_predictions(make_args):
+    def metrics(*args, **kwargs):
+        return {"rows": len(args[0].predictions)}
+
+    trainer = Trainer(Classifier(), make_args(), eval_dataset=rows(9), compute_metrics=metrics)
+    assert trainer.evaluate()["eval_rows"] == 9
