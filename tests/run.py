@@ -4,7 +4,7 @@ python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
 Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
 is for two cores: many tests wait for processes or timeouts. Their files are in memory where the machine lends enough:
-some cut the power a hundred times, and a slow disk made the suite twice as long. The type checker runs beside it. Tests
+some cut the power a hundred times, and each flushes. The type checker runs beside it. Tests
 with ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again,
 alone and on the disk. Their first failures stay printed, and what passes alone is named at the end.
 

@@ -6,6 +6,7 @@ Ranks then exchange the states of metrics, and no logits.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -276,16 +277,18 @@ def is_metric_source(candidate: object) -> bool:
     """Whether `compute_metrics` is a torchmetrics object or makes one."""
     if isinstance(candidate, (Metric, MetricCollection)):
         return True
-    if isinstance(candidate, type):
-        return issubclass(candidate, (Metric, MetricCollection))
+    kind = candidate.func if isinstance(candidate, functools.partial) else candidate
+    if isinstance(kind, type):
+        return issubclass(kind, (Metric, MetricCollection))
     if isinstance(candidate, Mapping) or not callable(candidate):
         return False
     try:
         parameters = inspect.signature(candidate).parameters.values()
     except (TypeError, ValueError):
         return False
-    # a function without required parameters makes the metrics. One of metrics takes the predictions, perhaps by `*args`
-    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in parameters)
+    # HF gives the predictions to every function that can take them. One that cannot makes the metrics
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return all(one.kind in by_name for one in parameters)
 
 
 def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> MetricCollection | None:

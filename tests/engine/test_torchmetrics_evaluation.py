@@ -164,9 +164,27 @@ def accuracy_of(model, samples):
     return (guesses == torch.tensor([row["labels"] for row in samples])).float().mean().item()
 
 
-def test_a_function_that_takes_anything_takes_the_predictions(make_args):
-    def metrics(*args, **kwargs):
+@pytest.mark.parametrize("kind", ["anything", "an optional one"])
+def test_a_function_that_can_take_the_predictions_gets_them(make_args, kind):
+    def of_anything(*args, **kwargs):
         return {"rows": len(args[0].predictions)}
 
-    trainer = Trainer(Classifier(), make_args(), eval_dataset=rows(9), compute_metrics=metrics)
+    def of_an_optional_one(prediction=None, *, digits=3):
+        return {"rows": len(prediction.predictions)}
+
+    function = of_anything if kind == "anything" else of_an_optional_one
+    trainer = Trainer(Classifier(), make_args(), eval_dataset=rows(9), compute_metrics=function)
     assert trainer.evaluate()["eval_rows"] == 9
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        functools.partial(MulticlassF1Score, 3),
+        functools.partial(MetricCollection, {"MulticlassF1Score": MulticlassF1Score(3)}),
+        lambda *, classes=3, **options: MulticlassF1Score(classes, **options),
+    ],
+)
+def test_what_cannot_take_the_predictions_or_is_of_a_class_makes_metrics(make_args, maker):
+    trainer = Trainer(Classifier(), make_args(), eval_dataset=rows(9), compute_metrics=maker)
+    assert 0 <= trainer.evaluate()["eval_MulticlassF1Score"] <= 1
