@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_compat.checkpoint.reading import is_ours_alone
 from hf_compat.tools.comparison.compared import SideReport, judge, limits_up_to, repeats
 from hf_compat.tools.comparison.reading import End, read_records
 from hf_compat.tools.comparison.report import as_json, as_parts
@@ -194,3 +195,8 @@ def test_a_difference_that_transformers_has_with_itself_is_told_from_one_of_the_
     later = report_of(tmp_path / "3", "again", lines_of(3, loss_3={"value": 0.75})).found
     assert repeats(found.first, once, later)
     assert [limits_up_to(found.first, Limits(max_steps=n)).max_steps for n in (2, 3, 20, 0)] == [2, 3, 3, 3]
+
+
+def test_files_that_only_this_package_writes():
+    names = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_127.pt", "rng_state_0.pth", "optimizer.pt")
+    assert [name for name in names if is_ours_alone(f"out/checkpoint-4/{name}")] == list(names[:4])

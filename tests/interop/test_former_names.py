@@ -66,11 +66,14 @@ def test_they_do_what_they_did(swapped):
     assert utils.get_full_repo_name("model", organization="owner") == "owner/model"
 
 
-def test_a_name_that_the_release_has_stays_its_own_and_none_stays_behind():
+def test_a_name_that_the_release_has_stays_its_own_and_none_stays_behind(monkeypatch):
     own = transformers.utils.check_min_version
+    theirs = object()
+    monkeypatch.setattr(transformers.utils, "send_example_telemetry", theirs, raising=False)  # one comes back
     before = {module: set(dir(importlib.import_module(module))) for module, _ in IMPORTS if module != RESTORED}
     hf_compat.patch()
     assert transformers.utils.check_min_version is own
+    assert transformers.utils.send_example_telemetry is theirs
     hf_compat.unpatch()
     assert {module: set(dir(importlib.import_module(module))) for module in before} == before
     assert RESTORED not in sys.modules
