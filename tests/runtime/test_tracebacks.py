@@ -59,7 +59,7 @@ def test_the_users_frames_stay(make_args, method, raised):
 )  # fmt: skip
 def test_an_error_of_ours_says_it_all_without_frames_of_ours(make_args, call):
     error = failed(lambda: call(make_args(max_steps=2)), HfCompatError)
-    assert names(error) == ["failed", "<lambda>", "<lambda>", "without_inner_frames"]
+    assert names(error) == ["failed", "<lambda>", "<lambda>"]
 
 
 def test_where_it_was_raised_stays(make_args):
@@ -69,6 +69,14 @@ def test_where_it_was_raised_stays(make_args):
     trainer = Trainer(Classifier(), make_args(max_steps=2), train_dataset=rows(8))
     trainer.model.forward = shapes
     assert names(failed(trainer.train)) == ["failed", "without_inner_frames", "shapes"]
+
+
+def test_of_torch_only_the_frame_that_raised_it_stays(make_args):
+    trainer = Trainer(Classifier(), make_args(max_steps=2), train_dataset=rows(8))
+    trainer.model.forward = lambda x, labels=None: {"loss": torch.nn.Sequential(torch.nn.Linear(99, 1))(x).sum()}
+    error = failed(trainer.train)
+    assert names(error) == ["failed", "without_inner_frames", "<lambda>", "forward"]
+    assert [frame.filename.rpartition("/")[2] for frame in traceback.extract_tb(error.__traceback__)][-1] == "linear.py"
 
 
 def test_what_an_error_followed_from_is_short_too(make_args):
