@@ -154,9 +154,12 @@ def test_zero_goes_on_with_another_number_of_ranks_and_stage(saved, resumed, tmp
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("saved", "resumed"),
-    [*(("DDP", f"DeepSpeed ZeRO {stage}") for stage in (1, 2, 3)), ("FSDP 2", "DeepSpeed ZeRO 3")],
+    [
+        *(("DDP", f"DeepSpeed ZeRO {stage}") for stage in (1, 2, 3)),
+        *(("FSDP 2", "DeepSpeed ZeRO 3"), ("DDP", "FSDP 2"), ("FSDP 2, sharded checkpoints", "DDP")),
+    ],
 )
-def test_zero_goes_on_from_a_whole_checkpoint(saved, resumed, tmp_path):
+def test_another_strategy_goes_on(saved, resumed, tmp_path):
     """Optimizer and schedule continue, too: no step begins anew."""
     part = (*(word for word in COMMON if word != "eval_strategy=epoch"), "num_train_epochs=1")
     expected = result(tmp_path / "whole", *part, *words_of(saved, tmp_path))
