@@ -67,6 +67,7 @@ from hf_compat.engine.strategies import (
     HFSingleDeviceStrategy,
     LaunchedEnvironment,
 )
+from hf_compat.optim.fused_step import FusedStep
 from hf_compat.plan.translate import LightningPlan
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.installed import names_no_entry_point
@@ -191,6 +192,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     _listeners: Listeners | None = None
     _seen: list[pl.Callback] | None = None  # the callbacks that the listeners were looked up with
+    _step: FusedStep | None = None
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Skip the exchange between ranks, as Lightning handles no signal here."""
@@ -289,7 +291,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
         for hook in listeners.before_optimizer:
             hook(optimizer)
         fields["_current_fx_name"] = outer
-        optimizer.step()
+        if self._step is None or self._step.optimizer is not optimizer:
+            self._step = FusedStep(optimizer)
+        self._step()
         total.completed, current.completed = total.completed + 1, current.completed + 1
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
