@@ -200,9 +200,11 @@ def listed() -> dict[str, str]:
     return {key.strip(): reason.strip() for key, reason in found.items()}
 
 
-def record(everything: bool) -> None:
-    """Run the tests that the map does not know yet, or all, and write the map."""
-    earlier = None if everything else Reached()
+def record(which: str) -> None:
+    """Run the tests that the map does not know yet, those of a folder or file too, or all, and write the map."""
+    earlier = None if which == "all" else Reached()
+    if earlier and which != "new":
+        earlier.forget(which)
     keep = Path(tempfile.gettempdir()) / f"hf_compat-reached-{recording.state_of_package()}"
     words = ["-q", "-m", "not matrix", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     functions = bodies()
@@ -262,8 +264,8 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of tests for a mistake; 0 for all")
     parser.add_argument("--jobs", type=int, default=AT_ONCE, help="how many run at once")
     parser.add_argument("--places", action="store_true", help="print the mistakes and run nothing")
-    new = f"run what {MAP.name} does not know yet, or `all` tests, and write it"
-    parser.add_argument("--record", nargs="?", const="new", choices=("new", "all"), help=new)
+    new = f"run what {MAP.name} does not know yet, the tests below a path too, or `all`, and write it"
+    parser.add_argument("--record", nargs="?", const="new", metavar="PATH|all", help=new)
     return parser.parse_args()
 
 
@@ -271,7 +273,7 @@ def main() -> int:
     """Run the command; return 1 if a mistake survived that is not listed, or a listed one is gone."""
     words = _parsed()
     if words.record:
-        record(words.record == "all")
+        record(words.record)
         return 0
     changes = all_changes()
     by_key = {change.key: change for change in changes}

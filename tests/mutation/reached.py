@@ -188,6 +188,10 @@ class Reached:
         """List the tests that are as they were when they were recorded."""
         return [self.tests[place] for place in self.there if self.tests[place].partition("[")[0] not in self.new]
 
+    def forget(self, path: str) -> None:
+        """Take the tests of a folder or file for new."""
+        self.new |= {test for test in (name.partition("[")[0] for name in self.tests) if test.startswith(path)}
+
     def _is_near(self, test: str, change: Change, files: set[str]) -> bool:
         """Whether a test that was not recorded may reach a change: others of its file do, or its folder is about it."""
         file = test.partition("::")[0]

@@ -40,6 +40,11 @@ def _file(process):
             path = f"{{FOLDER}}/{{process}}"
             if os.path.exists(path):
                 return path
+            # a launcher that was forked from the warm process descends from no worker, but writes into one's file
+            with open(f"/proc/{{process}}/maps") as maps:
+                taken = {{line.split()[-1] for line in maps if FOLDER in line}} - {{FOLDER + "/none"}}
+            if taken:
+                return taken.pop()
             with open(f"/proc/{{process}}/stat") as stat:
                 process = int(stat.read().rpartition(")")[2].split()[1])
     except OSError:
