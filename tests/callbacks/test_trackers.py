@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,3 +346,251 @@ def test_a_tracker_of_transformers_says_that_it_needs_transformers(make_args, tm
     monkeypatch.setattr("hf_compat.callbacks.loggers.reporting_callback", lambda wanted: None)
     with pytest.raises(MissingPackage, match=rf"report_to='{name}'(.|\n)*pip install 'transformers>="):
         make(make_args, tmp_path, report_to=name)
+
+
+class Recorded:
+    """Takes every call, and remembers it with its arguments."""
+
+    def __init__(self, calls, name):
+        self._calls, self._name = calls, name
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self._calls.append((f"{self._name}.{name}", args, kwargs))
+
+        return call
+
+
+class WandbStandIn:
+    """Wandb as a callback sees it: what it is asked for is remembered, and nothing is written."""
+
+    def __init__(self, begun):
+        self.calls, self.summary = [], {"train/loss": 0.5, "name": "text", "_runtime": 3}
+        self.run = self._run("begun") if begun else None
+        self.config = Counts(self.calls)
+
+    def __getattr__(self, name):
+        return getattr(Recorded(self.calls, "wandb"), name)
+
+    def _run(self, name):
+        run = Recorded(self.calls, "run")
+        vars(run).update(id="the-id", name=name, summary={}, url="", _label=lambda **facts: None)
+        return run
+
+    def init(self, **options):
+        self.calls.append(("init", (), options))
+        self.run = self._run(options.get("name", "named-by-wandb"))
+
+    def finish(self):
+        self.calls.append(("finish", (), {}))
+        self.run = None
+
+    def Artifact(self, **facts):
+        artifact = Recorded(self.calls, "artifact")
+        vars(artifact).update(new_file=self._file)
+        self.calls.append(("Artifact", (), facts))
+        return artifact
+
+    def _file(self, name, mode="w"):
+        self.calls.append(("new_file", (name,), {}))
+        return io.BytesIO() if "b" in mode else io.StringIO()
+
+    def found(self):
+        """Return the calls, the objects among them by their kind."""
+        shown = [(name, [type(one).__name__ if isinstance(one, (Recorded, torch.nn.Module)) else one for one in args])
+                 for name, args, _ in self.calls]  # fmt: skip
+        calls = [(*one, kwargs) for one, (_, _, kwargs) in zip(shown, self.calls, strict=True)]
+        return [one for one in calls if one[0] != "wandb.termwarn"], dict(self.config)
+
+
+class Counts(dict):
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def update(self, values, allow_val_change=False):
+        self.calls.append(("config", (allow_val_change,), {})) if len(values) > 1 else None
+        super().update(values)
+
+
+def model_of(kind):
+    model = tiny_gpt2() if "plain" not in kind else Classifier()
+    if kind == "plain with a dict":
+        model.config = {"hidden": 3}
+    if kind == "adapters":
+        model.peft_config = {"default": "lora"}
+    return model
+
+
+@pytest.mark.parametrize(
+    ("variables", "values", "state", "model"),
+    [
+        ({}, {}, {}, "gpt2"),
+        ({"WANDB_PROJECT": "mine"}, {"run_name": "a-run"}, {}, "plain"),
+        ({"WANDB_WATCH": "all"}, {"logging_steps": 250}, {}, "plain with a dict"),
+        ({"WANDB_WATCH": "gradients"}, {"logging_steps": 5}, {}, "adapters"),
+        ({"WANDB_WATCH": "some"}, {}, {"trial_name": "trial-3", "is_hyper_param_search": True}, "gpt2"),
+        ({}, {"run_name": "a-run"}, {"trial_name": "trial-3"}, "gpt2"),
+        ({}, {}, {"is_hyper_param_search": True}, "gpt2"),
+        ({"WANDB_LOG_MODEL": "checkpoint"}, {"run_name": "a-run"}, {}, "gpt2"),
+        ({"WANDB_LOG_MODEL": "checkpoint"}, {}, {}, "plain"),
+        ({"WANDB_LOG_MODEL": "other"}, {}, {}, "plain"),
+        ({"WANDB_LOG_MODEL": "end"}, {"run_name": "out"}, {}, "adapters"),
+        ({"WANDB_LOG_MODEL": "checkpoint"}, {}, {"is_world_process_zero": False}, "gpt2"),
+        ({}, {}, {"begun": True}, "gpt2"),
+        ({}, {}, {"events": ("predict", "log")}, "gpt2"),
+        ({}, {}, {"events": ("log", "predict")}, "gpt2"),
+    ],
+)
+def test_wandb_is_asked_for_what_upstream_asks(tmp_path, monkeypatch, variables, values, state, model):
+    events = state.get("events", ("begin", "log", "last", "save", "predict"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_PROJECT", "WANDB_WATCH", "WANDB_LOG_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = {}
+    for api in ("transformers", "hf_compat"):
+        package = __import__(api)
+        callback = (package if api == "hf_compat" else package.integrations).WandbCallback()
+        wandb = callback._wandb = WandbStandIn("begun" in state)
+        args = package.TrainingArguments("out", use_cpu=True, **values)
+        now = package.TrainerState(global_step=4, epoch=0.83456, logging_steps=int(args.logging_steps))
+        for name, value in state.items():
+            setattr(now, name, value)
+        control, given = package.TrainerControl(), model_of(model)
+        for event in events:
+            match event:
+                case "begin":
+                    callback.on_train_begin(args, now, control, model=given)
+                case "log":
+                    callback.on_log(args, now, control, model=given, logs={"loss": 1.0, "eval_loss": 2, "test_a": 3})
+                case "last":
+                    callback.on_log(
+                        args, now, control, model=given, logs={"train_loss": 1.0, "total_flos": 2.0, "a": 3}
+                    )
+                case "save":
+                    callback.on_save(args, now, control)
+                case "predict":
+                    callback.on_predict(args, now, control, model=given, metrics={"test_loss": 1.0})
+        calls, config = wandb.found()
+        summary = None if wandb.run is None else wandb.run.summary
+        found[api] = calls, {name: config[name] for name in config if name not in args.to_dict()}, summary
+    assert found["hf_compat"] == found["transformers"]
+    assert bool(found["hf_compat"][0]) == state.get("is_world_process_zero", True)
+
+
+def of_ours(tmp_path, **facts):
+    args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, metric_for_best_model="loss")
+    return args, hf_compat.TrainerState(**{"logging_steps": 5, "epoch": 1.0, **facts}), hf_compat.TrainerControl()
+
+
+def test_a_continued_wandb_run_gets_the_logs_that_it_lacks(tmp_path):
+    (tmp_path / "trackers.json").write_text(json.dumps({"wandb": {"id": "the-id", "step": 4, "logs": 2}}))
+    callback = hf_compat.WandbCallback()
+    wandb = callback._wandb = WandbStandIn(False)
+    args, state, control = of_ours(tmp_path, global_step=2)
+    callback.on_train_begin(args, state, control, model=Classifier())
+    for step, loss in ((3, 0), (4, 1), (4, 2), (4, 3), (5, 4)):
+        state.global_step = step
+        callback.on_log(args, state, control, logs={"loss": loss})
+    calls = wandb.found()[0]
+    assert calls[0] == ("init", [], {"project": "huggingface", "id": "the-id", "resume": "allow"})
+    assert [args[0]["train/loss"] for name, args, _ in calls if name == "wandb.log"] == [3, 4]
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": {"id": "the-id", "step": 5, "logs": 1}}
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("asked", ["end", "checkpoint", "false"])
+def test_wandb_gets_the_model_at_the_end_with_the_best_metric_or_the_last(tmp_path, monkeypatch, asked, best):
+    monkeypatch.setenv("WANDB_LOG_MODEL", asked)
+    args, state, control = of_ours(tmp_path, global_step=2, best_metric=0.25, total_flos=9)
+    args.load_best_model_at_end = best
+    callback, saved = hf_compat.WandbCallback(), []
+    trainer = SimpleNamespace(save_model=saved.append)
+    callback._wandb = WandbStandIn(True)
+    callback.on_train_end(args, state, control, trainer=trainer)
+    assert not callback._wandb.calls, "it was not set up"
+    callback.on_train_begin(args, state, control, model=Classifier())
+    callback._wandb.calls.clear()
+    for trainer_of_run, is_first in ((None, True), (trainer, False), (trainer, True)):
+        state.is_world_process_zero = is_first
+        callback.on_train_end(args, state, control, trainer=trainer_of_run)
+    calls = callback._wandb.found()[0]
+    of_best = {"eval/loss": 0.25, "train/total_floss": 9, "model/num_parameters": None}
+    facts = {**(of_best if best else {"train/loss": 0.5}), "final_model": True}
+    assert [kwargs["metadata"] for name, _, kwargs in calls if name == "Artifact"] == [facts] * (asked != "false")
+    assert [args for name, args, _ in calls if name == "artifact.add_dir"] == [[folder] for folder in saved]
+    assert [kwargs["aliases"] for name, _, kwargs in calls if name == "run.log_artifact"] == [["final_model"]] * len(
+        saved
+    )
+    assert len(saved) == (asked != "false")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_given_writer_is_asked_for_what_upstream_asks(tmp_path, begins, is_first):
+    found = {}
+    for api in ("transformers", "hf_compat"):
+        package, calls = __import__(api), []
+        logs = {"loss": 1.0, "eval_count": 2, "test_name": "a", "odd": [1], "on": True}
+        writer = Recorded(calls, "writer")
+        callback = (package if api == "hf_compat" else package.integrations).TensorBoardCallback(writer)
+        args = package.TrainingArguments("out", use_cpu=True)
+        args.to_json_string = lambda: "arguments"
+        state, control = package.TrainerState(global_step=4, is_world_process_zero=is_first), package.TrainerControl()
+        if begins:
+            callback.on_train_begin(args, state, control, model=tiny_gpt2())
+        callback.on_log(args, state, control, logs=logs)
+        if begins:
+            callback.on_train_end(args, state, control)
+        found[api] = calls
+    assert found["hf_compat"] == found["transformers"]
+    assert len(found["hf_compat"]) == (8 if begins else 5) * is_first + (begins and not is_first)
+
+
+def test_a_writer_of_its_own_goes_on_in_the_newest_folder_and_is_closed_outside_of_a_training(tmp_path, monkeypatch):
+    made, calls = [], []
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", lambda **facts: made.append(facts) or writer)
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    writer = Recorded(calls, "writer")
+    for number, name in enumerate(("newest", "older", "a file")):
+        (tmp_path / "runs" / name).mkdir(parents=True) if "file" not in name else (tmp_path / "runs" / name).touch()
+        os.utime(tmp_path / "runs" / name, (100, 100 - number if "file" not in name else 200))
+    of_step = {}
+    for step, trial in ((0, None), (3, None), (0, "trial-1"), (0, "")):
+        facts = {"global_step": step, "trial_name": trial, "is_hyper_param_search": trial is not None}
+        callback = hf_compat.TensorBoardCallback()
+        args, state, control = of_ours(tmp_path, **facts)
+        callback.on_log(args, state, control, logs={"loss": 1.0})
+        of_step[step, trial] = Path(made[-1]["log_dir"]).relative_to(tmp_path / "runs"), made[-1]["purge_step"]
+        callback.on_train_begin(args, state, control)
+        callback.on_log(args, state, control, logs={"loss": 1.0})
+        callback.on_train_end(args, state, control)
+        callback.on_log(args, state, control, logs={"loss": 1.0})
+    assert of_step[3, None] == (Path("newest"), 4)
+    assert of_step[0, "trial-1"][0].name == "trial-1" and of_step[0, "trial-1"][1] is None
+    assert [len(of_step[key][0].parts) for key in of_step] == [1, 1, 2, 1] and of_step[0, None][0].name != "newest"
+    ends = [name.partition(".")[2] for name, _, _ in calls if name.endswith(("close", "flush"))]
+    assert ends == ["close", "flush", "close", "close"] * 4 and len(made) == 8
+
+
+def test_a_lightning_logger_gets_predictions_metrics_of_the_first_process_alone(tmp_path):
+    from hf_compat.callbacks.loggers import LoggerCallback
+
+    calls = []
+    callback = LoggerCallback(Recorded(calls, "logger"))
+    args, state, control = of_ours(tmp_path, global_step=3)
+    for is_first in (True, False):
+        state.is_world_process_zero = is_first
+        callback.on_train_begin(args, state, control, model=tiny_gpt2())
+        callback.on_log(args, state, control, logs={"loss": 1.0, "text": "a"})
+        callback.on_predict(args, state, control, metrics={"test_loss": 1.0, "text": "a"})
+        callback.on_train_end(args, state, control)
+    assert [name for name, _, _ in calls] == [
+        f"logger.{name}" for name in ("log_hyperparams", "log_metrics", "save", "log_metrics", "save", "finalize")
+    ]
+    assert {"n_embd", "learning_rate"} <= set(calls[0][1][0])
+    assert calls[1][1:] == (({"train/loss": 1.0, "train/global_step": 3},), {"step": 3})
+    assert calls[3][1:] == (({"test/loss": 1.0},), {"step": 3})
+    assert calls[5][1] == ("success",)
