@@ -61,7 +61,8 @@ def public(original):
 def another_user():
     """Be a user who owns nothing. Whoever is not root already may not read a file without any right."""
     user = os.geteuid()
-    codecs.lookup("latin1")  # a pickle needs it, and Python itself may lie in a folder of root's
+    for encoding in ("latin1", "cp437"):  # of a pickle and a zip; Python itself may lie in a folder of root's
+        codecs.lookup(encoding)
     if user == 0:
         os.seteuid(65534)
     try:
