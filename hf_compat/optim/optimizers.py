@@ -102,6 +102,7 @@ class OptimizerEntry:
     in_backward: bool = False  # each parameter is updated in the backward pass
     # Numbers of its states for each trained parameter. None if they depend on a rank. Those of factored matrices are 0.
     states: int | None = None
+    adds_states: tuple[str, ...] = ()  # options that add one such number each, unless they are 0 or false
     device: str = ""  # that its kernels need, if a CPU is not enough
     refused_with: Mapping[str, str] = field(default_factory=dict)  # `fsdp` or `deepspeed`, and why not
 
@@ -156,8 +157,11 @@ def read_request(args: TrainingArguments, model: nn.Module | None) -> tuple[Opti
     return entry, OptimizerRequest(args, optim, model, read, adam)
 
 
-def _torchs(name: str, states: int, keywords: KeywordsOf = options_alone, **options: Option) -> OptimizerEntry:
-    return OptimizerEntry(f"torch.optim.{name}", "torch", keywords=keywords, options=options, states=states)
+def _torchs(
+    name: str, states: int, keywords: KeywordsOf = options_alone, adds_states: tuple[str, ...] = (), **options: Option
+) -> OptimizerEntry:
+    path = f"torch.optim.{name}"
+    return OptimizerEntry(path, "torch", keywords=keywords, options=options, states=states, adds_states=adds_states)
 
 
 def _ademamix(request: OptimizerRequest) -> Keywords:
@@ -291,9 +295,17 @@ _ENTRIES = {
         keywords=lambda _: {"scale_parameter": False, "relative_step": False},
         states=0,
     ),
-    "sgd": _torchs("SGD", 0, momentum=_POSITIVE, weight_decay=_POSITIVE, dampening=Option(FINITE), nesterov=_SWITCH),
+    "sgd": _torchs(
+        "SGD",
+        0,
+        adds_states=("momentum",),
+        momentum=_POSITIVE,
+        weight_decay=_POSITIVE,
+        dampening=Option(FINITE),
+        nesterov=_SWITCH,
+    ),
     "adagrad": _torchs("Adagrad", 1, lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
-    "rmsprop": _torchs("RMSprop", 1, options_alone, **_OF_RMSPROP),
+    "rmsprop": _torchs("RMSprop", 1, adds_states=("momentum", "centered"), **_OF_RMSPROP),
     # Their states take 8 or 4 bits, or paged memory
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
@@ -374,9 +386,12 @@ OPTIMIZERS: dict[str, OptimizerEntry] = _ONCE | {
 
 def state_bytes(optim: str, optim_args: str | None) -> int | None:
     """Return the bytes of an optimizer's states for each trained parameter, or None if they depend on a rank."""
-    states = OPTIMIZERS[optim].states
-    if states is not None and optim == "sgd" and "momentum" in (optim_args or ""):
-        states = 1
+    entry = OPTIMIZERS[optim]
+    states = entry.states
+    for part in (optim_args or "").replace(" ", "").split(","):
+        name, _, value = part.partition("=")
+        if states is not None and name in entry.adds_states:
+            states += bool(read_as(f"optim_args: {name}", entry.options[name].kind, value))
     # 8 and 4 bits are in the name
     return None if states is None else states if "8bit" in optim else states // 2 if "4bit" in optim else 4 * states
 

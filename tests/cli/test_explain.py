@@ -8,7 +8,7 @@ import accelerate
 import pytest
 import torch
 
-from hf_compat import TrainingArguments, explain, translate
+from hf_compat import Trainer, TrainingArguments, explain, translate
 from hf_compat.cli.main import main
 from hf_compat.errors import ArgumentError
 from hf_compat.optim.optimizers import state_bytes
@@ -116,16 +116,20 @@ def test_an_optimizers_own_states_are_counted(optim, optim_args, states):
         assert state_bytes(optim, optim_args) == states
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adagrad", "rmsprop"])
-def test_the_table_of_states_is_what_the_optimizers_keep(optim):
+@pytest.mark.parametrize(
+    ("optim", "optim_args"),
+    [("adamw_torch", None), ("adagrad", None), ("sgd", None), ("sgd", "momentum=0.9"), ("sgd", "momentum=0"),
+     ("rmsprop", None), ("rmsprop", "momentum=0.5, centered=false"), ("rmsprop", "momentum=0.5, centered=true")],
+)  # fmt: skip
+def test_the_table_of_states_is_what_the_optimizers_keep(optim, optim_args):
     model = torch.nn.Linear(64, 64, bias=False)
-    kinds = {"adamw_torch": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
-             "rmsprop": torch.optim.RMSprop}  # fmt: skip
-    optimizer = kinds[optim](model.parameters(), lr=0.1)
+    args = TrainingArguments("out", use_cpu=True, optim=optim, optim_args=optim_args)
+    kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args)
+    optimizer = kind(model.parameters(), **keywords)
     model(torch.ones(1, 64)).sum().backward()
     optimizer.step()
     kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value) and value.numel() > 1]
-    assert sum(value.nbytes for value in kept) / model.weight.numel() == state_bytes(optim, None)
+    assert sum(value.nbytes for value in kept) / model.weight.numel() == state_bytes(optim, optim_args)
 
 
 def test_activations_are_named_with_what_they_grow_with():
