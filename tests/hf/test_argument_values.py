@@ -17,6 +17,7 @@ import transformers
 from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf.argument_values import AcceleratorConfig
 
 # Argument, what is given, what is meant; None where it is refused.
 READ = [
@@ -408,3 +409,56 @@ def test_bars_follow_the_verbosity_of_transformers(tmp_path, level):
     assert ours.disable_tqdm == theirs.disable_tqdm == (level == "error")
     ours.disable_tqdm = False
     assert ours.disable_tqdm is False
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"fp16_full_eval": True, "bf16_full_eval": True}, "`fp16_full_eval` and `bf16_full_eval` are both on"),
+        ({"fp16": True, "bf16": True}, "`fp16` and `bf16` are both on"),
+        ({"bf16": True, "use_cpu": False}, "`bf16` on the CPU has to be asked for"),
+        ({"bf16_full_eval": True, "use_cpu": False}, "`bf16_full_eval` on the CPU has to be asked for"),
+        ({"fp16": True, "fsdp": "full_shard"}, "`fp16=True` with `fsdp` or `deepspeed` requires a GPU"),
+        ({"tf32": True}, "`tf32=True` requires an Ampere"),
+        ({"push_to_hub": True, "hub_model_id": "a/b/c"}, "`hub_model_id='a/b/c'` names no repository"),
+        ({"push_to_hub": True, "hub_revision": " "}, "`hub_revision=' '` names no branch"),
+        ({"logging_strategy": "steps", "logging_steps": 0}, "needs `logging_steps` above 0, got 0"),
+        ({"save_strategy": "steps", "save_steps": 0}, None),
+        ({"save_strategy": "steps", "save_steps": 1.5}, "`save_steps=1.5` must be an integer if bigger than 1"),
+        ({"save_strategy": "steps", "save_steps": 1.0}, None),
+        ({"save_strategy": "steps", "save_steps": -1}, "save_steps"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),
+    ],
+)
+def test_values_that_contradict_each_other(tmp_path, values, said):
+    values = {"use_cpu": True, **values}
+    if said is None:
+        TrainingArguments(str(tmp_path), **values)
+        return
+    with pytest.raises(ArgumentError, match=re.escape(said)):
+        TrainingArguments(str(tmp_path), **values)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("[1]", "the file holds no JSON object"), ("{", "not a readable JSON file"),
+    ("{}" + " " * 9_999_999, "has more than 10000000"),
+])  # fmt: skip
+def test_a_file_of_options_that_is_refused(tmp_path, content, said):
+    (tmp_path / "options.json").write_text(content)
+    with pytest.raises(ArgumentError, match=said):
+        TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=str(tmp_path / "options.json"))
+    (tmp_path / "options.json").write_text('{"split_batches": true}' + " " * (10_000_000 - 23))
+    path = str(tmp_path / "options.json")
+    assert TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=path).accelerator_config.split_batches
+    assert AcceleratorConfig.from_json_file(path).split_batches
+
+
+def test_options_are_nested_as_deeply_as_anyone_needs(tmp_path):
+    def nested(depth, inner):
+        return {"a": nested(depth - 1, inner)} if depth else inner
+
+    for inner in ({}, {"a": [1]}):
+        TrainingArguments(str(tmp_path), use_cpu=True, lr_scheduler_kwargs=nested(50 - bool(inner), inner))
+    for inner in ({}, {"a": [[1]]}, {"a": [{}]}):
+        with pytest.raises(ArgumentError, match="nested too deeply"):
+            TrainingArguments(str(tmp_path), use_cpu=True, lr_scheduler_kwargs=nested(51 - bool(inner), inner))

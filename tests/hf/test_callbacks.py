@@ -3,9 +3,12 @@
 import pytest
 import transformers
 
-from hf_compat import TrainerCallback, TrainerControl, TrainerState
+import hf_compat
+from helpers import toy
+from hf_compat import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 from hf_compat.errors import CallbackError
 from hf_compat.hf.callbacks import EVENTS, REQUESTABLE_KWARGS, CallbackHandler
+from hf_compat.hf.state import ExportableState
 
 
 class Recorder:
@@ -92,3 +95,93 @@ def test_a_handler_without_the_default_flow_says_what_is_missing(caplog):
     assert caplog.messages == []
     handler(Recorder())
     assert "no DefaultFlowCallback" in caplog.text and "Recorder" in caplog.text
+
+
+def flags_of(control):
+    return [getattr(control, name) for name in toy.FLAGS]
+
+
+@pytest.mark.parametrize("name", ["_new_training", "_new_epoch", "_new_step"])
+def test_flags_are_cleared_as_upstream(name):
+    found = []
+    for api in (transformers, hf_compat):
+        control = api.TrainerControl(*[True] * 5)
+        getattr(control, name)()
+        found.append(flags_of(control))
+    assert found[0] == found[1] and not all(found[1])
+
+
+def test_a_state_that_is_not_exported_says_so():
+    class Silent(ExportableState):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Silent inherits ExportableState and needs a `state\(\)` method"):
+        Silent().state()
+
+
+class Bar:
+    """Remembers what a bar of progress is told."""
+
+    made = []
+
+    def __init__(self, **options):
+        self.said = [options]
+        self.made.append(self)
+
+    def update(self, count):
+        self.said.append(count)
+
+    def write(self, text):
+        self.said.append(text)
+
+    def close(self):
+        self.said.append("closed")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_bars_are_moved_by_the_first_process(make_args, monkeypatch, is_first, trains):
+    monkeypatch.setattr(Bar, "made", [])
+    monkeypatch.setattr("hf_compat.hf.callbacks.progress_bar", Bar)
+    progress, args, control = ProgressCallback(max_str_len=3), make_args(), TrainerControl()
+    state = TrainerState(max_steps=9, global_step=2, is_world_process_zero=is_first)
+    if trains:
+        progress.on_train_begin(args, state, control)
+        state.global_step = 5
+        progress.on_step_end(args, state, control)
+    for loader in ([1, 2, 3], iter([1, 2])):
+        progress.on_prediction_step(args, state, control, eval_dataloader=loader)
+        progress.on_prediction_step(args, state, control, eval_dataloader=loader)
+        progress.on_evaluate(args, state, control)
+    progress.on_log(args, state, control, logs={"a": "123", "b": "1234", "c": 1 / 3, "total_flos": 4, "d": 5})
+    progress.on_train_end(args, state, control)
+    logs = "{'a': '123', 'b': '[4 characters; `max_str_len=3` hides them]', 'c': '0.3333', 'd': 5}"
+    training = [{"total": 9, "initial": 2, "leave": True}, 3, logs, "closed"]
+    prediction = [{"total": 3, "initial": 0, "leave": not trains}, 1, 1, "closed"]
+    assert [bar.said for bar in Bar.made] == ([training] * trains + [prediction]) * is_first
+
+
+@pytest.mark.parametrize(("greater", "values", "counts"), [
+    (True, [1.0, 1.0, 1.2, 1.25, float("nan"), 3.0], [0, 1, 0, 1, 2, 0]),
+    (False, [1.0, 1.1, 0.9, 0.75, 0.0, 2.0], [0, 1, 2, 0, 0, 1]),
+])  # fmt: skip
+def test_early_stopping_counts_as_upstream(tmp_path, greater, values, counts):
+    for api in (transformers, hf_compat):
+        same = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_steps": 1}
+        args = api.TrainingArguments(
+            str(tmp_path), use_cpu=True, metric_for_best_model="score", greater_is_better=greater, **same
+        )
+        callback, state, control = api.EarlyStoppingCallback(3, 0.125), api.TrainerState(), api.TrainerControl()
+        callback.on_train_begin(args, state, control)
+        found = []
+        for value in values:
+            callback.on_evaluate(args, state, control, metrics={"eval_score": value})
+            found.append(callback.early_stopping_patience_counter)
+            is_better = state.best_metric is None or (value > state.best_metric) == greater
+            if is_better and value != state.best_metric:
+                state.best_metric = value
+        callback.on_evaluate(args, state, control, metrics={"eval_other": 1.0})
+        assert (found, control.should_training_stop) == (counts, False), api.__name__
+        for _ in range(3):
+            callback.on_evaluate(args, state, control, metrics={"eval_score": state.best_metric})
+        assert control.should_training_stop

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, trainer_utils
 
-from hf_compat.hf.metrics import denumpify_detensorize, metrics_format, speed_metrics
+from hf_compat.hf.metrics import EvalPrediction, denumpify_detensorize, metrics_format, speed_metrics
 
 
 class Scores(NamedTuple):
@@ -44,3 +44,17 @@ def test_speeds(monkeypatch):
     counts = {"num_samples": 7, "num_steps": 3, "num_tokens": 11}
     assert speed_metrics("train", 100.0, **counts) == trainer_utils.speed_metrics("train", 100.0, **counts)
     assert speed_metrics("eval", 110.0, num_samples=7) == {"eval_runtime": 0.0}
+
+
+@pytest.mark.parametrize("extras", [{}, {"inputs": 3}, {"losses": 4}, {"inputs": 3, "losses": 4}])
+def test_parts_of_predictions_are_upstreams(extras):
+    found = []
+    for kind in (trainer_utils.EvalPrediction, EvalPrediction):
+        made, parts = kind(1, 2, **extras), []
+        for index in range(-1, 5):
+            try:
+                parts.append(made[index])
+            except IndexError:
+                parts.append(None)
+        found.append((parts, list(made)))
+    assert found[0] == found[1]
