@@ -431,12 +431,12 @@ def test_bars_follow_the_verbosity_of_transformers(tmp_path, level):
     ],
 )
 def test_values_that_contradict_each_other(tmp_path, values, said):
-    values = {"use_cpu": True, **values}
-    if said is None:
-        TrainingArguments(str(tmp_path), **values)
-        return
-    with pytest.raises(ArgumentError, match=re.escape(said)):
-        TrainingArguments(str(tmp_path), **values)
+    found = None
+    try:
+        TrainingArguments(str(tmp_path), **{"use_cpu": True, **values})
+    except ArgumentError as error:
+        found = str(error)
+    assert (found is None) == (said is None) and (said or "") in (found or "")
 
 
 @pytest.mark.parametrize(("content", "said"), [
