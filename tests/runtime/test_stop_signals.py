@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
-from hf_compat.runtime.signals import StopSignals
+from hf_compat.runtime import signals as signals_module
+from hf_compat.runtime.signals import StopSignals, is_requeued, requeue
 
 
 def exchange(monkeypatch, meanwhile=lambda: None, others=0):
@@ -46,3 +48,133 @@ def test_a_signal_after_the_last_update_does_what_it_does_without_a_training():
         assert seen == [signal.SIGTERM], "an error comes out as it is"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_ctrl_c_ends_the_second_time_and_a_signal_to_stop_does_not():
+    signals = StopSignals()
+    for number in (signal.SIGTERM, signal.SIGTERM):
+        signals.note(number, None)
+    assert signals.received == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        signals.note(signal.SIGINT, None)
+    signals.received = None
+    signals.note(signal.SIGINT, None)
+    assert signals.received == signal.SIGINT and not signals.asks_for_requeue
+    signals.note(signal.SIGUSR1, None)
+    assert signals.asks_for_requeue
+
+
+def mine(number, frame):
+    SEEN.append(number)
+
+
+SEEN: list[int] = []
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    SEEN.clear()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("stop", "requeue", "interrupt", "user", "watched"),
+    [
+        (True, False, signal.default_int_handler, signal.SIG_DFL, {signal.SIGTERM, signal.SIGINT}),
+        (True, True, signal.default_int_handler, signal.SIG_DFL, set(NUMBERS)),
+        (False, True, signal.default_int_handler, signal.SIG_DFL, {signal.SIGUSR1}),
+        (True, True, signal.SIG_IGN, signal.SIG_DFL, {signal.SIGTERM, signal.SIGUSR1}),
+        (True, True, mine, mine, {signal.SIGTERM, signal.SIGINT}),
+        (False, False, signal.default_int_handler, signal.SIG_DFL, set()),
+    ],
+)
+@pytest.mark.usefixtures("handlers")
+def test_which_signals_are_watched_and_given_back(stop, requeue, interrupt, user, watched):
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGUSR1, user)
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    signals = StopSignals()
+    with signals.watched(stop, requeue):
+        assert {number for number in NUMBERS if signal.getsignal(number) == signals.note} == watched
+        assert signals.are_watched == (stop or requeue)
+        if signal.SIGTERM in watched:
+            signal.signal(signal.SIGTERM, mine)  # the user's, set meanwhile
+            before[signal.SIGTERM] = mine
+    assert {number: signal.getsignal(number) for number in NUMBERS} == before and not signals.are_watched
+
+
+@pytest.mark.parametrize(
+    ("number", "handler", "ends_by"),
+    [
+        (None, None, None),
+        (signal.SIGTERM, mine, "mine"),
+        (signal.SIGTERM, signal.SIG_DFL, SystemExit),
+        (signal.SIGUSR1, None, SystemExit),
+        (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+        (signal.SIGINT, mine, "mine"),
+    ],
+)
+def test_a_signal_is_obeyed_as_without_a_training(number, handler, ends_by):
+    SEEN.clear()
+    signals = StopSignals()
+    signals.received = number
+    signals._handlers = {} if handler is None else {number: handler}
+    if isinstance(ends_by, type):
+        with pytest.raises(ends_by) as raised:
+            signals.obey()
+        assert ends_by is KeyboardInterrupt or raised.value.code == 128 + number
+    else:
+        signals.obey()
+    assert ([number] if ends_by == "mine" else []) == SEEN and signals.received is None
+
+
+@pytest.mark.parametrize(
+    ("job", "content", "expected", "warned"),
+    [
+        ("17", None, False, False),
+        ("17", '{"job": "17"}', True, False),
+        ("18", '{"job": "17"}', False, False),
+        (None, '{"job": null}', False, False),
+        ("17", "{", False, True),
+        ("17", "[]", False, True),
+        ("17", "{}", False, True),
+    ],
+)
+def test_a_job_that_was_queued_again(tmp_path, monkeypatch, caplog, job, content, expected, warned):
+    monkeypatch.setattr(signals_module, "slurm_job_id", lambda: job)
+    if content is not None:
+        (tmp_path / "requeued.json").write_text(content)
+    assert is_requeued(str(tmp_path)) is expected
+    assert ("cannot be read" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (0, "warning", "SLURM has queued job 17 again"),
+        (1, "no right", "SLURM did not queue job 17 again: no right. Run `scontrol requeue 17`"),
+        (None, "no scontrol", "SLURM did not queue job 17 again: no scontrol"),
+    ],
+)
+def test_a_job_is_queued_again(tmp_path, monkeypatch, caplog, status, said, told):
+    asked = []
+
+    def run(command, **options):
+        asked.append(command)
+        if status is None:
+            raise OSError(said)
+        return SimpleNamespace(returncode=status, stderr=f" {said}\n")
+
+    monkeypatch.setattr(signals_module.subprocess, "run", run)
+    monkeypatch.setattr(signals_module, "slurm_job_id", lambda: None)
+    requeue(str(tmp_path))
+    assert not asked and not list(tmp_path.iterdir())
+    monkeypatch.setattr(signals_module, "slurm_job_id", lambda: "17")
+    with caplog.at_level("INFO"):
+        requeue(str(tmp_path))
+    assert asked == [["scontrol", "requeue", "17"]] and told in caplog.text and is_requeued(str(tmp_path))
+    assert [record.levelname for record in caplog.records] == ["INFO" if status == 0 else "ERROR"]
