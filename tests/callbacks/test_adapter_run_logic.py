@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import asdict
 
 import pytest
@@ -14,7 +15,7 @@ from helpers.handwritten import ARGS, HandWritten, bare_trainer, data, loaders
 from helpers.toy import Classifier, NanAt
 from hf_compat import HFCallbackAdapter
 from hf_compat.callbacks.hf_in_lightning import AdaptedRun
-from hf_compat.errors import MissingMetric
+from hf_compat.errors import ArgumentError, MissingMetric
 from hf_compat.hf.state import TrainerState
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
@@ -252,3 +253,51 @@ def test_samples_of_several_loaders_are_counted(tmp_path, limit):
     texts = DataLoader(["a", "b"], batch_size=2)
     trainer.validate(Uneven(Classifier(), 1), texts, verbose=False)
     assert "eval_samples_per_second" not in adapter.state.log_history[-1]
+
+
+class Quiet(hf_compat.TrainerCallback):
+    """Does nothing."""
+
+
+def test_an_adapter_alone_has_an_empty_state_and_control():
+    adapter = HFCallbackAdapter(Quiet())
+    flags = adapter.control
+    assert (adapter.state.global_step, flags.should_log, flags.should_training_stop) == (0, False, False)
+
+
+def test_adapters_of_one_trainer_have_one_set_of_arguments(tmp_path):
+    def adapters(*rates):
+        given = [hf_compat.TrainingArguments(str(tmp_path), **{**ARGS, "learning_rate": rate}) for rate in rates]
+        kinds = [type(f"Quiet{place}", (Quiet,), {}) for place in range(len(given))]  # of which the states have names
+        return [HFCallbackAdapter(kind(), args=args) for kind, args in zip(kinds, given, strict=True)]
+
+    same = [*adapters(0.1, 0.1), HFCallbackAdapter(Quiet())]
+    trainer = bare_trainer(same, tmp_path, max_epochs=1)
+    same[0].setup(trainer, HandWritten(Classifier(), updates=1), "fit")
+    with pytest.raises(ArgumentError, match="of one Lightning trainer have different `args`"):
+        other = adapters(0.1, 0.2)
+        other[0].setup(bare_trainer(other, tmp_path, max_epochs=1), HandWritten(Classifier(), updates=1), "fit")
+
+
+class Asks(hf_compat.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = state.global_step == 1
+
+
+@pytest.mark.parametrize(("strategy", "told"), [
+    ("steps", ["`eval_strategy='steps'`, but the Lightning trainer does not validate",
+               "`load_best_model_at_end=True` has no effect"]),
+    ("no", ["a callback requests an evaluation, but the Lightning trainer has no validation"]),
+])  # fmt: skip
+def test_evaluations_that_cannot_be_made_are_told_of(tmp_path, strategy, told):
+    evaluates = strategy == "steps"
+    arguments = {**ARGS, "eval_strategy": strategy, "load_best_model_at_end": evaluates, "save_strategy": strategy}
+    args = hf_compat.TrainingArguments(str(tmp_path), **arguments)
+    adapter = HFCallbackAdapter(Quiet() if evaluates else Asks(), args=args)
+    trainer = bare_trainer([adapter], tmp_path, max_epochs=1, limit_train_batches=4, limit_val_batches=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.fit(HandWritten(Classifier(), updates=UPDATES), *loaders())
+    texts = [text for text in (str(one.message) for one in said) if text.startswith("HFCallbackAdapter: ")]
+    assert len(texts) == len(told) and all(part in text for part, text in zip(told, texts, strict=True)), texts
+    assert (adapter.state.num_train_epochs, adapter.state.max_steps, adapter.control.should_evaluate) == (1, 2, False)

@@ -11,8 +11,10 @@ import torch
 from lightning.pytorch import callbacks as plc
 from lightning.pytorch.loggers import CSVLogger
 
+import hf_compat
 from helpers.toy import EVENTS, Classifier, Stream, rows
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback
+from hf_compat.callbacks.callback_set import SavedCallbackStates, check_lightning_callback
 from hf_compat.errors import CallbackError, HfCompatWarning
 
 TOLD = [event for event in EVENTS if event != "on_init_end"]  # which comes before any run
@@ -462,3 +464,64 @@ def test_a_resumed_epoch_numbers_its_batches_as_the_whole_one(make_args, tmp_pat
     resumed = run(str(tmp_path / "out" / f"checkpoint-{step}"))
     start = next(place for place, entry in enumerate(whole) if len(entry) == 4 and entry[0] == step + 1)
     assert resumed[-len(whole[start:]) :] == whole[start:] and len([e for e in resumed if len(e) == 4]) == 6 - step
+
+
+class Counts(pl.Callback):
+    """A callback of the user's that says what of it is kept."""
+
+    def __init__(self, shared):
+        self.count, self.shared, self.seen = 0, shared, [0]
+
+    def state_dict(self):
+        return {"count": self.count, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.count, self.seen = state["count"], state["seen"]
+
+
+class Stops(pl.callbacks.EarlyStopping):
+    def __init__(self, shared):
+        super().__init__("eval_loss")
+        self.shared, self.own = shared, "first"
+
+
+def test_callbacks_begin_each_trial_as_the_first(tmp_path):
+    shared = ["the script's"]
+    counts, stops, silent = Counts(shared), Stops(shared), pl.Callback()
+    silent.value = 1
+    lightnings = pl.callbacks.ModelCheckpoint(tmp_path)
+    saved = SavedCallbackStates([counts, stops, silent, lightnings])
+    for _ in range(2):
+        counts.count, counts.seen, silent.value, stops.own = 5, counts.seen, 2, "changed"
+        counts.seen.append(1)
+        stops.wait_count += 3
+        stops.best_score += 1
+        lightnings.best_k_models["a"] = 1
+        shared.append("by a trial")
+        saved.restore()
+        assert (counts.count, counts.seen, silent.value) == (0, [0], 2)
+        assert (stops.wait_count, stops.own, lightnings.best_k_models) == (0, "first", {})
+        assert torch.isinf(stops.best_score) and stops.shared is counts.shared is shared
+    assert len(shared) == 3
+
+
+def test_a_class_of_both_families_is_refused():
+    class Both(pl.Callback, hf_compat.TrainerCallback):
+        pass
+
+    with pytest.raises(CallbackError, match="Both is both a Lightning and an HF callback"):
+        check_lightning_callback(Both(), Classifier())
+
+
+def test_a_tracker_is_the_loggers_experiment_in_the_first_process(make_args):
+    class Tracks(hf_compat.TrainerCallback):
+        def experiment(self, args, state):
+            return args, state
+
+    trainer = Trainer(Classifier(), make_args(), train_dataset=rows(4))
+    assert trainer._callbacks.loggers()[-1].experiment is None
+    trainer.add_callback(Tracks())
+    trainer.state.is_world_process_zero = True
+    assert trainer._callbacks.loggers()[-1].experiment == (trainer.args, trainer.state)
+    trainer.state.is_world_process_zero = False
+    assert type(trainer._callbacks.loggers()[-1].experiment).__name__ == "_DummyExperiment"
