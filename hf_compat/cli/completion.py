@@ -72,8 +72,8 @@ def completion_script() -> str:
 def _options_of(command: str) -> Mapping[str, Sequence[str]]:
     """The long options of a command, each with the words that it takes."""
     from hf_compat.cli.configuration import choices_of
-    from hf_compat.hf.argument_values import ROWS
     from hf_compat.hf.legacy import OLD_NAMES
+    from hf_compat.hf.rows import ROWS
 
     options: dict[str, Sequence[str]] = {}
     for action in parser_of(command)._actions:

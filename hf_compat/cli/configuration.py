@@ -20,8 +20,9 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.cli.ckpt_path import MEANING
 from hf_compat.errors import ArgumentError, CheckpointError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS, checks_of
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
+from hf_compat.hf.rows import OWN_ARGUMENTS, OWN_ROWS, ROWS
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.interop.object_parser import near_name
 from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON, default_of

@@ -33,9 +33,10 @@ from hf_compat.cli.ckpt_path import (
 )
 from hf_compat.cli.configuration import ConfigAction, help_of_arguments, help_of_trainer, register, short_help
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, default_of
+from hf_compat.hf.argument_values import checks_of, default_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, drop_defaults, read_old
+from hf_compat.hf.rows import OWN_ARGUMENTS
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import (

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.errors import ArgumentError, UnknownArgument
-from hf_compat.hf.argument_values import NO_DEFAULT, OWN_ARGUMENTS, ArgumentCheck, default_of
+from hf_compat.hf.argument_values import NO_DEFAULT, ArgumentCheck, default_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import OWN_ARGUMENTS
 from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.interop.object_parser import Hint, reader_of
 from hf_compat.runtime.text import bool_or_none, brief, without_secrets

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from hf_compat.errors import ArgumentError, HfCompatError
-from hf_compat.hf.arguments_rules import NEWEST, PROFILES, VARIABLE, followed
+from hf_compat.hf.argument_values import NEWEST
+from hf_compat.hf.arguments_rules import PROFILES, VARIABLE, followed
 from hf_compat.interop import child_site, patching
 from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.console import has_children, saying_what_is_awaited

@@ -15,9 +15,10 @@ from hf_compat.cli.ckpt_path import MEANING
 from hf_compat.cli.configuration import choices_of
 from hf_compat.cli.fit import DATA, FIELDS, FUNCTIONS, OBJECTS
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, default_of
+from hf_compat.hf.argument_values import checks_of, default_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import OWN_ARGUMENTS
 from hf_compat.hf.value_types import Unreadable, ValueType
 from hf_compat.plan.argument_support import EQUIVALENTS, PASSED_ON
 

@@ -19,9 +19,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.enums import (
@@ -33,7 +33,7 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     available_trackers,
 )
-from hf_compat.hf.inert import NO_SAVE, PRINTS_NO_LOGS, Derived, Inert
+from hf_compat.hf.rows import OWN_ARGUMENTS, ROWS
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
@@ -391,109 +391,10 @@ def member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
     return lambda value: members.get(value, value) if type(value) is str else value
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """All about one argument except name, type hint, default and help."""
-
-    to: str  # the setting of Lightning or of this package that the value becomes
-    # How `hf-compat eject` treats a value other than the default. The project sets it (`taken`), does not need it
-    # (`nothing`), or omits it (`left out`). `refused` and `sharded` values cannot be ejected.
-    ejected: Literal["taken", "nothing", "left out", "refused", "sharded"]
-    _: KW_ONLY
-    # eject's message about a value that it omits or refuses, or Lightning's strategy for a sharded one
-    says: str = "the project has no word for it"
-    subject: str | None = None  # Its group in `--help`. None puts it among the less common ones.
-    kind: ValueType | None = None  # its type, in place of the hint's
-    allowed: Range | None = None  # the range of its numbers, if its type is the hint's
-    takes_none: bool = False  # accept None, and leave it to the rules over several fields or to upstream's meaning
-    none_means: object = None  # the value that None becomes
-    way_out: str = ""  # The hint for a wrong value. Empty uses the type's hint.
-    # normalises an allowed value, when the arguments are complete and at every later assignment
-    form: Callable[[ArgumentValue], ArgumentValue] | None = None
-    # The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that the argument
-    # applies there, too.
-    native: str | None = None
-    data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
-    loader: str = ""  # the attribute of a training DataLoader that holds it
-    of_trainer: bool = False  # whether the Trainer reads it in its constructor, so that a trial's value comes too late
-    reaches_out: bool = False  # Whether it works beyond an update or a folder. A preflight takes its default instead.
-    normal: object = None  # the default's form in complete arguments, if it is not that of the field
-    derived: Derived | None = None  # how it follows from another argument
-    inert: tuple[Inert, ...] = ()  # the conditions under which a value other than the default has no effect
-    per_rank: bool = False  # whether each rank may have its own value. All others are compared when training begins
-
-
-# One row per field, in field order, as `hf/arguments.py` declares them.
-ROWS: dict[str, Row] = {}
-
-
-class OwnArgument(NamedTuple):
-    """An argument that transformers does not have."""
-
-    default: object
-    help: str
-    kind: ValueType
-    row: Row
-
-
+NEWEST = "5"  # the newest generation of transformers
 COMPAT = ValueType(
-    "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
+    "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", NEWEST)), takes_text=True
 )
-# These are not dataclass fields, because the fields are exactly upstream's.
-OWN_ARGUMENTS = {
-    "async_save": OwnArgument(
-        False,
-        "Write checkpoints in the background. Training waits for the copy, not for the disk.",
-        truth_value,
-        Row("when a save writes its files", "nothing", subject="checkpoints", inert=(NO_SAVE,), reaches_out=True),
-    ),
-    "compile_update": OwnArgument(
-        False,
-        "Compile each micro-batch as one graph. Rounding may differ.",
-        truth_value,
-        Row("torch.compile of the parts of an update", "nothing", subject="precision and memory"),
-    ),
-    "eval_loss_by_token": OwnArgument(
-        False,
-        "Weigh the batches of `eval_loss` by their target tokens, so that it does not depend on the batch size.",
-        truth_value,
-        Row("the mean of an evaluation's losses", "nothing", subject="evaluation and best model"),
-    ),
-    "log_format": OwnArgument(
-        None,
-        "How logs are printed: as lines of a table, or as dicts. None: as a table on a terminal, as dicts elsewhere.",
-        or_none(choice(("table", "dict"))),
-        Row("printed logs", "nothing", subject="logs", inert=(PRINTS_NO_LOGS,)),
-    ),
-    "output_store": OwnArgument(
-        None,
-        "Object store that gets a copy of `output_dir`, as an address of fsspec: `s3://bucket/run`. Such an address as "
-        "`output_dir` sets it, and `output_dir` then is a folder in the user's cache.",
-        store,
-        Row(
-            "where checkpoints and results are stored",
-            "left out",
-            says="the project writes to its folder alone",
-            subject="checkpoints",
-            reaches_out=True,
-        ),
-    ),
-    "compat": OwnArgument(
-        None,
-        "Generation of transformers whose defaults apply, 4 or 5. None reads the variable HF_COMPAT_PROFILE, then "
-        "the release that `hf-compat run` replaces, then takes 5.",
-        COMPAT,
-        Row("the defaults of arguments", "nothing"),
-    ),
-}
-OWN_ROWS = {name: own.row for name, own in OWN_ARGUMENTS.items()}
-
-
-def without_effect(*conditions: Inert) -> list[str]:
-    """Name the arguments that any of the conditions leaves without effect."""
-    return [name for name, row in ROWS.items() if not set(conditions).isdisjoint(row.inert)]
-
-
 # Marks a field without a default.
 NO_DEFAULT = object()
 
@@ -543,7 +444,7 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
     """
     if kind is base:
         hints = typing.get_type_hints(base)
-        checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
+        checks = {name: ArgumentCheck(name, own.row.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
         for field in dataclasses.fields(base):
             hint, row = hints[field.name], ROWS[field.name]
             read = row.kind

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError, warn_user
-from hf_compat.hf.argument_values import COMPAT, ROWS, ArgumentCheck, ArgumentValue, read_as
+from hf_compat.hf.argument_values import COMPAT, NEWEST, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.enums import INTERVAL_KINDS, IntervalStrategy, SaveStrategy, SchedulerType, with_platforms_tracker
 from hf_compat.hf.legacy import Translation
+from hf_compat.hf.rows import ROWS
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.addresses import store_address
 from hf_compat.runtime.launch import environment
@@ -30,7 +31,7 @@ from hf_compat.runtime.stores import folder_for, note_store, store_of
 from hf_compat.runtime.text import brief, shown
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.fields import TrainingFields
 
 
 # The form of a repository's name on the Hub.
@@ -38,7 +39,7 @@ _REPOSITORY = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
-def normalise_arguments(args: TrainingArguments) -> None:
+def normalise_arguments(args: TrainingFields) -> None:
     """Normalise every field. `fill_in` comes next."""
     for name, row in ROWS.items():
         if row.none_means is not None and getattr(args, name) is None:  # a subclass's default
@@ -63,7 +64,7 @@ def normalise_arguments(args: TrainingArguments) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def formed(args: TrainingArguments, name: str, value: ArgumentValue) -> ArgumentValue:
+def formed(args: TrainingFields, name: str, value: ArgumentValue) -> ArgumentValue:
     """Normalise a value that is assigned to complete arguments. The store follows the output folder."""
     row = ROWS.get(name)
     if row is not None and row.form is not None:
@@ -84,7 +85,7 @@ def formed(args: TrainingArguments, name: str, value: ArgumentValue) -> Argument
     return value
 
 
-def _store_after(args: TrainingArguments, folder: str) -> str | None:
+def _store_after(args: TrainingFields, folder: str) -> str | None:
     """The store of a folder that takes the place of the output folder: within the store, if it is within the folder."""
     if args.output_store is None:
         return None
@@ -95,7 +96,7 @@ def _store_after(args: TrainingArguments, folder: str) -> str | None:
 
 
 def with_store(
-    source: TrainingArguments | None, by_place: Mapping[str, object], given: dict[str, ArgumentValue]
+    source: TrainingFields | None, by_place: Mapping[str, object], given: dict[str, ArgumentValue]
 ) -> dict[str, ArgumentValue]:
     """Add the `output_store` that follows from the output folder of a call of the constructor.
 
@@ -122,14 +123,14 @@ def with_store(
     return {**given, "output_store": _store_after(source, os.path.expanduser(folder))}
 
 
-def make_folder_of_store(args: TrainingArguments, address: str | None) -> None:
+def make_folder_of_store(args: TrainingFields, address: str | None) -> None:
     """Make the folder of this machine, in which scripts look for checkpoints before they make a Trainer."""
     if address is not None:
         with contextlib.suppress(OSError):  # the Trainer says so
             os.makedirs(str(args.output_dir), exist_ok=True)
 
 
-def fill_in(args: TrainingArguments) -> None:
+def fill_in(args: TrainingFields) -> None:
     """Set values that follow from other fields, `mixed_precision` last."""
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
@@ -154,7 +155,7 @@ def fill_in(args: TrainingArguments) -> None:
         args.mixed_precision = str(environment.get("ACCELERATE_MIXED_PRECISION", "no")).lower()
 
 
-def follow_machine(args: TrainingArguments) -> None:
+def follow_machine(args: TrainingFields) -> None:
     """Set the value that follows from other fields and this machine."""
     import torch
 
@@ -166,12 +167,12 @@ def follow_machine(args: TrainingArguments) -> None:
         args.dataloader_multiprocessing_context = "fork"
 
 
-def infers_direction(args: TrainingArguments) -> bool:
+def infers_direction(args: TrainingFields) -> bool:
     """Whether `greater_is_better` follows from the metric's name, and was not set by the user."""
     return bool(vars(args).get("_infers_direction", False))
 
 
-def keep_direction(source: TrainingArguments | None, args: TrainingArguments) -> None:
+def keep_direction(source: TrainingFields | None, args: TrainingFields) -> None:
     """Let the direction follow as in the arguments that these were made from, if it is that of the same metric."""
     names = ("metric_for_best_model", "greater_is_better")
     follows = source is not None and infers_direction(source)
@@ -179,7 +180,7 @@ def keep_direction(source: TrainingArguments | None, args: TrainingArguments) ->
         args.__dict__["_infers_direction"] = True
 
 
-def check_again(args: TrainingArguments) -> None:
+def check_again(args: TrainingFields) -> None:
     """Check fields again that may have been set after the constructor, before they end training late."""
     problems = [*intervals(args), *workers_and_repository(args)]
     config: ArgumentValue = args.accelerator_config
@@ -200,7 +201,7 @@ def _problem(fact: str, hint: str) -> str:
     return f"{fact}\n\nHint: {hint}"
 
 
-def intervals(args: TrainingArguments) -> Iterator[str]:
+def intervals(args: TrainingFields) -> Iterator[str]:
     """Check the numbers of updates between logs, evaluations and saves."""
     for kind in INTERVAL_KINDS:
         if getattr(args, f"{kind}_strategy") != "steps":
@@ -221,7 +222,7 @@ def intervals(args: TrainingArguments) -> Iterator[str]:
             yield _problem(f"`{kind}_steps={brief(steps)}` must be an integer if bigger than 1.", "round it.")
 
 
-def metrics_needed(args: TrainingArguments) -> Iterator[str]:
+def metrics_needed(args: TrainingFields) -> Iterator[str]:
     """Check that evaluations give the metric that a schedule or the choice of the best model needs."""
     if args.lr_scheduler_type in METRIC_SCHEDULES and args.eval_strategy == IntervalStrategy.NO:
         yield _problem(
@@ -249,7 +250,7 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def workers_and_repository(args: TrainingArguments) -> Iterator[str]:
+def workers_and_repository(args: TrainingFields) -> Iterator[str]:
     """Check that options of workers come with workers, and pushes with a repository."""
     for name, what in (
         ("dataloader_prefetch_factor", "has no workers to load ahead"),
@@ -273,7 +274,7 @@ def workers_and_repository(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def precision(args: TrainingArguments) -> Iterator[str]:
+def precision(args: TrainingFields) -> Iterator[str]:
     """Check the number formats on this device."""
     if args.fp16 and args.bf16:
         yield _problem("`fp16` and `bf16` are both on.", "at most one of fp16 and bf16 can be True.")
@@ -316,7 +317,7 @@ def has_tf32() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 
 
-def choose_tf32(args: TrainingArguments) -> None:
+def choose_tf32(args: TrainingFields) -> None:
     """Switch TF32 on or off for the whole process, or leave it if the arguments do not set it.
 
     Mirrors:
@@ -339,7 +340,6 @@ def choose_tf32(args: TrainingArguments) -> None:
 
 
 VARIABLE = "HF_COMPAT_PROFILE"
-NEWEST = "5"
 # Generation → the defaults of its last release that differ. `use_cache=None` keeps the value of the model, as in 4.x.
 # `python tests/hf/defaults_of_4_57.py` compares with the release.
 PROFILES: dict[str, Translation] = {

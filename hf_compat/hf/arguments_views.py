@@ -6,38 +6,29 @@ before it sets the first one, so a call that raises changes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import (
-    LEVELS,
-    OWN_ARGUMENTS,
-    AcceleratorConfig,
-    ArgumentCheck,
-    ArgumentValue,
-    read_all,
-)
-from hf_compat.hf.arguments_rules import NEWEST, generation_beside
-from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
+from hf_compat.hf.argument_values import LEVELS, AcceleratorConfig, ArgumentValue, read_all
+from hf_compat.hf.arguments_rules import generation_beside
+from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+from hf_compat.hf.fields import TrainingFields
 from hf_compat.hf.legacy import PROCESS_ATTRIBUTES, remembered
+from hf_compat.hf.rows import OWN_ARGUMENTS
 from hf_compat.runtime.indented import indented_json
-from hf_compat.runtime.inspection import delegated
-from hf_compat.runtime.launch import Launch, read_launch
 from hf_compat.runtime.text import Absent, is_secret
 
 if TYPE_CHECKING:
     import torch
 
-    from hf_compat.hf.arguments import TrainingArguments
     from hf_compat.hf.process_state import ProcessState
 
 # Helpers of upstream's own methods → the replacement.
@@ -52,79 +43,10 @@ _IMMUTABLE = frozenset((bool, int, float, str, type(None)))
 _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
 
-class ArgumentViews:
-    """Properties, dumps and group setters of `TrainingArguments`, which adds the fields."""
+class ArgumentViews(TrainingFields):
+    """Properties, dumps and group setters of `TrainingArguments`."""
 
-    # Fields of the dataclass that the views read.
-    per_device_train_batch_size: int
-    per_device_eval_batch_size: int
-    ddp_backend: str | None
-    ddp_timeout: int
-    use_cpu: bool
-    log_on_each_node: bool
-    save_on_each_node: bool
-    log_level: str
-    log_level_replica: str
-    warmup_steps: float
-    deepspeed: dict[str, object] | str | None
-    eval_strategy: IntervalStrategy | str
-    async_save: ClassVar[bool] = False
-    compile_update: ClassVar[bool] = False
-    eval_loss_by_token: ClassVar[bool] = False
-    log_format: ClassVar[str | None] = None
-    output_store: ClassVar[str | None] = None
-    # Not annotated, so not a field. A subclass may have a field of that name.
-    compat = NEWEST
-    # Derived by arguments_rules.py.
-    mixed_precision: str
     framework = "pt"  # a property of 4.x
-
-    @classmethod
-    def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        raise NotImplementedError
-
-    @functools.cached_property
-    def _launch(self) -> Launch:
-        return read_launch()
-
-    @functools.cached_property
-    def device(self) -> torch.device:
-        """The single device of this process."""
-        from hf_compat.runtime.devices import choose_device
-
-        return choose_device(self.use_cpu, self._launch)
-
-    # The device, by upstream's name. Without a type, as `get_type_hints` would look for torch
-    _setup_devices = delegated("device")
-    world_size: int = delegated("_launch.world_size")
-    """The number of processes that train together."""
-    process_index: int = delegated("_launch.process_index")
-    """Rank of this process over all machines."""
-    local_process_index: int = delegated("_launch.local_process_index")
-    """Rank of this process on its machine."""
-
-    @property
-    def n_gpu(self) -> int:
-        """GPUs of this process, at most 1 because `nn.DataParallel` is not used."""
-        return int(self.device.type != "cpu")
-
-    def _refuse_claims(self) -> None:
-        """Refuse a subclass's own count of processes or rank, with which processes would wait forever."""
-        names = ("world_size", "process_index", "local_process_index")
-        for name in names if self._launch.world_size > 1 else names[:1]:
-            claimed, started = getattr(self, name), getattr(self._launch, name)
-            if claimed != started:
-                raise ArgumentError(
-                    f"{type(self).__name__}.{name} is {claimed}, and the launcher has started this process with "
-                    f"{started}: processes would wait for each other in vain.\n\n"
-                    "Hint: leave the property out, and start the processes by `torchrun --nproc-per-node`, or by "
-                    "`hf-compat run --devices`."
-                )
-
-    @property
-    def parallel_mode(self) -> ParallelMode:
-        """Whether several processes train together."""
-        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @functools.cached_property
     def distributed_state(self) -> ProcessState:
@@ -135,9 +57,8 @@ class ArgumentViews:
         """
         from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 
-        args = cast("TrainingArguments", self)
-        ours = ProcessState(args)
-        return share_processes(args, ours.distributed_type) if may_be_asked() else ours
+        ours = ProcessState(self)
+        return share_processes(self, ours.distributed_type) if may_be_asked() else ours
 
     @property
     def train_batch_size(self) -> int:
@@ -193,30 +114,6 @@ class ArgumentViews:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
 
-    @contextlib.contextmanager
-    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Let the main process run the block before the others, which then find its files.
-
-        Args:
-            local: Choose the first process of each machine. Otherwise choose the first of all.
-            desc: Ignored. Upstream logs it.
-        """
-        from torch.distributed import barrier
-
-        from hf_compat.runtime.collectives import start_processes
-
-        self._refuse_claims()
-        start_processes(self)
-        waits = self.world_size > 1
-        first = (self.local_process_index if local else self.process_index) == 0
-        if waits and not first:
-            barrier()
-        try:
-            yield
-        finally:
-            if waits and first:
-                barrier()
-
     def to_dict(self) -> dict[str, ArgumentValue]:
         """Convert the fields to plain values, with masked secrets, and our own arguments that are set.
 
@@ -224,7 +121,7 @@ class ArgumentViews:
             `transformers.TrainingArguments.to_dict`, 5.23.
         """
         dumped = {}
-        for field in fields(self):  # type: ignore[arg-type]  # the subclass is the dataclass
+        for field in fields(self):
             if field.init:
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
         # `compat` only gave defaults, whose values the fields have

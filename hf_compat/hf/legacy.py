@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument, warn_inert, warn_once
 from hf_compat.hf.argument_values import (
     NO_DEFAULT,
-    ROWS,
     AcceleratorConfig,
     ArgumentCheck,
     ArgumentValue,
@@ -29,6 +28,7 @@ from hf_compat.hf.argument_values import (
     read_as,
 )
 from hf_compat.hf.enums import default_logdir
+from hf_compat.hf.rows import ROWS
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     Range,
@@ -52,7 +52,7 @@ from hf_compat.runtime.launch import environment
 from hf_compat.runtime.text import brief, is_secret, nearest, shown
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.fields import TrainingFields
 
 # Current keywords of an old value. Empty if the value had no effect.
 Translation: TypeAlias = dict[str, ArgumentValue]
@@ -457,7 +457,7 @@ class OldAttributes:
             return object.__getattribute__(self, name)  # raises
 
 
-def chosen_logging_dir(args: TrainingArguments) -> str | None:
+def chosen_logging_dir(args: TrainingFields) -> str | None:
     """The folder for TensorBoard that was set or read before, or None."""
     if hasattr(type(args), "logging_dir") or "logging_dir" in vars(args):  # a subclass's own
         return cast("str | None", getattr(args, "logging_dir"))  # noqa: B009 - no field of ours
@@ -472,7 +472,7 @@ def read_attribute(args: ArgumentValue, name: str) -> ArgumentValue:
     return row.read(args) if name in given or not row.reads_if_set else None
 
 
-def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) -> None:
+def read_old_state(args: TrainingFields, state: Mapping[str, ArgumentValue]) -> None:
     """Copy the attributes of a pickled object, such as `training_args.bin` of any release.
 
     Files of our class are copied unchanged. Files of older releases lack current fields. Their old names set the
@@ -494,12 +494,12 @@ def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) 
                 setattr(args, today, said)
 
 
-def assign_old(args: TrainingArguments, value: object, *, name: str) -> None:
+def assign_old(args: TrainingFields, value: object, *, name: str) -> None:
     """Set the current arguments that replace an old name, and remember the value."""
     remember(args, {name: set_by_old(args, name, value)})
 
 
-def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:
+def set_by_old(args: TrainingFields, name: str, value: object) -> ArgumentValue:
     """Check and set the current arguments that replace an old name, and return the converted value."""
     read, row = take_old(name, value, args._checks()), OLD_NAMES[name]
     asked = row.translate(read)
@@ -530,16 +530,18 @@ def declared_old_names(kind: type) -> Mapping[str, object]:
     }
 
 
-def obey_declared(args: TrainingArguments) -> None:
+def obey_declared(args: TrainingFields) -> None:
     """Set the current arguments that declared old names replace, before they are normalised."""
+    kind: type = type(args)
     defaults = {one.name: default_of(one) for one in fields(args)}
-    for today, said in asked_by_declared(args, declared_old_names(type(args)), defaults, args._checks()).items():
+    for today, said in asked_by_declared(args, declared_old_names(kind), defaults, args._checks()).items():
         setattr(args, today, said)
 
 
-def follow_declared(args: TrainingArguments, name: str, value: ArgumentValue) -> None:
+def follow_declared(args: TrainingFields, name: str, value: ArgumentValue) -> None:
     """Set the current arguments of a declared old name when a script sets the field later."""
-    declared = declared_old_names(type(args))
+    kind: type = type(args)
+    declared = declared_old_names(kind)
     if name in declared and keeps_its_meaning(name, declared[name], args._checks()):
         set_by_old(args, name, value)
 
@@ -596,21 +598,22 @@ def keeps_its_meaning(name: str, default: object, checks: Mapping[str, ArgumentC
 REPLACE: CodeType = getattr(dataclasses, "_replace", dataclasses.replace).__code__
 
 
-def source_of_replace(kind: type, caller: FrameType) -> TrainingArguments | None:
+def source_of_replace(kind: type, caller: FrameType) -> TrainingFields | None:
     """The object that `dataclasses.replace` is copying.
 
     Python before 3.13 has no hook, and `replace` calls the class like any caller.
     """
-    source: TrainingArguments | None = caller.f_locals.get("obj", caller.f_locals.get("self"))
+    source: TrainingFields | None = caller.f_locals.get("obj", caller.f_locals.get("self"))
     return source if type(source) is kind else None
 
 
 def without_outdated(
-    source: TrainingArguments, given: Mapping[str, object], checks: Mapping[str, ArgumentCheck]
+    source: TrainingFields, given: Mapping[str, object], checks: Mapping[str, ArgumentCheck]
 ) -> dict[str, ArgumentValue]:
     """Drop copied values from a call's keywords that an old name among the keywords changes."""
     changed: set[str] = set()
-    declared = declared_old_names(type(source))
+    kind: type = type(source)
+    declared = declared_old_names(kind)
     for name in OLD_NAMES.keys() & given.keys():
         before = getattr(source, name)
         is_copied = name in declared and given[name] == before  # `replace` hands over every field
@@ -622,7 +625,7 @@ def without_outdated(
     return {name: v for name, v in given.items() if not (name in changed and v is getattr(source, name, None))}
 
 
-def hand_over_old(source: TrainingArguments, copied: TrainingArguments, given: Mapping[str, object]) -> None:
+def hand_over_old(source: TrainingFields, copied: TrainingFields, given: Mapping[str, object]) -> None:
     """Copy the values of the source's old names, except those that the call gives."""
     remember(copied, {name: value for name, value in remembered(source).items() if name not in given})
     held = vars(source).get("_defaults_of_profile")

@@ -28,7 +28,7 @@ from hf_compat.runtime.launch import environment, is_launched, read_launch
 from hf_compat.runtime.text import brief, need, parse_switch
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.fields import TrainingFields
 
 
 def may_be_asked() -> bool:
@@ -56,7 +56,7 @@ def as_distributed_type(name: str) -> str:
 _GROUP = ("world_size", "process_index", "device", "ddp_backend", "ddp_timeout")
 
 
-def share_processes(args: TrainingArguments, distributed_type: str) -> ProcessState:
+def share_processes(args: TrainingFields, distributed_type: str) -> ProcessState:
     """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed."""
     state = importlib.import_module("accelerate.state")
     several = args.world_size > 1
@@ -123,7 +123,7 @@ def check_sections(config: Mapping[str, Any], owner: str = "deepspeed") -> None:
             check_sections(value, f"{owner}[{brief(name)}]")
 
 
-def share_deepspeed(args: TrainingArguments) -> None:
+def share_deepspeed(args: TrainingFields) -> None:
     """Tell transformers of DeepSpeed's configuration. For ZeRO 3 `from_pretrained` then makes models in parts.
 
     The processes find each other first, because models in parts take all of them. A launcher must have started them.
@@ -201,7 +201,7 @@ class ProcessMembers:
         `accelerate.PartialState`, 1.15.
     """
 
-    _args: TrainingArguments
+    _args: TrainingFields
     distributed_type: Any  # a text, or a member of Accelerate's enum
 
     device: torch.device = delegated("_args.device")
@@ -260,7 +260,7 @@ class ProcessState(ProcessMembers):
     debug = fork_launched = False
     initialized = True
 
-    def __init__(self, args: TrainingArguments) -> None:
+    def __init__(self, args: TrainingFields) -> None:
         self._args = args
         several = f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
         # scripts assign it, and compare it with members of Accelerate's enum

@@ -10,6 +10,7 @@ from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.argument_values import AcceleratorConfig, checks_of, default_of
 from hf_compat.hf.arguments import AcceptOldNames, Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.arguments_views import ArgumentViews
+from hf_compat.hf.fields import TrainingFields
 from hf_compat.hf.legacy import (
     OLD_NAMES,
     OldAttributes,
@@ -20,6 +21,7 @@ from hf_compat.hf.legacy import (
     remember,
     remembered,
 )
+from hf_compat.hf.process_place import ProcessPlace
 from hf_compat.interop.mirrors import rebuilt_with_base
 from hf_compat.runtime.text import shown
 
@@ -129,7 +131,7 @@ def _adopted_class(kind: type) -> type:
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
     base = _OURS[theirs.__name__]
     content: dict[str, object] = {}  # our methods and properties that the script's classes do not override
-    for home in (OldAttributes, ArgumentViews, TrainingArguments, base):
+    for home in (OldAttributes, ProcessPlace, TrainingFields, ArgumentViews, TrainingArguments, base):
         for name, value in vars(home).items():
             is_code = callable(value) or isinstance(value, (property, functools.cached_property, classmethod))
             is_wanted = is_code and (name in _DUNDERS or not name.startswith("__"))

@@ -68,8 +68,8 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointMismatch, warn_user
 from hf_compat.hf import enums
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.rows import ROWS
 from hf_compat.interop.object_parser import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import as_held, is_peft_model, read_pretrained
 from hf_compat.runtime.text import brief, is_secret

@@ -43,9 +43,9 @@ from hf_compat.engine.quiet import OF_LIGHTNING
 from hf_compat.engine.strategies import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError, warn_once
-from hf_compat.hf.argument_values import ROWS, without_effect
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.inert import OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT, OWN_SCHEDULE
+from hf_compat.hf.rows import ROWS, without_effect
 from hf_compat.interop.object_parser import without_secret_values
 from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.expected import OF_HFS_UPDATES, OF_STEP, hide_expected, show_expected

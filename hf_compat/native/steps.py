@@ -26,8 +26,8 @@ from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.strategies import uncompiled
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.rows import ROWS
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.lr_schedulers import is_schedule_of

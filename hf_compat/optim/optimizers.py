@@ -24,9 +24,10 @@ from hf_compat.errors import (
     warn_once,
     warn_user,
 )
-from hf_compat.hf.argument_values import ROWS, optimizer, read_as
+from hf_compat.hf.argument_values import optimizer, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
+from hf_compat.hf.rows import ROWS
 from hf_compat.hf.value_types import Range, ValueType, choice, number, or_none, plain, truth_value, whole_number
 from hf_compat.optim.stepping import LayerWiseDummyOptimizer
 from hf_compat.runtime.meshes import ParameterGroup

@@ -29,11 +29,11 @@ from hf_compat.errors import (
     warn_user,
 )
 from hf_compat.hf import argument_values as values
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, OWN_ROWS, ROWS, without_effect
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import DebugOption
-from hf_compat.hf.inert import FP16_ON_CPU, OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT, RunParts
+from hf_compat.hf.inert import FP16_ON_CPU, OWN_OPTIMIZER, OWN_OPTIMIZER_OBJECT
+from hf_compat.hf.rows import OWN_ARGUMENTS, OWN_ROWS, ROWS, RunParts, without_effect
 from hf_compat.hf.value_types import plain
 from hf_compat.optim.lr_schedulers import get_scheduler
 from hf_compat.optim.optimizers import check_request, get_optimizer_cls_and_kwargs, read_request, unread_arguments

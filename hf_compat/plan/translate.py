@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning, UnsupportedArgument, warn_inert, warn_user
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.inert import RunParts
+from hf_compat.hf.rows import RunParts
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.interop.deepspeed import is_partitioned

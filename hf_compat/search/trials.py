@@ -11,9 +11,9 @@ import torch
 
 from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError, warn_once
 from hf_compat.hf import search
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metric_names import is_error, is_score
+from hf_compat.hf.rows import ROWS
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.console import SharedLogger

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
-from hf_compat.hf.argument_values import OWN_ROWS, ROWS, read_as
+from hf_compat.hf.argument_values import NEWEST, read_as
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_rules import NEWEST, PROFILES, followed
-from hf_compat.hf.inert import RunParts
+from hf_compat.hf.arguments_rules import PROFILES, followed
+from hf_compat.hf.rows import OWN_ROWS, ROWS, RunParts
 from hf_compat.hf.value_types import Range, number, plain
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.optim.optimizers import state_bytes

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from hf_compat.engine.strategies import gathering_method
 from hf_compat.errors import ArgumentError, InertArgumentWarning, warn_user
-from hf_compat.hf.argument_values import without_effect
 from hf_compat.hf.inert import CANNOT_GENERATE
+from hf_compat.hf.rows import without_effect
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.releases import of_transformers
 from hf_compat.runtime.nested import Nested

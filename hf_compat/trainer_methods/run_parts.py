@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.engine.evaluation import is_metric_source
 from hf_compat.hf.callbacks import PrinterCallback, ProgressCallback
-from hf_compat.hf.inert import RunParts
+from hf_compat.hf.rows import RunParts
 from hf_compat.optim.optimizers import unread_arguments
 from hf_compat.runtime.inspection import codes_of, has_length, is_replaced
 from hf_compat.trainer_methods.base import StepsBase

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from hf_compat.checkpoint.run_lock import LONGEST_ID, Owner
 from hf_compat.data.loader import last_shares
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.rows import OWN_ROWS, ROWS
 from hf_compat.plan.translate import RunCounts
 from hf_compat.runtime.collectives import (
     are_equal,

@@ -23,8 +23,8 @@ import pytest
 
 import hf_compat
 from hf_compat import errors
-from hf_compat.hf.argument_values import OWN_ARGUMENTS
 from hf_compat.hf.callbacks import EVENTS
+from hf_compat.hf.rows import OWN_ARGUMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.hf.inert import NO_SUCH_SAMPLER
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import ROWS
 from hf_compat.optim.lr_schedulers import FACTORS, OF_TRANSFORMERS
 from hf_compat.optim.optimizers import OPTIMIZERS
 

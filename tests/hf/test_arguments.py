@@ -16,9 +16,10 @@ import transformers.training_args
 
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.hf import arguments, arguments_views, enums
-from hf_compat.hf.argument_values import OWN_ROWS, ROWS, AcceleratorConfig, Row
+from hf_compat.hf import arguments_views, enums, fields
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import OWN_ROWS, ROWS, Row
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -47,14 +48,14 @@ def test_a_field_fails_at_once_without_its_row_and_a_row_without_its_parts():
     with pytest.raises(TypeError, match="'ejected'"):
         Row("optimizer")
     with pytest.raises(TypeError, match="'row'"):
-        arguments._arg(1, "A number.")
+        fields.arg(1, "A number.")
 
     @dataclasses.dataclass
     class Newer(TrainingArguments):
         new_in_5_24: int = dataclasses.field(default=1, metadata={"help": "A number."})
 
     with pytest.raises(ValueError, match="shorter"):
-        arguments.declare(Newer)
+        fields.declare(Newer)
     assert "new_in_5_24" not in ROWS
 
 

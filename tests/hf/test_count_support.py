@@ -11,9 +11,9 @@ import transformers
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.enums import OWN_OPTIMIZERS
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import ROWS
 from hf_compat.optim.optimizers import OPTIMIZERS
 
 _spec = importlib.util.spec_from_file_location("count_support", Path(__file__).with_name("count_support.py"))

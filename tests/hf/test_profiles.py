@@ -18,7 +18,8 @@ from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.cli.main import main as command
 from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.arguments_rules import NEWEST, PROFILES, VARIABLE, follow
+from hf_compat.hf.argument_values import NEWEST
+from hf_compat.hf.arguments_rules import PROFILES, VARIABLE, follow
 from hf_compat.hf.enums import available_trackers
 from hf_compat.interop.releases import replaced_release
 

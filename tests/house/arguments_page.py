@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.cli.configuration import choices_of
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, Row, checks_of
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import OWN_ARGUMENTS, ROWS, Row
 from hf_compat.plan.argument_support import default_of
 
 _HEAD = """# Arguments
@@ -27,7 +28,7 @@ scalars of NumPy and torch. Any other value is an `ArgumentError` that names the
 
 A setting that has no effect in a run is named, with the reason, in one line when the training begins.
 
-`python tests/house/arguments_page.py docs/arguments.md` makes this page from `hf_compat/hf/arguments.py` and
+`python tests/house/arguments_page.py docs/arguments.md` makes this page from `hf_compat/hf/fields.py` and
 `hf_compat/hf/legacy.py`.
 """
 _REST = "other"  # arguments without a subject

@@ -24,7 +24,7 @@ KNOWN = Path(__file__).with_suffix(".json")
 # For each kind of name, what has to know a new one.
 PLACES = {
     "fields of transformers.TrainingArguments": "hf_compat/hf: declare the field; write docs/arguments.md",
-    "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments.py",
+    "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/fields.py",
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
     "methods of transformers.Trainer": "hf_compat/trainer_methods, or TrainerBase where it cannot be called",
     "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py: add a method with its row",

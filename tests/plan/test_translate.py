@@ -10,7 +10,7 @@ import torch
 
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import UnsupportedArgument
-from hf_compat.hf.argument_values import ROWS
+from hf_compat.hf.rows import ROWS
 from hf_compat.plan.argument_support import EQUIVALENTS, in_one_line, inert_settings
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 

@@ -21,7 +21,7 @@ from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, Trainer
 from hf_compat.engine.compiled_update import CompiledUpdate
 from hf_compat.engine.evaluation import KeptBatches
 from hf_compat.errors import HfCompatError, InertArgumentWarning
-from hf_compat.hf.argument_values import OWN_ARGUMENTS
+from hf_compat.hf.rows import OWN_ARGUMENTS
 from hf_compat.hf.state import ExportableState
 from hf_compat.plan.argument_support import inert_settings
 from hf_compat.plan.translate import compilation_of

@@ -17,7 +17,7 @@ from helpers import toy
 from helpers.parity import seq2seq_cases as cases
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
-from hf_compat.hf.argument_values import ROWS
+from hf_compat.hf.rows import ROWS
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.rows import ROWS
 from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.text import shown
 

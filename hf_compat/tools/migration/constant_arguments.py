@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, fields
 import libcst as cst
 
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.argument_values import ACCELERATOR_CONFIG, FILE_OR_NONE, ROWS, checks_of
+from hf_compat.hf.argument_values import ACCELERATOR_CONFIG, FILE_OR_NONE, checks_of
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, further_problems
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
+from hf_compat.hf.rows import ROWS
 from hf_compat.tools.migration.calls import ancestries, display_of, entries_of, lineage_of
 from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.old_arguments import Constant, read_constant

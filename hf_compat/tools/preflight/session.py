@@ -16,9 +16,9 @@ from torch import nn
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.data.types import Batch
-from hf_compat.hf.argument_values import OWN_ROWS, ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
+from hf_compat.hf.rows import OWN_ROWS, ROWS
 from hf_compat.plan.argument_support import defaults_of
 from hf_compat.plan.translate import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects

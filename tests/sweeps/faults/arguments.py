@@ -48,8 +48,8 @@ from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, explain
 from hf_compat.cli.main import main as command
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.argument_values import OWN_ARGUMENTS
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.rows import OWN_ARGUMENTS
 
 LIMIT_SECONDS = 60
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
