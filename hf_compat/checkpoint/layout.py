@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from hf_compat.checkpoint.files import write_new
 from hf_compat.checkpoint.run_lock import ACTIVE, Owner
@@ -26,10 +27,34 @@ SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "rng_state.pth"
 RUN_STATE_NAME = "run_state.pt"
-# The files of a training's state: those for all ranks, and those of each rank. `STATE_FILES` in
-# `training_run/saver.py` says what they contain.
-SHARED_STATES = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
-RANK_STATES = (RNG_STATE_NAME, RUN_STATE_NAME)
+
+
+class State(NamedTuple):
+    """A file of a training's state. `STATE_FILES` in `training_run/saver.py` says what it contains.
+
+    It is JSON if its name ends so, else in the format of `torch.save`.
+    """
+
+    name: str
+    holds: str  # for docs/checkpoints.md
+    of_each_rank: bool = False  # each of several processes writes its own
+    is_ours: bool = False  # transformers does not write it
+
+
+STATES = (
+    State(OPTIMIZER_NAME, "the state of the optimizer"),
+    State(SCHEDULER_NAME, "the state of the schedule"),
+    State(SCALER_NAME, "the state of the gradient scaler"),
+    State(RNG_STATE_NAME, "random states of Python, NumPy and torch", of_each_rank=True),
+    State(
+        RUN_STATE_NAME,
+        "the position in the data, the loss sums, the states of Lightning callbacks",
+        of_each_rank=True,
+        is_ours=True,
+    ),
+)
+SHARED_STATES = tuple(state.name for state in STATES if not state.of_each_rank)
+RANK_STATES = tuple(state.name for state in STATES if state.of_each_rank)
 _SHARED_STEMS = "|".join(name.partition(".")[0] for name in SHARED_STATES)
 _RANK_STEMS = "|".join(name.partition(".")[0] for name in RANK_STATES)
 
@@ -83,7 +108,7 @@ _PARTS_OF_CHECKPOINTS = re.compile(
     | .*\.distcp | \.metadata
     | global_step[^/]* | latest(_universal)? | zero_to_fp32\.py | .*_(model|optim)_states\.pt
     | ({_SHARED_STEMS}|{_RANK_STEMS}|random_states|custom_checkpoint|sampler|dl_state_dict)
-      (_\d+)*\.(pt|pth|bin|pkl)
+      (_\d+)*\.(pt|pth|bin|pkl|json)
     | tokenizer(_config)?\.json | (special_tokens_map|added_tokens|(pre)?processor_config|vocab)\.json | vocab\.txt
     | merges\.txt | (spiece|tokenizer|sentencepiece\.bpe)\.model | chat_template\.(jinja|json)
     | trainer_state\.json | training_args\.(bin|json) | manifest\.json
@@ -94,7 +119,7 @@ _PARTS_OF_CHECKPOINTS = re.compile(
 # What a resume may load itself, where all processes have the whole of it
 _LOADED = re.compile(
     r"(adapter_|pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)|trainer_state\.json|training_args\.bin"
-    rf"|({_SHARED_STEMS}|({_RANK_STEMS})(_\d+)?)\.(pt|pth)"
+    rf"|({_SHARED_STEMS}|({_RANK_STEMS})(_\d+)?)\.(pt|pth|json)"
 )
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 

@@ -61,7 +61,8 @@ Listed = dict[str, object]  # by name of each file: its entry in the manifest
 
 def is_ours_alone(path: str) -> bool:
     """Whether only this package writes such a file of a checkpoint, for all ranks or for one."""
-    return re.sub(r"_\d+(?=\.)", "", path.rpartition("/")[2]) in (MANIFEST_NAME, layout.RUN_STATE_NAME)
+    name = re.sub(r"_\d+(?=\.)", "", path.rpartition("/")[2])
+    return name == MANIFEST_NAME or any(state.is_ours and state.name == name for state in layout.STATES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import errno
 import functools
+import json
 import logging
 import os
 import shutil
@@ -491,7 +492,7 @@ class Saver:
             return
         content = next(file for file in STATE_FILES if file.name == name).content(self)
         if content is not None:
-            torch.save(content, path)
+            _write_content(content, path, torch.save)
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy a checkpoint's content, and make the function that writes the copy.
@@ -524,7 +525,7 @@ class Saver:
                 later.result()
             host._save(folder, state_dict=weights)
             for name, content in files.items():
-                save_torch(content, os.path.join(folder, name))
+                _write_content(content, os.path.join(folder, name), save_torch)
             state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
 
         return write
@@ -598,7 +599,7 @@ class StateFile(NamedTuple):
     method: str = ""
 
 
-# `STAGES` in `resumer.py` says when a resume reads them.
+# `checkpoint/layout.py` names them. `STAGES` in `resumer.py` says when a resume reads them.
 STATE_FILES = (
     StateFile(layout.OPTIMIZER_NAME, lambda saver: saver._host.optimizer.state_dict(), "_save_optimizer_and_scheduler"),
     StateFile(layout.SCHEDULER_NAME, Saver._state_of_schedule, "_save_optimizer_and_scheduler"),
@@ -610,6 +611,15 @@ STATE_FILES = (
     ),
     StateFile(layout.RUN_STATE_NAME, Saver._state_of_run),
 )
+
+
+def _write_content(content: object, path: str, save: Callable[[object, str], None]) -> None:
+    """Write a state file as JSON if its name ends so, else by a writer of torch's format."""
+    if path.endswith(".json"):
+        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    else:
+        save(content, path)
+
 
 # The way out of a write that failed, by the error's number.
 _WAYS_OUT = {

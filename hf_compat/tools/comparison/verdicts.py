@@ -35,7 +35,7 @@ Found = tuple[str, object, object]  # the place in a file, and both values
 # Losses that a resumed run reports differently.
 _RESUMED = {LOGS: ("loss", "train_loss"), RETURNED: ("train_loss",)}
 # Files that only this package writes, and those with other content by intent: headings of docs/differences.md.
-_OF_CHECKPOINTS = "Two more files in a checkpoint"
+_OF_CHECKPOINTS = "More files in a checkpoint"
 _BESIDE_CHECKPOINTS = {
     re.compile(r"(.*/)?hf_compat\.lock"): "One run saves into a folder",
     re.compile(r"(.*/)?trackers\.json"): "TensorBoard and wandb after a resume",
