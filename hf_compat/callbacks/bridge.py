@@ -132,8 +132,11 @@ class HFBridge(HFEvents, RunObserver):
             self.arranged += (HFEvents(self, segment), callback)
         self.arranged.append(self)
 
-    def fire(self, event: str, segment: int | None = None) -> None:
-        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control."""
+    def fire(self, event: str, segment: int | None = None, **values: Given) -> None:
+        """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control.
+
+        The values are those that the event's row offers.
+        """
         host, handler = self.host, self.host.callback_handler
         call, outer = getattr(handler, event), handler.active_ids
         if segment is not None and self._order is not None:
@@ -141,7 +144,7 @@ class HFBridge(HFEvents, RunObserver):
             if segment:  # the handler's own method clears flags, which must happen only once
                 call = functools.partial(handler.call_event, event)
         try:
-            host.control = call(host.args, host.state, host.control)
+            host.control = call(host.args, host.state, host.control, **values)
         finally:
             handler.active_ids = outer
 

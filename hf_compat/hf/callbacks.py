@@ -46,16 +46,20 @@ class Event(NamedTuple):
     hooks: tuple[str, ...]
     clears: tuple[str, ...]  # flags that are cleared before the event
     gives: str | None  # `logs` or `metrics`, which the handler's method takes by position
+    # Values of ours, which the code that fires the event passes by keyword. Only methods that name one get it.
+    offers: tuple[str, ...]
 
 
 EVENTS: dict[str, Event] = {}
 
 
-def event(*hooks: str, clears: tuple[str, ...] = (), gives: str | None = None) -> Callable[[Method], Method]:
+def event(
+    *hooks: str, clears: tuple[str, ...] = (), gives: str | None = None, offers: tuple[str, ...] = ()
+) -> Callable[[Method], Method]:
     """Declare the event of a method. `Event` describes the arguments."""
 
     def declare(method: Method) -> Method:
-        EVENTS[method.__name__] = Event(method.__name__, hooks, clears, gives)
+        EVENTS[method.__name__] = Event(method.__name__, hooks, clears, gives, offers)
         return method
 
     return declare
@@ -305,6 +309,7 @@ class CallbackHandler(_WithoutMethods):
         """Call an event, which may be a script's own, of every callback. The result is the control to use next."""
         empty = _EMPTY.get(event)
         visible: dict[str, Kwarg] | None = None
+        offered: dict[str, Kwarg] = {}
         for callback in self.callbacks:  # no copy, as upstream: a callback that an event adds hears the event
             if self.active_ids is not None and id(callback) not in self.active_ids:
                 continue
@@ -315,6 +320,8 @@ class CallbackHandler(_WithoutMethods):
             if visible is None:
                 if self.before_heard is not None:
                     self.before_heard()
+                if event in EVENTS:
+                    offered = {name: kwargs.pop(name) for name in EVENTS[event].offers if name in kwargs}
                 visible = {
                     "model": self.model,
                     "tokenizer": self.processing_class,
@@ -325,7 +332,7 @@ class CallbackHandler(_WithoutMethods):
                     "eval_dataloader": self.eval_dataloader,
                     **kwargs,
                 }
-            accepted, known = accepted_parameters(method), {**visible, **self.requestable_kwargs}
+            accepted, known = accepted_parameters(method), {**visible, **self.requestable_kwargs, **offered}
             given = visible.copy() if accepted.takes_any_keyword else {}
             for name in accepted.names & known.keys():
                 given[name] = known[name]

@@ -13,7 +13,7 @@ import pytest
 import hf_compat
 
 ROW = '''
-    @event("on_after_backward", clears=("should_save",))
+    @event("on_after_backward", clears=("should_save",), offers=("seconds",))
     def on_backward_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a backward pass."""
 '''
@@ -28,8 +28,12 @@ import hf_compat
 folder, fired = sys.argv[1], []
 
 class Listens(hf_compat.TrainerCallback):
-    def on_backward_end(self, args, state, control, **kwargs):
-        fired.append(control.should_save)
+    def on_backward_end(self, args, state, control, seconds=None, **kwargs):
+        fired.append(control.should_save if seconds is None else seconds)
+    def on_epoch_begin(self, args, state, control, trainer=None, **kwargs):
+        if isinstance(trainer, hf_compat.Trainer):
+            bridges = [one for one in trainer.lightning_trainer.callbacks if type(one).__name__ == "HFBridge"]
+            bridges[0].fire("on_backward_end", seconds=0.5)
 
 class Hears(pl.Callback):
     def on_after_backward(self, trainer, pl_module):
@@ -51,8 +55,8 @@ class Theirs(transformers.Trainer):
         return loss
 
 ours = hf_compat.Trainer, hf_compat.TrainingArguments
-assert trained(*ours, Listens()) == [False] * 3
-assert trained(*ours, Hears(), Listens()) == ["lightning", False] * 3, "in the order of the list"
+assert trained(*ours, Listens()) == [0.5, *[False] * 3]
+assert trained(*ours, Hears(), Listens()) == [0.5, *["lightning", False] * 3], "in the order of the list"
 assert trained(Theirs, transformers.TrainingArguments, hf_compat.LightningCallbackAdapter(Hears())) == ["lightning"] * 3
 fired.clear()
 bare_trainer([hf_compat.HFCallbackAdapter(Listens())], folder, max_steps=3, accumulate_grad_batches=1).fit(

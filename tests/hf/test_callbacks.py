@@ -53,6 +53,23 @@ def test_a_method_is_given_what_its_signature_names(make_args):
     assert made.requested_kwargs() == {"loss"}
 
 
+def test_a_value_that_an_event_offers_goes_to_methods_that_name_it(make_args, monkeypatch):
+    class Names(TrainerCallback):
+        def on_step_end(self, args, state, control, seconds=None, **kwargs):
+            heard.append((seconds, "seconds" in kwargs, "more" in kwargs))
+
+    class Greedy(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            heard.append((None, "seconds" in kwargs, "more" in kwargs))
+
+    heard = []
+    monkeypatch.setitem(EVENTS, "on_step_end", EVENTS["on_step_end"]._replace(offers=("seconds",)))
+    made = handler(Names(), Greedy(), Names())
+    made.on_step_end(make_args(), TrainerState(), TrainerControl(), seconds=0.5, more=1)
+    fire(made, make_args())
+    assert heard == [(0.5, False, True), (None, False, True), (0.5, False, True), *[(None, False, False)] * 3]
+
+
 def test_only_active_callbacks_are_called(make_args):
     first, second = Recorder(), Recorder()
     made = handler(first)
