@@ -67,11 +67,12 @@ def _place_among_hosts(text: str, variables: Variables, node_rank: int) -> int:
 class Launcher:
     """A row: who sets which variables, by default torch's. Of several names for one number the first one set counts.
 
-    docs/scale.md has the same table, with links to their descriptions. Where `starts_machines`, the row's processes are
+    `tests/house/pages.py` writes the same table into docs/scale.md. Where `starts_machines`, the row's processes are
     machines.
     """
 
     name: str  # of the launchers
+    link: str  # to their description
     when: tuple[str, ...]  # variables by which the row is known; all of them are set
     rank: tuple[str, ...] = ("RANK",)
     world_size: tuple[str, ...] = ("WORLD_SIZE",)
@@ -88,6 +89,7 @@ class Launcher:
 LAUNCHERS = (
     Launcher(
         name="torchrun, `accelerate launch`, `hf-compat run`, Ray Train",
+        link="https://docs.pytorch.org/docs/stable/elastic/run.html",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         local_world_size=("LOCAL_WORLD_SIZE",),
         node_rank=("GROUP_RANK", "NODE_RANK"),
@@ -95,6 +97,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="deepspeed",
+        link="https://www.deepspeed.ai/getting-started/",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
         local_world_size=("LOCAL_SIZE",),
         node_rank=("CROSS_RANK",),
@@ -102,12 +105,14 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Azure ML (PyTorch)",
+        link="https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu",
         when=("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         node_rank=("NODE_RANK",),
         nodes=("AZUREML_NODE_COUNT",),
     ),
     Launcher(
         name="Slurm (srun)",
+        link="https://slurm.schedmd.com/srun.html",
         when=("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"),  # `sbatch` alone sets no step: it starts one process
         rank=("SLURM_PROCID",),
         world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -123,6 +128,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Open MPI, Azure ML (MPI)",
+        link="https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html",
         when=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
         world_size=("OMPI_COMM_WORLD_SIZE",),
@@ -134,6 +140,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Intel MPI, MPICH, Cray PALS",
+        link="https://www.intel.com/content/www/us/en/docs/mpi-library/developer-reference-linux/",
         when=("PMI_RANK", "PMI_SIZE"),
         rank=("PMI_RANK",),
         world_size=("PMI_SIZE",),
@@ -143,6 +150,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="MVAPICH2",
+        link="https://mvapich.cse.ohio-state.edu/userguide/",
         when=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
         rank=("MV2_COMM_WORLD_RANK",),
         world_size=("MV2_COMM_WORLD_SIZE",),
@@ -152,12 +160,14 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Kubernetes PyTorchJob",
+        link="https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/",
         when=("RANK", "WORLD_SIZE"),  # a pod is a process, which may start others
         local_world_size=("LOCAL_WORLD_SIZE",),
         may_start_machines=True,
     ),
     Launcher(
         name="Kubeflow TrainJob",
+        link="https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/",
         when=("PET_NODE_RANK", "PET_NNODES"),
         rank=("PET_NODE_RANK",),
         world_size=("PET_NNODES",),
@@ -168,6 +178,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="SageMaker",
+        link="https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md",
         when=("SM_HOSTS", "SM_CURRENT_HOST"),
         rank=("SM_CURRENT_HOST",),
         world_size=("SM_HOSTS",),
@@ -178,6 +189,7 @@ LAUNCHERS = (
     ),
     Launcher(
         name="Kubernetes indexed Job, JobSet",
+        link="https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static/",
         when=("JOB_COMPLETION_INDEX",),  # how many there are is not said
         rank=("JOB_COMPLETION_INDEX",),
         world_size=(),

@@ -1,14 +1,9 @@
-"""Make `docs/arguments.md` from the code's tables.
-
-python tests/house/arguments_page.py docs/arguments.md
-"""
+"""Make `docs/arguments.md` from the code's tables. `pages.py` writes it."""
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import Any
 
 from hf_compat.cli.configuration import choices_of
@@ -28,7 +23,7 @@ scalars of NumPy and torch. Any other value is an `ArgumentError` that names the
 
 A setting that has no effect in a run is named, with the reason, in one line when the training begins.
 
-`python tests/house/arguments_page.py docs/arguments.md` makes this page from `hf_compat/hf/fields.py` and
+`python tests/house/pages.py` makes this page from `hf_compat/hf/fields.py` and
 `hf_compat/hf/legacy.py`.
 """
 _REST = "other"  # arguments without a subject
@@ -68,7 +63,3 @@ def _entry(field: Field[Any]) -> str:
 def _when_inert(row: Row) -> str:
     reasons = "; ".join(condition.why for condition in row.inert)
     return f"- **no effect if**: {reasons}\n" if reasons else ""
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(arguments_page(), encoding="utf-8")

@@ -1,14 +1,9 @@
-"""Make the section "Every event" of `docs/events_and_hooks.md` from the events' rows.
-
-python tests/house/events_page.py docs/events_and_hooks.md
-"""
+"""Make the section "Every event" of `docs/events_and_hooks.md` from the events' rows. `pages.py` writes it."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
-from pathlib import Path
 
 from hf_compat.hf.callbacks import EVENTS, Event, TrainerCallback
 
@@ -17,7 +12,7 @@ _HEAD = """## Every event
 
 A callback's method is called with `args`, `state` and `control`. By keyword it gets the model, the optimizer, the
 schedule, the loaders, and what the event gives. A method that names `trainer`, `loss`, `inputs` or `outputs` gets it.
-`python tests/house/events_page.py docs/events_and_hooks.md` makes this section from `hf_compat/hf/callbacks.py`.
+`python tests/house/pages.py` makes this section from `hf_compat/hf/callbacks.py`.
 """
 
 
@@ -31,10 +26,6 @@ def _entry(event: Event) -> str:
     meaning = inspect.getdoc(getattr(TrainerCallback, event.name))
     facts = {"Lightning's hook": event.hooks, "flags cleared before": event.clears}
     facts["gives"] = () if event.gives is None else (event.gives,)
+    facts["gives a method that names it"] = event.offers
     lines = [f"- **{fact}**: {', '.join(f'`{name}`' for name in names)}" for fact, names in facts.items() if names]
     return "\n".join([f"### `{event.name}`\n", f"{meaning}\n", *lines, *([""] if lines else [])])
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(with_events(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from house.events_page import with_events
+from house.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,7 +83,20 @@ def test_the_checks_of_a_complete_checkpoint_are_named_as_in_the_code():
     assert [f"{file}.{name}" for file, name in named if f"def {name}(" not in sources.get(file, "")] == []
 
 
-def test_the_list_of_events_is_made_from_the_code():
-    page = ROOT / "docs" / "events_and_hooks.md"
-    assert page.read_text() == with_events(page.read_text()), f"run: python tests/house/events_page.py {page.name}"
-    assert "### `on_step_end`\n\nAfter an update.\n\n- **Lightning's hook**: `on_train_batch_end`\n" in page.read_text()
+@pytest.mark.parametrize("name", PAGES)
+def test_the_tables_of_a_page_are_made_from_the_code(name):
+    page = (ROOT / "docs" / name).read_text()
+    assert page == PAGES[name](page), "run: python tests/house/pages.py"
+    assert not re.search(r"\bTODO\b", page)
+
+
+def test_a_row_of_each_table_stands_in_its_page():
+    rows = {
+        "arguments.md": "### `async_save`\n\nWrite checkpoints in the background.",
+        "checkpoints.md": "| `rng_state.pth`, or `rng_state_<rank>.pth` | random states",
+        "events_and_hooks.md": "`on_step_end`\n\nAfter an update.\n\n- **Lightning's hook**: `on_train_batch_end`\n",
+        "how_it_works.md": "made | the gradient scaler | `_load_scaler` |\n",
+        "scale.md": "docs/latest/elastic/run.html) | each | `RANK` of `WORLD_SIZE` |",
+    }
+    assert rows.keys() == PAGES.keys()
+    assert [name for name, text in rows.items() if text not in (ROOT / "docs" / name).read_text()] == []

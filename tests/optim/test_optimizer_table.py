@@ -112,7 +112,7 @@ def test_the_table_has_every_name_of_transformers_and_ours():
 
 
 def needs_package(name):
-    return OPTIMIZERS[name].path.partition(".")[0] not in ("torch", "transformers")
+    return OPTIMIZERS[name].path.partition(".")[0] not in ("torch", "transformers", "hf_compat")
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if needs_package(name)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,6 @@ from hf_compat.runtime.launch import (
     slurm_job_id,
 )
 
-SCALE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
 TORCHRUN = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "5", "TORCHELASTIC_RESTART_COUNT": "0",
             "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}  # fmt: skip
@@ -74,6 +71,23 @@ def test_every_launcher_places_a_process(variables, expected, machine):
     launch = read_launch(variables)
     found = (launch.process_index, launch.local_process_index, launch.world_size, launch.local_world_size)
     assert (found, (launch.node_rank, launch.nodes)) == (expected, machine)
+
+
+@pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: row.name)
+def test_each_row_reads_its_own_variables(row):
+    said = {"rank": "3", "world_size": "4", "local_rank": "1", "local_world_size": "2", "node_rank": "1", "nodes": "2"}
+    if set(row.rank) & row.readers.keys():  # hosts by their names
+        said |= {"rank": "d", "world_size": '["a", "b", "c", "d"]'}
+    if row.rank == ("RANK",) and "LOCAL_RANK" not in row.when:  # with it an earlier row would fit
+        said |= {"local_rank": "", "local_world_size": ""}
+    variables = dict.fromkeys(row.when, "0")
+    for column, text in {**said, "address": "node0:29500"}.items():
+        variables |= dict.fromkeys(getattr(row, column)[:1] if text else (), text)
+    place = find_place(variables)
+    assert place.launcher is row
+    for column, text in {**said, "rank": "3", "world_size": "4"}.items():
+        assert getattr(place, column) == (int(text) if getattr(row, column) and text else None)
+    assert place.address == "node0"
 
 
 # What starts one process a machine → (machine, machines, address of the first); `hf-compat run` starts others there
@@ -164,29 +178,6 @@ def test_a_batch_job_is_named_as_scontrol_takes_it_and_a_shell_is_none(monkeypat
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert slurm_job_id() == job
-
-
-def in_words(row) -> str:
-    """Write a row as it stands in docs/scale.md."""
-
-    def names(found):
-        return ", ".join(f"`{name}`" for name in found) or "–"
-
-    started = (
-        "one a machine" if row.starts_machines else "each" + (", or one a machine" if row.may_start_machines else "")
-    )
-    on_machine = f"{names(row.local_rank)} of {names(row.local_world_size)}"
-    cells = [row.name, started, f"{names(row.rank)} of {names(row.world_size)}",
-             "–" if on_machine == "– of –" else on_machine,
-             f"{names(row.node_rank + row.nodes)}; {names(row.address)}"]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
-
-
-def test_the_table_stands_in_the_documentation():
-    text = SCALE.read_text()
-    table = text[text.index("| launcher |") :].split("\n\n")[0]
-    lines = re.sub(r"\[([^]]+)\]\(https://[^)]+\)", r"\1", table).splitlines()[2:]
-    assert lines == [in_words(row) for row in LAUNCHERS]
 
 
 def test_machines():

@@ -18,6 +18,7 @@ from torch import nn
 from helpers import toy
 from helpers.parity.cases import CASES
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
+from hf_compat.cli.configuration import choices_of
 from hf_compat.engine.compiled_update import CompiledUpdate
 from hf_compat.engine.evaluation import KeptBatches
 from hf_compat.errors import HfCompatError, InertArgumentWarning
@@ -67,8 +68,10 @@ AWAY = {
     "ddp_broadcast_buffers": True, "ddp_static_graph": True, "ddp_backend": "gloo", "ddp_timeout": 60,
     "fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "deepspeed": {"train_batch_size": 8},
     "debug": "underflow_overflow", "local_rank": 3, "generation_max_length": 5, "generation_num_beams": 2,
-    "generation_config": {"max_length": 5}, "compat": "4", "log_format": "table",
+    "generation_config": {"max_length": 5},
 }  # fmt: skip
+# Of our own arguments, the first word of those that take words, and a number for others.
+AWAY |= {name: [*choices_of(name), 3][0] for name in OWN_ARGUMENTS if name not in AWAY and name not in NOT_TOLD}
 # Variables that `full_determinism` sets.
 VARIABLES = (
     *("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "ASCEND_LAUNCH_BLOCKING"),
