@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Self
 
@@ -59,31 +58,6 @@ class ArgumentViews(TrainingFields):
 
         ours = ProcessState(self)
         return share_processes(self, ours.distributed_type) if may_be_asked() else ours
-
-    @property
-    def train_batch_size(self) -> int:
-        """Samples of a training micro-batch of this process."""
-        return self.per_device_train_batch_size * max(1, self.n_gpu)  # above 1 if a subclass says so
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Samples of an evaluation batch of this process."""
-        return self.per_device_eval_batch_size * max(1, self.n_gpu)
-
-    @property
-    def ddp_timeout_delta(self) -> timedelta:
-        """`ddp_timeout` as a duration."""
-        return timedelta(seconds=self.ddp_timeout)
-
-    @property
-    def should_log(self) -> bool:
-        """Whether this process logs."""
-        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
-
-    @property
-    def should_save(self) -> bool:
-        """Whether this process writes to disk."""
-        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
 
     @property
     def place_model_on_device(self) -> bool | None:

@@ -320,8 +320,9 @@ class CallbackHandler(_WithoutMethods):
             if visible is None:
                 if self.before_heard is not None:
                     self.before_heard()
-                if event in EVENTS:
-                    offered = {name: kwargs.pop(name) for name in EVENTS[event].offers if name in kwargs}
+                row = EVENTS.get(event)
+                if row is not None and row.offers:
+                    offered = {name: kwargs.pop(name) for name in row.offers if name in kwargs}
                 visible = {
                     "model": self.model,
                     "tokenizer": self.processing_class,

@@ -1,10 +1,11 @@
-"""Where training arguments are among the processes: the device, the ranks, and the first process."""
+"""What training arguments say of this process: device, ranks, batch sizes, and whether it logs and saves."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError
@@ -27,6 +28,10 @@ class ProcessPlace:
     ddp_backend: str | None
     ddp_timeout: int
     use_cpu: bool
+    per_device_train_batch_size: int
+    per_device_eval_batch_size: int
+    log_on_each_node: bool
+    save_on_each_node: bool
     mixed_precision: str  # derived by arguments_rules.py
 
     @functools.cached_property
@@ -71,6 +76,31 @@ class ProcessPlace:
     def parallel_mode(self) -> ParallelMode:
         """Whether several processes train together."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of a training micro-batch of this process."""
+        return self.per_device_train_batch_size * max(1, self.n_gpu)  # above 1 if a subclass says so
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of an evaluation batch of this process."""
+        return self.per_device_eval_batch_size * max(1, self.n_gpu)
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """`ddp_timeout` as a duration."""
+        return timedelta(seconds=self.ddp_timeout)
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs."""
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes to disk."""
+        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:

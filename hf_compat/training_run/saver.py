@@ -492,7 +492,7 @@ class Saver:
             return
         content = next(file for file in STATE_FILES if file.name == name).content(self)
         if content is not None:
-            _write_content(content, path, torch.save)
+            (_write_json if name.endswith(".json") else torch.save)(content, path)
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy a checkpoint's content, and make the function that writes the copy.
@@ -525,7 +525,7 @@ class Saver:
                 later.result()
             host._save(folder, state_dict=weights)
             for name, content in files.items():
-                _write_content(content, os.path.join(folder, name), save_torch)
+                (_write_json if name.endswith(".json") else save_torch)(content, os.path.join(folder, name))
             state.save_to_json(os.path.join(folder, layout.TRAINER_STATE_NAME))
 
         return write
@@ -613,12 +613,8 @@ STATE_FILES = (
 )
 
 
-def _write_content(content: object, path: str, save: Callable[[object, str], None]) -> None:
-    """Write a state file as JSON if its name ends so, else by a writer of torch's format."""
-    if path.endswith(".json"):
-        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    else:
-        save(content, path)
+def _write_json(content: object, path: str) -> None:
+    Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 # The way out of a write that failed, by the error's number.
