@@ -7,8 +7,8 @@ every parameter. Padding after the last parameter is 0. Each rank takes its own 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -276,8 +276,7 @@ class DeepSpeedState(ModelState):
         def load(path: str, map_location: object = None) -> Plain:
             # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
             file = os.path.relpath(path, contents.folder).replace(os.sep, "/")
-            found = [name.rpartition(".") for name in OWN_TYPES]
-            types = [getattr(importlib.import_module(module), name) for module, _, name in found]
+            types = [pkgutil.resolve_name(name) for name in OWN_TYPES]
             return read_torch_file(contents.need(file), allowed=[*types, (member_of, "builtins.getattr")])
 
         # DeepSpeed's own reader unpickles whatever it finds. The engine gets the objects that were checked: the file is

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 import json
 import logging
 import os
 import pickle
+import pkgutil
 import re
 import stat
 import time
@@ -340,7 +340,7 @@ def knowing_types(source: str | IO[bytes], allowed: Allowed = (), objects: bool 
     for module, name in STATE_TYPES:
         if f"{module}.{name}" in named:
             with contextlib.suppress(ImportError):  # reading says which type it does not know
-                types.append(getattr(importlib.import_module(module), name))
+                types.append(pkgutil.resolve_name(f"{module}:{name}"))
     with torch.serialization.safe_globals(types):
         for full in unknown() if objects else ():
             module, _, name = full.rpartition(".")

@@ -428,10 +428,10 @@ class EvaluationRun:
         losses = KeptBatches(_NUMBERS if joins_at_end else 0)
         if self.torch_metrics is not None:
             losses = RunningMean(self._skips_non_finite)
-        samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
+        self._samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
         rows = 0
-        if joins_at_end and samples is not None and batches is not None:
-            rows = min(samples, batches * self.batch_size * self.ranks.world_size)
+        if joins_at_end and self._samples is not None and batches is not None:
+            rows = min(self._samples, batches * self.batch_size * self.ranks.world_size)
         self.kept = (losses, KeptBatches(rows), KeptBatches(rows), KeptBatches(rows))
         self.observed_samples = self.batches_seen = 0
         self.metrics_so_far: Metrics = {}
@@ -607,8 +607,7 @@ class EvaluationRun:
         if self.steps.accelerator.process_index == 0:
             facts = self._facts(way_to_order, left_out, predictions, labels, has_loss=numbers is not None)
             tell_of_breaches(facts)
-        samples = length_of(getattr(self.loader, "dataset", None)) or self.observed_samples
-        self.output = EvalLoopOutput(predictions, labels, metrics, samples)
+        self.output = EvalLoopOutput(predictions, labels, metrics, self._samples or self.observed_samples)
         return self.output
 
     def _mean_by_token(self, weighted: torch.Tensor) -> float:
@@ -648,7 +647,7 @@ class EvaluationRun:
             is_prediction=self.is_prediction,
             batches=self.batches_seen,
             expected_batches=length_of(self.loader) if self._reads_all else None,
-            samples=length_of(getattr(self.loader, "dataset", None)),
+            samples=self._samples,
             expected_rows=expected_rows(self.loader) if self._is_alone and self._reads_all else None,
             rows_read=self.observed_samples,
             rows=most_rows(predictions) if is_used else None,

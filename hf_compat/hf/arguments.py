@@ -203,8 +203,8 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
             value = check.read(value)
         if is_complete:
             value = rules.formed(self, name, value)
-        if name == "greater_is_better":
-            self.__dict__.pop("_infers_direction", None)
+        if name == "greater_is_better" and self._infers_direction:
+            self._infers_direction = False
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:

@@ -144,7 +144,7 @@ def fill_in(args: TrainingFields) -> None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
-        args.__dict__["_infers_direction"] = True
+        args._infers_direction = True
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
@@ -167,17 +167,12 @@ def follow_machine(args: TrainingFields) -> None:
         args.dataloader_multiprocessing_context = "fork"
 
 
-def infers_direction(args: TrainingFields) -> bool:
-    """Whether `greater_is_better` follows from the metric's name, and was not set by the user."""
-    return bool(vars(args).get("_infers_direction", False))
-
-
 def keep_direction(source: TrainingFields | None, args: TrainingFields) -> None:
     """Let the direction follow as in the arguments that these were made from, if it is that of the same metric."""
     names = ("metric_for_best_model", "greater_is_better")
-    follows = source is not None and infers_direction(source)
+    follows = source is not None and source._infers_direction
     if follows and all(getattr(args, name) == getattr(source, name) for name in names):
-        args.__dict__["_infers_direction"] = True
+        args._infers_direction = True
 
 
 def check_again(args: TrainingFields) -> None:

@@ -628,7 +628,6 @@ def without_outdated(
 def hand_over_old(source: TrainingFields, copied: TrainingFields, given: Mapping[str, object]) -> None:
     """Copy the values of the source's old names, except those that the call gives."""
     remember(copied, {name: value for name, value in remembered(source).items() if name not in given})
-    held = vars(source).get("_defaults_of_profile")
-    if held is not None and copied.compat == source.compat:
-        unchanged = (name for name in held if getattr(source, name) == given.get(name))
-        vars(copied)["_defaults_of_profile"] = tuple(unchanged)
+    if source._defaults_of_profile and copied.compat == source.compat:
+        unchanged = (name for name in source._defaults_of_profile if getattr(source, name) == given.get(name))
+        copied._defaults_of_profile = tuple(unchanged)

@@ -32,7 +32,10 @@ class ProcessPlace:
     per_device_eval_batch_size: int
     log_on_each_node: bool
     save_on_each_node: bool
+    # Notes of the constructor
     mixed_precision: str  # derived by arguments_rules.py
+    _infers_direction: bool = False  # whether `greater_is_better` follows from the metric's name, and was not set
+    _defaults_of_profile: tuple[str, ...] = ()  # the arguments that have another release's default
 
     @functools.cached_property
     def _launch(self) -> Launch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Container, Iterator
 
 from hf_compat.runtime.text import Absent, as_import_error, brief, need
@@ -64,7 +65,7 @@ def mirror(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]
             raise AttributeError(f"module {brief(module)} has no attribute {brief(name)}")
         with as_import_error(name, module):
             if name in ours:
-                return getattr(importlib.import_module(f"hf_compat.{ours[name]}"), name)
+                return pkgutil.resolve_name(f"hf_compat.{ours[name]}:{name}")
             need("transformers", "[transformers]", f"`{module}.{name}`")
             theirs = importlib.import_module(upstream)
             if name in dir(theirs):

@@ -255,7 +255,7 @@ def _begin() -> None:
         names.update({name: f"hf_compat.{home}" for name, home in mirrored.items()})
     pairs: dict[str, tuple[object, object]] = {}
     for name, home in names.items():
-        ours = getattr(importlib.import_module(home), name)
+        ours = pkgutil.resolve_name(f"{home}:{name}")
         held = (vars(module).get(name) for module in homes)
         theirs = next((value for value in held if _is_defined_in(value, "transformers")), None)
         if theirs is not None and name not in _KEPT and _is_defined_in(ours, "hf_compat"):

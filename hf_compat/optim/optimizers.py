@@ -7,8 +7,8 @@ step within the backward pass, so the gradients of the whole model never exist t
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
+import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -111,7 +111,7 @@ class OptimizerEntry:
         """Import the class for a feature, which the error names first."""
         module, _, name = self.path.rpartition(".")
         try:
-            found: OptimizerClass = getattr(importlib.import_module(module), name)
+            found: OptimizerClass = pkgutil.resolve_name(f"{module}:{name}")
             return found
         except (AttributeError, ImportError) as error:
             package = module.partition(".")[0]

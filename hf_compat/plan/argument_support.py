@@ -104,7 +104,7 @@ def inert_settings(
     found = []
     for name, value in set_arguments(args).items():
         row = ROWS.get(name) or OWN_ROWS.get(name)
-        if row is None or not row.inert or name in vars(args).get("_defaults_of_profile", ()):
+        if row is None or not row.inert or name in args._defaults_of_profile:
             continue
         if row.derived is not None and value == row.derived.value(args):
             continue

@@ -330,7 +330,7 @@ def explain(
         plan = translate(args, counts)
     except (ArgumentError, MissingOptimizer, UnsupportedArgument) as error:
         refused = str(error)
-    by_profile = tuple(vars(args).get("_defaults_of_profile", ()))
+    by_profile = args._defaults_of_profile
     todays = {field.name: default_of(field) for field in fields(args)} | PROFILES[NEWEST]
     sizes: tuple[str, ...] = ()
     if plan is not None and size:

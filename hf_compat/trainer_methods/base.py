@@ -89,6 +89,7 @@ class StepsBase:
     _own_optimizer: object = None  # the optimizer that this object has made, or has trained with
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
     _tree: ModuleTree  # of the model that is trained
+    _counted_parameters: tuple[nn.Module, int] | None = None  # a model and its size, for floating-point operations
 
     def _set_up_data(
         self,

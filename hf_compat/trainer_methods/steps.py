@@ -498,7 +498,7 @@ class StepMethods(StepsBase):
         if not is_counted:
             return 0
         # Count once for each model. Iterating over all parameters takes as long as a small layer.
-        known = self.__dict__.get("_counted_parameters")
+        known = self._counted_parameters
         if known is None or known[0] is not self.model:
             splits = splits_of(self.model)
             if splits or is_partitioned(self.model):
@@ -508,7 +508,7 @@ class StepMethods(StepsBase):
                 size = sum(splits.whole_size(name, whole_size(part)) for name, part in counted)
             else:
                 size = int(self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # transformers'
-            known = self.__dict__["_counted_parameters"] = (self.model, size)
+            known = self._counted_parameters = (self.model, size)
         return 6 * int(inputs[name].numel()) * known[1]
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:

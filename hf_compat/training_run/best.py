@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.errors import MetricError, MissingMetric, warn_user
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_rules import infers_direction
 from hf_compat.hf.callbacks import eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metric_names import is_error, is_negated
@@ -60,7 +59,7 @@ def update_best_metric(state: TrainerState, args: TrainingArguments, metrics: Ma
 def tell_of_direction(args: TrainingArguments) -> None:
     """Warn of a metric whose direction follows from the end of its name, and whose other words say the opposite."""
     name, rises = args.metric_for_best_model, bool(args.greater_is_better)
-    if name is None or not infers_direction(args) or args.eval_strategy == "no":
+    if name is None or not args._infers_direction or args.eval_strategy == "no":
         return
     if is_error(name) if rises else is_negated(name):
         kind, best = ("an error", "largest") if rises else ("the opposite of a loss", "smallest")
