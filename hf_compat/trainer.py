@@ -55,14 +55,7 @@ from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import REQUEUED_NAME, StopSignals, is_requeued
 from hf_compat.runtime.text import brief, check_callables, did_you_mean, need, shown
 from hf_compat.runtime.tracebacks import with_brief_traceback
-from hf_compat.search.trials import (
-    check_search,
-    checked_objective,
-    chosen_backend,
-    search_of,
-    set_from_trial,
-    space_of,
-)
+from hf_compat.search.trials import check_search, checked_objective, chosen_backend, search_of, set_from_trial, space_of
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods

@@ -62,7 +62,7 @@ def test_a_commands_help_is_a_message():
     assert {one.old for one in places.changes_in("hf_compat/x.py", source)} == {'"seed"', "2", source.strip()}
 
 
-@pytest.mark.parametrize("file", ["engine/evaluation.py", "hf/arguments.py"])
+@pytest.mark.parametrize("file", ["engine/evaluation.py", "hf/fields.py"])
 def test_every_mistake_is_python_and_leaves_the_lines_in_place(file):
     path = places.PACKAGE / file
     text = path.read_text()

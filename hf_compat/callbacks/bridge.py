@@ -132,7 +132,7 @@ class HFBridge(HFEvents, RunObserver):
             self.arranged += (HFEvents(self, segment), callback)
         self.arranged.append(self)
 
-    def fire(self, event: str, segment: int | None = None, **values: Given) -> None:
+    def fire(self, event: str, segment: int | None = None, /, **values: object) -> None:
         """Fire an event for all HF callbacks, or for one segment of them. A callback may replace the control.
 
         The values are those that the event's row offers.

@@ -21,12 +21,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 from torch import nn
 
-from hf_compat.callbacks.loggers import (
-    HistoryLogger,
-    LoggerCallback,
-    refuse_other_distribution,
-    reporting_callbacks,
-)
+from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, refuse_other_distribution, reporting_callbacks
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, warn_user
 from hf_compat.hf.callbacks import (

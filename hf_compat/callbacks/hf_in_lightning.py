@@ -340,7 +340,7 @@ class AdaptedRun(pl.Callback, RunObserver):
         with naming_misfit("The adapter's state"):
             self.run.losses.load_state_dict(saved["losses"])
 
-    def fire(self, event: str, *of_hook: Given, **extra: object) -> None:
+    def fire(self, event: str, /, *of_hook: Given, **extra: object) -> None:
         """Fire an event. A callback may replace the control."""
         self.timing.sync_gradients = event not in ("on_step_begin", "on_substep_end")
         self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **extra)

@@ -150,10 +150,6 @@ def _whose(refusal: OSError, path: str) -> str:
     return ""
 
 
-def _is_denied(facts: PathFacts) -> bool:
-    return isinstance(facts.refusal, PermissionError)
-
-
 def _what_the_system_says(facts: PathFacts) -> str:
     refusal = facts.refusal
     assert refusal is not None  # the rule asks
@@ -180,7 +176,7 @@ class Rule(NamedTuple):
 
 RULES: Sequence[Rule] = (
     Rule(
-        _is_denied,
+        lambda facts: isinstance(facts.refusal, PermissionError),
         lambda facts: f"{_what_the_system_says(facts)}.{_whose(facts.refusal or OSError(), facts.path)}",
         lambda facts: "let this user read it, or run as its owner. It may be whole, so keep it" + _others(facts),
     ),

@@ -24,15 +24,7 @@ from typing import BinaryIO
 
 from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.disks import flush
-from hf_compat.checkpoint.files import (
-    OUTSIDE,
-    first_line,
-    is_inside,
-    open_regular,
-    problem,
-    refusal_behind,
-    write_new,
-)
+from hf_compat.checkpoint.files import OUTSIDE, first_line, is_inside, open_regular, problem, refusal_behind, write_new
 from hf_compat.checkpoint.moving import marker_of, move, take_out
 from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,

@@ -31,14 +31,7 @@ from hf_compat.checkpoint.files import (
     refusal_behind,
 )
 from hf_compat.checkpoint.hints import ITS_LOSS, PathFacts, explained, has_state_of_training, no_checkpoint
-from hf_compat.checkpoint.reading import (
-    MANIFEST_NAME,
-    Contents,
-    Listed,
-    read_manifest,
-    reading_as_it_is,
-    weight_files,
-)
+from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, Listed, read_manifest, reading_as_it_is, weight_files
 from hf_compat.checkpoint.shares import ALONE, Share
 from hf_compat.checkpoint.validation import read_trainer_state, weight_names
 from hf_compat.checkpoint.zero_reader import LATEST_NAME

@@ -17,13 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import is_raised_by_user_code, stop_iteration_error
-from hf_compat.data.order import (
-    BatchSamplerSlice,
-    IterableDatasetSlice,
-    RankSlice,
-    SeededRandomSampler,
-    dispatched,
-)
+from hf_compat.data.order import BatchSamplerSlice, IterableDatasetSlice, RankSlice, SeededRandomSampler, dispatched
 from hf_compat.data.types import Batch, DataSource, PositionState
 from hf_compat.errors import DataError
 from hf_compat.interop.transformers_models import is_datasets_stream, knows_its_rank
@@ -31,11 +25,7 @@ from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import (
-    copies_beside,
-    find_batch_size,
-    move_to_device,
-)
+from hf_compat.runtime.nested import copies_beside, find_batch_size, move_to_device
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 from hf_compat.runtime.text import brief
 

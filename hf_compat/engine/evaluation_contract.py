@@ -175,7 +175,9 @@ def tell_of_breaches(facts: EvaluationFacts) -> None:
         tell_of_nothing(facts.is_prediction, bool(facts.samples))
         return
     if facts.dropped:
-        _tell(f"left out the last {facts.dropped} samples, as {_reason_to_drop(facts)}", _way_to_last_samples(facts))
+        by_argument = "`dataloader_drop_last=True` drops short batches of every loader"
+        why = by_argument if facts.drops_by_argument else "its loader drops a short last batch"
+        _tell(f"left out the last {facts.dropped} samples, as {why}", _way_to_last_samples(facts))
     if not facts.batches:
         return
     _tell_of_lost_rows(facts)
@@ -210,11 +212,6 @@ def tell_of_nothing(is_prediction: bool, has_samples: bool = False) -> None:
         _tell(f"gave nothing, as its loader gives no samples of the {told}", "look at the loader's sampler")
     else:
         _tell(f"gave nothing, as the {told} has no samples", "check how it was loaded or filtered")
-
-
-def _reason_to_drop(facts: EvaluationFacts) -> str:
-    argument = "`dataloader_drop_last=True` drops short batches of every loader"
-    return argument if facts.drops_by_argument else "its loader drops a short last batch"
 
 
 def _way_to_last_samples(facts: EvaluationFacts) -> str:

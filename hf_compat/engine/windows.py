@@ -542,7 +542,7 @@ class UpdateObserver:
     def update_made(self, window: Window, learning_rate: float, grad_norm: GradNorm) -> None:
         """Note that an update is made, with its learning rate and gradient norm."""
 
-    def fire(self, event: str, **values: Any) -> None:  # of any type
+    def fire(self, event: str, /, **values: object) -> None:
         """Fire HF's `on_substep_end` or `on_optimizer_step`, with the values that the event's row offers."""
 
     def agree_to_stop(self) -> bool:

@@ -22,13 +22,7 @@ from hf_compat.hf import argument_values as values
 from hf_compat.hf import arguments_rules as rules
 from hf_compat.hf import inert as when
 from hf_compat.hf import legacy
-from hf_compat.hf.argument_values import (
-    ArgumentCheck,
-    ArgumentValue,
-    checks_of,
-    default_of,
-    read_all,
-)
+from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, checks_of, default_of, read_all
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.fields import arg, declare
 from hf_compat.hf.legacy import OLD_NAMES, OldAttributes, Translation

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _declared: list[Row] = []  # of the fields of the class whose body is being read
 
 
-def arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any:  # a field has its annotation's type
+def arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> ArgumentValue:  # of its annotation's type
     """Declare a field and its row. `HfArgumentParser` reads all metadata."""
     _declared.append(row)
-    given: dict[str, Any] = {"default_factory": list} if default is list else {"default": default}
+    given: dict[str, ArgumentValue] = {"default_factory": list} if default is list else {"default": default}
     return field(**given, metadata={"help": help, **metadata})
 
 
-def own_arg(default: object, help: str, row: Row) -> Any:  # its annotation's type
+def own_arg(default: object, help: str, row: Row) -> ArgumentValue:  # of its annotation's type
     """Declare an argument that transformers does not have."""
     return OwnArgument(default, help, row)
 

@@ -31,14 +31,6 @@ def _is_on_cpu(args: TrainingFields) -> bool:
     return args.device.type == "cpu"
 
 
-def _saves_nothing(args: TrainingFields, parts: RunParts) -> bool:
-    return args.save_strategy == "no" and not (args.enable_jit_checkpoint or parts.reads("should_save"))
-
-
-def _evaluates_nothing(args: TrainingFields, parts: RunParts) -> bool:
-    return args.eval_strategy == "no" and not parts.reads("should_evaluate")
-
-
 ALONE = Condition(
     "it only matters with several processes, and the launcher has started one",
     lambda args, parts: args.world_size == 1,
@@ -51,9 +43,15 @@ NO_STEPS_OF = {
     name: Condition(f"`{name}_strategy` is not 'steps'", lambda args, parts, name=name: _has_no_steps(args, name))  # type: ignore[misc]  # bound at once
     for name in ("eval", "save", "logging")
 }
-NO_EVALUATION = Condition("`eval_strategy='no'` evaluates nothing while training", _evaluates_nothing)
+NO_EVALUATION = Condition(
+    "`eval_strategy='no'` evaluates nothing while training",
+    lambda args, parts: args.eval_strategy == "no" and not parts.reads("should_evaluate"),
+)
 NO_EVALUATION_TO_DELAY = Condition(NO_EVALUATION.why, lambda args, parts: args.eval_strategy == "no")
-NO_SAVE = Condition("`save_strategy='no'` saves no checkpoint", _saves_nothing)
+NO_SAVE = Condition(
+    "`save_strategy='no'` saves no checkpoint",
+    lambda args, parts: args.save_strategy == "no" and not (args.enable_jit_checkpoint or parts.reads("should_save")),
+)
 NO_METRIC = Condition("`metric_for_best_model` names no metric", lambda args, parts: args.metric_for_best_model is None)
 UPDATES_COUNT = Condition("`max_steps` counts instead", lambda args, parts: args.max_steps > 0)
 OWN_OPTIMIZER = Condition("you pass an optimizer", lambda args, parts: parts.optimizer is not None)

@@ -80,7 +80,7 @@ class Row:
     none_means: object = None  # the value that None becomes
     way_out: str = ""  # The hint for a wrong value. Empty uses the type's hint.
     # normalises an allowed value, when the arguments are complete and at every later assignment
-    form: Callable[[Any], Any] | None = None
+    form: Callable[..., object] | None = None
     # The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that the argument
     # applies there, too.
     native: str | None = None
@@ -114,6 +114,6 @@ OWN_ARGUMENTS: dict[str, OwnArgument] = {}
 OWN_ROWS: dict[str, Row] = {}
 
 
-def without_effect(*conditions: Inert[Any]) -> list[str]:
+def without_effect(*conditions: object) -> list[str]:
     """Name the arguments that any of the conditions leaves without effect."""
     return [name for name, row in ROWS.items() if not set(conditions).isdisjoint(row.inert)]

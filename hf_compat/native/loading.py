@@ -46,12 +46,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.run_state import ARRAY_GLOBALS, DataPosition, plain_checkpoint, readable_state
 from hf_compat.checkpoint.unlisted_checkpoints import reading_named_folder, tell_of_model_alone
-from hf_compat.checkpoint.validation import (
-    check_optimizer,
-    check_schedule,
-    check_weights,
-    settle_states,
-)
+from hf_compat.checkpoint.validation import check_optimizer, check_schedule, check_weights, settle_states
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import (
     attached_trainer,

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
-from hf_compat.engine.internals import (
-    automatic_schedules,
-    check_schedules,
-    is_in_resumed_epoch,
-    replace_schedule_steps,
-)
+from hf_compat.engine.internals import automatic_schedules, check_schedules, is_in_resumed_epoch, replace_schedule_steps
 from hf_compat.engine.module import is_stepped_by_hf
 from hf_compat.native.overrides import replace_hook
 from hf_compat.optim.lr_schedulers import follows_metric

@@ -17,13 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from hf_compat.errors import (
-    ArgumentError,
-    MissingOptimizer,
-    UnsupportedArgument,
-    warn_once,
-    warn_user,
-)
+from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument, warn_once, warn_user
 from hf_compat.hf.argument_values import optimizer, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames

@@ -12,22 +12,12 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.callbacks.callback_set import (
-    leave_lightning_callbacks,
-    prepare_lightning_callbacks,
-    unfreeze_optimized,
-)
+from hf_compat.callbacks.callback_set import leave_lightning_callbacks, prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.strategies import (
-    ForwardPrecision,
-    HFMeshStrategy,
-    uncompiled,
-    wrap_forward,
-    wrapped_model,
-)
+from hf_compat.engine.strategies import ForwardPrecision, HFMeshStrategy, uncompiled, wrap_forward, wrapped_model
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments

@@ -29,11 +29,7 @@ from hf_compat.interop.transformers_models import (
 from hf_compat.plan.parallelism import check_shared_model, parallel_sizes, sequence_plan
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import (
-    has_length,
-    is_replaced,
-    number_of_arguments,
-)
+from hf_compat.runtime.inspection import has_length, is_replaced, number_of_arguments
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods

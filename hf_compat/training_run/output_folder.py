@@ -14,9 +14,7 @@ from hf_compat.checkpoint.disks import flush
 from hf_compat.checkpoint.moving import try_disk
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner, RunLock
-from hf_compat.errors import (
-    OutputFolderError,
-)
+from hf_compat.errors import OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.runtime.collectives import broadcast_text

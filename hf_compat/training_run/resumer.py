@@ -164,7 +164,8 @@ class Resumer:
                 "Hint: leave it out to train from the start, or name a checkpoint-<updates> folder."
             )
         wanted = wanted_checkpoint(wanted)
-        if not wanted and slurm_job_id() is not None and highest_each([self._is_requeued(output_dir)]) == [True]:
+        is_job = not wanted and slurm_job_id() is not None
+        if is_job and highest_each([self._host.is_world_process_zero() and is_requeued(output_dir)]) == [True]:
             logger.warning("SLURM has started this job again: training continues from the newest checkpoint.")
             wanted = True
         loaders = [getattr(self._host, stage.method) for stage in STAGES if stage.method in _LARGE_READERS]
@@ -273,9 +274,6 @@ class Resumer:
             found = manifest.problems(path, self._share)
             have_any[0] = int(bool(found))
         return [one for of_rank in gather_objects(found) for one in of_rank] if have_any[0] else found
-
-    def _is_requeued(self, output_dir: str) -> bool:
-        return self._host.is_world_process_zero() and is_requeued(output_dir)
 
     def _kind(self, wanted: str) -> str:
         """Say what a path leads to, on every rank. Ranks that see different things would wait in different places."""

@@ -16,13 +16,7 @@ from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.rows import OWN_ROWS, ROWS
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.collectives import (
-    are_equal,
-    as_numbers,
-    as_text,
-    bounds_of,
-    gather_objects,
-)
+from hf_compat.runtime.collectives import are_equal, as_numbers, as_text, bounds_of, gather_objects
 from hf_compat.training_run.flags import FlagSources
 
 

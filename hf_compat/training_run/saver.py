@@ -38,11 +38,7 @@ from hf_compat.checkpoint.shares import as_rows, of_rows
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.internals import is_training_batch
 from hf_compat.engine.windows import as_plain
-from hf_compat.errors import (
-    CheckpointWriteError,
-    HfCompatError,
-    warn_once,
-)
+from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model

@@ -96,7 +96,7 @@ def test_a_row_of_each_table_stands_in_its_page():
         "checkpoints.md": "| `rng_state.pth`, or `rng_state_<rank>.pth` | random states",
         "events_and_hooks.md": "`on_step_end`\n\nAfter an update.\n\n- **Lightning's hook**: `on_train_batch_end`\n",
         "how_it_works.md": "made | the gradient scaler | `_load_scaler` |\n",
-        "scale.md": "docs/latest/elastic/run.html) | each | `RANK` of `WORLD_SIZE` |",
+        "scale.md": "docs/stable/elastic/run.html) | each | `RANK` of `WORLD_SIZE` |",
     }
     assert rows.keys() == PAGES.keys()
     assert [name for name, text in rows.items() if text not in (ROOT / "docs" / name).read_text()] == []
