@@ -18,7 +18,7 @@ from helpers import toy
 from hf_compat import set_seed
 from hf_compat.checkpoint import choice, manifest
 from hf_compat.checkpoint.manifest import SavingPlace
-from hf_compat.checkpoint.reading import read_weights
+from hf_compat.checkpoint.reading import is_ours_alone, read_weights
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.hf.state import TrainerState
@@ -135,15 +135,12 @@ def trained(library, folder, idiom, method="_save", **values):
     return trainer
 
 
-OWN = {"manifest.json", "run_state.pt", "generation_config.json"}
-
-
 def tree(folder):
     """What is in a folder: the text of what the idioms write, the names of all the rest."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.name in OWN or path.name == "training_args.bin":
+        if is_ours_alone(path.name) or path.name in ("generation_config.json", "training_args.bin"):
             continue
         if path.is_symlink():
             found[name] = os.path.relpath(path.resolve(), Path(folder).resolve())

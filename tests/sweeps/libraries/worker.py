@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from hf_compat.checkpoint.reading import is_ours_alone
 from sweeps.libraries.library_cases import LIBRARIES
 
 UPDATES, MIDDLE = 30, 15
 # Durations are the machine's; the last two are rows of docs/differences.md.
 NOT_COMPARED = ("_runtime", "_per_second", "_preparation_time", "step_time", "nonfinite_steps")
-# The lock goes when the first process is done, which others do not wait for
-OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_1.pt", "hf_compat.lock")
+LOCK = "hf_compat.lock"  # it goes when the first process is done, which others do not wait for
 
 ARGUMENTS = {
     "max_steps": UPDATES,
@@ -66,8 +66,8 @@ def without_sums(result: dict) -> dict:
 
 
 def files_under(folder: Path) -> list[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in OWN_FILES)
-    return sorted(str(path.relative_to(folder)) for path in files)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return sorted(str(path.relative_to(folder)) for path in files if not is_ours_alone(path.name))
 
 
 def run_case(name: str, models: Path, folder: Path) -> dict:
