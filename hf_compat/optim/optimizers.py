@@ -300,7 +300,7 @@ _ENTRIES = {
         nesterov=_SWITCH,
     ),
     "adagrad": _torchs("Adagrad", 1, lr_decay=_POSITIVE, weight_decay=_POSITIVE, eps=_POSITIVE),
-    "rmsprop": _torchs("RMSprop", 1, adds_states=("momentum", "centered"), **_OF_RMSPROP),
+    "rmsprop": _torchs("RMSprop", 1, options_alone, ("momentum", "centered"), **_OF_RMSPROP),
     # Their states take 8 or 4 bits, or paged memory
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
