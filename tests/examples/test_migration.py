@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lightning
 import torch
+import transformers
 
 import hf_compat
 from hf_compat import TrainerCallback, TrainingArguments
@@ -53,7 +54,7 @@ def test_the_names_in_the_settings_exist():
 def test_events_and_hooks_exist_and_the_table_has_every_event():
     named = rows("Events and hooks")
     assert {name for hf, _, _ in named for name in hf} == {
-        name for name in vars(TrainerCallback) if name.startswith("on_")
+        name for name in vars(transformers.TrainerCallback) if name.startswith("on_")
     } - {"on_predict", "on_push_begin"}
     for _, hooks, _ in named:
         assert all(hasattr(lightning.Callback, hook) for hook in hooks)
