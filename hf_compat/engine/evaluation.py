@@ -442,6 +442,8 @@ class EvaluationRun:
         self._called_metrics, self._reads_all = False, reads_all
         # the losses of batches and their target tokens, with `eval_loss_by_token`
         self._weighted: list[torch.Tensor] | None = [] if args.eval_loss_by_token else None
+        self._tokens: list[torch.Tensor] = []  # target tokens a sample, of the first two batches
+        self._counts_tokens = True
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch, keep its results and return its loss."""
@@ -478,7 +480,7 @@ class EvaluationRun:
         return loss
 
     def _repeated(self, loss: torch.Tensor, batch: EvaluationBatch, weight: torch.Tensor | None) -> Nested | None:
-        """Gather a batch's loss from all ranks, once for each of its samples. Keep it with its weight, if any."""
+        """Gather a batch's loss from all ranks, once for each of its samples. Note its weight or its tokens."""
         if isinstance(loss, (int, float)):
             raise OverrideError(
                 f"`prediction_step` returned the loss {brief(loss)}, and losses are gathered as tensors.\n\n"
@@ -486,6 +488,12 @@ class EvaluationRun:
             )
         if self._weighted is not None and weight is not None:
             self._weighted.append(torch.stack([loss.detach().mean().double(), weight.double()]))
+        elif self._counts_tokens:
+            labels = batch.inputs.get("labels") if self._names else None
+            self._counts_tokens = False
+            if type(labels) is torch.Tensor and labels.ndim > 1 and not labels.is_floating_point():
+                self._tokens.append(labels.ne(PADDING_INDEX).sum() / len(labels))
+                self._counts_tokens = len(self._tokens) < 2
         size, full = self.batch_size, torch.contiguous_format
         if type(loss) is torch.Tensor and not loss.ndim:  # filling new memory takes a third of the time of `repeat`
             return self._gathered(loss.expand(size).clone(memory_format=full), batch)
@@ -661,6 +669,7 @@ class EvaluationRun:
             label_names=steps.label_names,
             forward=steps.model.forward,
             has_loss=has_loss,
+            weighs_batches_alike=self._tokens != [] and len({float(one) for one in self._tokens}) > 1,
             has_labels=labels is not None,
             has_own_step=home_of(steps.prediction_step).partition(".")[0] != "hf_compat",
             has_metrics=self.compute_metrics is not None,

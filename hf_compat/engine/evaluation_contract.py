@@ -162,6 +162,7 @@ class EvaluationFacts:
     label_names: Sequence[str]
     forward: Callable[..., object]  # the function that the model is called with
     has_loss: bool
+    weighs_batches_alike: bool  # in the mean of the losses, though some have more target tokens than others
     has_labels: bool
     has_own_step: bool  # whether the user's own `prediction_step` makes the results
     has_metrics: bool  # whether `compute_metrics` is given
@@ -192,6 +193,17 @@ def tell_of_breaches(facts: EvaluationFacts) -> None:
         if facts.way_to_order is not None:
             _tell("gave its rows in the order of its sampler, which may not be the data set's", facts.way_to_order)
         return  # a set to predict may have no labels
+    _tell_of_lacks(facts)
+
+
+def _tell_of_lacks(facts: EvaluationFacts) -> None:
+    """Warn of metrics and losses that are missing, and of a loss that would be another one in other batches."""
+    if facts.weighs_batches_alike:
+        _tell(
+            "has batches with more target tokens than others, which weigh alike in `eval_loss`, as in transformers. So "
+            "it depends on `per_device_eval_batch_size`",
+            "set `eval_loss_by_token=True`",
+        )
     lacks_metrics = facts.has_metrics and not facts.called_metrics
     lacks_loss = not facts.has_loss and not facts.has_own_step
     if lacks_metrics and facts.loss_only:

@@ -21,7 +21,8 @@ def forward(x, attention_mask=None, target=None): ...
 WHOLE = EvaluationFacts(
     is_prediction=False, batches=3, expected_batches=3, samples=10, expected_rows=10, rows_read=10,
     rows=10, label_rows=10, dropped=0, drops_by_argument=False, unsampled=0, way_to_order=None, names=("x", "labels"),
-    removed=(), label_names=("labels",), forward=forward, has_loss=True, has_labels=True, has_own_step=False,
+    removed=(), label_names=("labels",), forward=forward, has_loss=True,
+    weighs_batches_alike=False, has_labels=True, has_own_step=False,
     has_metrics=True, called_metrics=True, loss_only=False,
 )  # fmt: skip
 NO_METRICS = {"called_metrics": False}
@@ -53,6 +54,8 @@ def told(monkeypatch):
             {"dropped": 1, "drops_by_argument": True},
             ["short batches of every loader.\n\nHint: set `trainer.args."],
         ),
+        ({"weighs_batches_alike": True}, ["which weigh alike in `eval_loss`"]),
+        ({"weighs_batches_alike": True, "is_prediction": True}, []),
         ({"rows_read": 9}, ["has 9 rows of 10 samples, as the collator leaves out 1"]),
         ({"rows_read": 4}, ["has 4 rows of 10 samples"]),
         ({"rows_read": 3, "rows": None, "label_rows": None}, []),

@@ -328,6 +328,24 @@ def test_eval_loss_by_token_does_not_depend_on_the_batch_size(make_args):
     assert losses()[0] != pytest.approx(right, rel=1e-4), "a mean over batches, as in transformers"
 
 
+@pytest.mark.parametrize(
+    ("data", "values", "is_told"),
+    [
+        (toy.sequences(6), {}, True),
+        (toy.sequences(6), {"eval_loss_by_token": True}, False),
+        (toy.sequences(6), {"per_device_eval_batch_size": 6}, False),  # one batch
+        (toy.sequences(1) * 6, {}, False),  # of one length
+    ],
+)
+def test_a_loss_that_depends_on_the_batch_size_is_told(make_args, told, data, values, is_told):
+    args = make_args(**{"per_device_eval_batch_size": 2, **values})
+    trainer = Trainer(toy.Tagger(), args, data_collator=toy.pad)
+    trainer.evaluate(data)
+    trainer.predict(data)
+    trainer.evaluate(data)
+    assert told().count("set `eval_loss_by_token=True`") == is_told
+
+
 def test_eval_loss_by_token_weighs_what_has_no_tokens_by_samples(make_args):
     class Mean(nn.Module):
         def __init__(self):
