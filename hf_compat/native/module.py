@@ -306,7 +306,6 @@ class HFModule(OverridePoints, LoadableModule):
         """Refuse settings of the trainer that change gradients. Lightning calls this before its own checks."""
         self._is_set_up = self._is_connected = self._is_tried = False
         self._optimized = self._rate_made = None
-        self._leave_own_step()  # of a fit that has failed
         wrap_hf_callbacks(self.trainer)
         hide_expected([OF_LIGHTNING] if self.automatic_optimization or self._says_manual else OF_HFS_UPDATES)
         if not is_replaced(self, "validation_step", HFModule):

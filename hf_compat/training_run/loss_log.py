@@ -265,7 +265,8 @@ class LossLog:
 
         Afterwards `nonfinite_updates` counts all updates of this rank.
         """
-        self.total += self._read(self.since_last_log)[0]
+        [since_last_log] = self._read(self.since_last_log)
+        self.total += since_last_log
         self.since_last_log.zero_()
         return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, for a run without updates
 

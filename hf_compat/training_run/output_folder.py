@@ -74,7 +74,8 @@ class OutputFolder:
             run.turn = 1
             others, level = [], logging.INFO if in_notebook() and not save_total_limit else logging.WARNING
             for path, writer in writers.items():
-                run.turn = max(run.turn, 1 + writer.turn if writer is not None else 1)
+                if writer is not None:
+                    run.turn = max(run.turn, 1 + writer.turn)
                 if not is_from_run(run, path, writer):
                     others.append(os.path.basename(path))
                     if writer is None or writer.run not in _begun_here:
