@@ -10,7 +10,8 @@ import transformers
 
 import hf_compat
 from helpers import toy
-from hf_compat.training_run.loss_log import LossLog
+from hf_compat.errors import LossError
+from hf_compat.training_run.loss_log import LossLog, raise_for_bad_loss
 
 NAN, INF = float("nan"), float("inf")
 
@@ -167,3 +168,26 @@ def test_a_callback_may_turn_the_filter_off_during_a_run(tmp_path):
     found = losses(hf_compat, tmp_path / "ours")
     assert found == losses(transformers, tmp_path / "theirs")
     assert "nan" not in found[:4] and found[4] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("loss", "found", "hint"),
+    [
+        (None, "None, not a tensor", "end it with `return loss.detach()`."),
+        (0.5, "0.5, not a tensor", "`return loss.detach()`, without `.item()`."),
+        ((torch.zeros(()), 1), "not a tensor", "`return loss.detach()` alone."),
+        (torch.zeros(2, 1), "a tensor of shape (2, 1), not a scalar", "`loss.mean().detach()`."),
+        (
+            torch.zeros((), device="meta"),
+            "a tensor on meta, and the run is on cpu",
+            "end it with `return loss.detach()`.",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_added_is_explained(loss, found, hint):
+    error = RuntimeError("torch's")
+    with pytest.raises(LossError) as raised:
+        raise_for_bad_loss(loss, torch.device("cpu"), error)
+    fact, _, way_out = str(raised.value).partition("\n\nHint: ")
+    assert found in fact and way_out.endswith(hint) and raised.value.__cause__ is error
+    assert raise_for_bad_loss(torch.zeros(()), torch.device("cpu"), error) is None
