@@ -57,6 +57,7 @@ def main() -> None:
         per_device_train_batch_size=16,
         learning_rate=2e-3,
         eval_strategy="epoch",
+        eval_loss_by_token=True,  # sentences of few tokens weigh less
         logging_strategy="epoch",
         save_strategy="no",
         use_cpu=True,
