@@ -33,6 +33,9 @@ class FusedStep:
         self._looked_at: tuple[object, ...] = ()
         self._is_torchs = False
 
+    def __reduce__(self) -> tuple[type[FusedStep], tuple[Optimizer]]:
+        return FusedStep, (self.optimizer,)  # functions of classes cannot be pickled, nor a schedule's
+
     def __call__(self) -> None:
         """Step."""
         optimizer = self.optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -143,6 +144,16 @@ def test_what_wants_more_than_the_kernel_is_torchs_step(change, counted):
     step()
     assert known == 2 and len(counted) > before
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), expected[0].parameters(), strict=True))
+
+
+def test_it_can_be_copied_and_pickled_after_a_step(counted):
+    model, optimizer = model_and_optimizer()
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    step = FusedStep(optimizer)
+    gradients(model, 1), step()
+    for other in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+        assert type(other) is FusedStep and other.optimizer is not optimizer
+        other()
 
 
 def test_sparse_gradients_are_refused_as_by_torch(counted):
