@@ -422,4 +422,4 @@ def _finish_at_exit(uploads: weakref.ref[Uploads], process: int) -> None:
     try:
         held.finish()
     except (HfCompatError, KeyboardInterrupt) as error:
-        logger.error("%s", error or held.missing())
+        logger.error("%s", str(error) or held.missing())

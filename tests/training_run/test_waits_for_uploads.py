@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from hf_compat.checkpoint.store import told_size
 from hf_compat.errors import StoreError
 from hf_compat.training_run import uploads
 from hf_compat.training_run.uploads import PATIENCE_SECONDS, SLOWEST_BYTES_PER_SECOND, Uploads
@@ -144,3 +147,34 @@ def test_other_files_are_sent_until_one_fails(held, tmp_path, monkeypatch):
     (tmp_path / "c").write_text("changed")
     assert [name for name, _, _ in held._changed()] == ["c"]
     assert held.missing() == ""
+
+
+@pytest.mark.parametrize(
+    ("held", "process", "error", "finishes", "said"),
+    [
+        (None, os.getpid(), None, False, ""),
+        ({"may_write_at_exit": False}, os.getpid(), None, False, ""),
+        ({"may_write_at_exit": True}, os.getpid() + 1, None, False, ""),
+        ({"may_write_at_exit": True}, os.getpid(), None, True, ""),
+        ({"may_write_at_exit": True}, os.getpid(), StoreError("it broke"), True, "it broke"),
+        ({"may_write_at_exit": True}, os.getpid(), KeyboardInterrupt(), True, "two are missing"),
+    ],
+)
+def test_what_a_script_has_written_is_stored_at_the_end_of_its_process(caplog, held, process, error, finishes, said):
+    finished = []
+
+    def finish():
+        finished.append(1)
+        if error is not None:
+            raise error
+
+    kept = None if held is None else SimpleNamespace(**held, finish=finish, missing=lambda: "two are missing")
+    uploads._finish_at_exit(lambda: kept, process)
+    assert finished == [1] * finishes and [record.message for record in caplog.records] == [said] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(0, "0.0 MB"), (1_250_000, "1.2 MB"), (1e9 - 1, "1000.0 MB"), (1e9, "1.00 GB")]
+)
+def test_sizes_in_words(size, told):
+    assert told_size(size) == told
