@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hf_compat.errors import ArgumentError, StoreError
+from hf_compat.errors import ArgumentError, MissingPackage, StoreError
 from hf_compat.runtime import stores
 from hf_compat.runtime.stores import Storage
 
@@ -129,14 +129,43 @@ def test_a_missing_bucket_is_told_as_the_stores(storage):
         storage.write("a", b"1")
 
 
-def test_an_address_that_cannot_be_read(monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "error", "kind", "said"),
+    [
+        ("memory://a", ValueError("odd"), ArgumentError, "cannot be read: odd"),
+        ("known://a", TypeError("odd"), ArgumentError, "cannot be read: odd"),
+        ("ours://a", ValueError("odd"), MissingPackage, "`pip install ours-fs`"),
+        ("ours://a", ImportError("no ours"), MissingPackage, "no ours.\n\nHint: `pip install ours-fs`"),
+        ("other://a", ImportError("no other"), MissingPackage, "no other.\n\nHint: install it"),
+        ("ours://a", RuntimeError("no route"), StoreError, "no route"),
+    ],
+)
+def test_an_address_that_cannot_be_read(monkeypatch, address, error, kind, said):
     def connect(address):
         raise error
 
     monkeypatch.setattr(stores, "url_to_fs", connect)
-    for error, kind in ((ValueError("odd"), ArgumentError), (RuntimeError("no route"), StoreError)):
-        with pytest.raises(kind, match=str(error)):
-            Storage("memory://a")
+    monkeypatch.setattr(stores, "PACKAGES", {"ours": "ours-fs", "known": "known-fs"})
+    monkeypatch.setattr(stores, "known_implementations", {"known": {}})
+    with pytest.raises(kind) as raised:
+        Storage(address)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("address", "has_folders"), [("file://a/b/", True), ("s3://a/b", False), ("gs://a/b/", False)])
+def test_names_begin_below_the_address(monkeypatch, address, has_folders):
+    found = []
+
+    class Files:
+        def makedirs(self, name, exist_ok):
+            found.append(name)
+
+        def pipe_file(self, name, content):
+            found.append(name)
+
+    monkeypatch.setattr(stores, "url_to_fs", lambda address: (Files(), address.partition("://")[2]))
+    Storage(address).write("c/d", b"1")
+    assert found == ["a/b/c"] * has_folders + ["a/b/c/d"]
 
 
 def test_stores_of_folders_are_remembered(tmp_path, monkeypatch):
