@@ -42,6 +42,22 @@ def test_a_signal_waits_and_is_delivered(handled):
         os.kill(os.getpid(), signal.SIGCHLD)
 
 
+def test_in_another_thread_or_system_nothing_waits(handled, monkeypatch):
+    done, before = [], signal.getsignal(signal.SIGCHLD)
+
+    def hold():
+        with holding_child_signals() as deliver:
+            done.append(signal.getsignal(signal.SIGCHLD))
+        deliver()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    monkeypatch.setattr("hf_compat.runtime.signals.SIGCHLD", None)
+    hold()
+    assert done == [before] * 2 and handled == []
+
+
 def test_a_handler_that_is_set_meanwhile_stays(handled):
     before = signal.getsignal(signal.SIGCHLD)
     calls = []
