@@ -5,6 +5,7 @@ Where MLflow is not installed, a stand-in for the package takes its place. trans
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from helpers import toy
-from hf_compat import Trainer
+from hf_compat import Trainer, TrainerCallback
 
 HERE = Path(__file__).resolve().parent
 TRAIN = """
@@ -149,3 +150,38 @@ def test_a_training_that_goes_on_in_this_process_goes_on_in_its_run(tmp_path, mo
     losses = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
     assert run.info.status == "FINISHED"
     assert losses == [(log["step"], log["loss"]) for log in logs[-1] if "loss" in log] and len(losses) == 9
+
+
+class Fails(TrainerCallback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_log(self, args, state, control, **kwargs):
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_fails_is_marked_and_one_that_is_gone_is_begun_anew(tmp_path, monkeypatch, make_args, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'runs'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = importlib.import_module("mlflow")
+
+    def train(error, resume=None):
+        args = make_args(report_to="mlflow", logging_steps=2, max_steps=4, save_strategy="steps", save_steps=1)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), callbacks=[Fails(error)])
+        with contextlib.suppress(type(error) if error else ()):
+            trainer.train(resume_from_checkpoint=resume)
+        return {run.info.run_id: run.info.status for run in mlflow.search_runs(output_format="list")}
+
+    [(first, status)] = train(ValueError("mine")).items()
+    assert status == "FAILED"
+    checkpoint = os.path.join(make_args().output_dir, "checkpoint-1")
+    assert train(KeyboardInterrupt(), checkpoint) == {first: "KILLED"}
+    assert train(None, checkpoint) == {first: "FINISHED"} and "names MLflow's run" not in caplog.text
+    assert [point.step for point in mlflow.MlflowClient().get_metric_history(first, "loss")] == [2, 4]
+    record = Path(make_args().output_dir) / "trackers.json"
+    record.write_text(json.dumps({"mlflow": {"id": "0" * 32}}))
+    found = train(None, checkpoint)
+    assert sorted(found.values()) == ["FINISHED"] * 2 and f"names MLflow's run {'0' * 32}" in caplog.text
+    assert json.loads(record.read_text())["mlflow"]["id"] in found.keys() - {first}

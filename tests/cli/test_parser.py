@@ -188,3 +188,19 @@ def test_set_defaults_counts_for_training_arguments():
     assert (args.warmup_steps, args.average_tokens_across_devices) == (0.1, True)
     (args,) = parser.parse_args_into_dataclasses([*words[:3], "--learning_rate", "0.5", "--eval_strategy", "no"])
     assert (args.learning_rate, args.eval_strategy) == (0.5, "no")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"help": "h"},
+        {"aliases": "-a", "default": 3},
+        {"aliases": ["-a", "--b"], "help": "h", "default_factory": list},
+        {"metadata": {"help": "old", "other": 1}, "help": "new"},
+    ],
+)
+def test_a_declared_field_is_upstreams(facts):
+    theirs, ours = TheirHfArg(**facts), HfArg(**facts)
+    assert (ours.default, ours.default_factory) == (theirs.default, theirs.default_factory)
+    assert dict(ours.metadata) == dict(theirs.metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from pathlib import Path
@@ -228,6 +229,15 @@ def test_keys_without_an_effect_are_warned_of(args_of, config, told):
 def test_the_old_name_of_bf16_is_read(args_of):
     config = translate(args_of(deepspeed={"bfloat16": {"enabled": "auto"}}, bf16=True)).strategy_options["config"]
     assert config["bf16"] == {"enabled": True} and "bfloat16" not in config
+
+
+@pytest.mark.parametrize(
+    ("size", "is_refused"), [(1, False), (2, True), (1.5, True), (0, False), ("auto", False), (None, False)]
+)
+def test_sequences_that_models_exchange_by_themselves_are_refused(args_of, size, is_refused):
+    refusal = pytest.raises(UnsupportedArgument, match="it is for models that exchange by themselves")
+    with refusal if is_refused else contextlib.nullcontext():
+        assert deepspeed_config(args_of(deepspeed={"sequence_parallel_size": size}), {})
 
 
 def test_both_precisions_are_refused(args_of):
