@@ -232,7 +232,7 @@ def test_the_old_name_of_bf16_is_read(args_of):
 
 
 @pytest.mark.parametrize(
-    ("size", "is_refused"), [(1, False), (2, True), (1.5, True), (0, False), ("auto", False), (None, False)]
+    ("size", "is_refused"), [(1, False), (2, True), (1.5, True), (0, False), (None, False), ("two", False)]
 )
 def test_sequences_that_models_exchange_by_themselves_are_refused(args_of, size, is_refused):
     refusal = pytest.raises(UnsupportedArgument, match="it is for models that exchange by themselves")
