@@ -18,7 +18,7 @@ import torch
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.checkpoint.layout import SAVING, make_hidden
+from hf_compat.checkpoint.layout import SAVING, SCALER_NAME, STATES, make_hidden
 from hf_compat.checkpoint.reading import is_ours_alone
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError, OutputFolderError
@@ -49,16 +49,8 @@ def whole(make_args, tmp_path):
     return tmp_path / "out"
 
 
-FILES = [
-    "model.safetensors",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state.pth",
-    "trainer_state.json",
-    "training_args.bin",
-    "run_state.pt",
-    "manifest.json",
-]
+STATE_FILES = tuple(state.name for state in STATES if state.name != SCALER_NAME)  # no run here scales gradients
+FILES = ["model.safetensors", "trainer_state.json", "training_args.bin", "manifest.json", *STATE_FILES]
 
 
 def damage(path: Path, how: str) -> None:
@@ -97,7 +89,7 @@ DAMAGES = [(name, how) for name in FILES for how in HOW if (name, how) != ("mani
 
 
 # What somebody may have done on purpose, as each file that is there is whole: a folder that is named is read then, too.
-DISPENSABLE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "run_state.pt")
+DISPENSABLE = ("training_args.bin", *STATE_FILES)
 WHOLE_BY_THEMSELVES = {("model.safetensors", "flipped"), *((name, "removed") for name in DISPENSABLE)}
 
 
