@@ -88,7 +88,7 @@ class _Record:
 
 def _short(number: int) -> int:
     """A number for a field of 32 bits. All ones say that another field holds it."""
-    return min(number, _LARGEST_32)
+    return 2**32 - 1 if number >= _LARGEST_32 else number
 
 
 class _Archive:
