@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import hf_compat
-from helpers.toy import Classifier, blocks, rows, tiny_gpt2
-from hf_compat import Trainer, TrainerCallback
+from helpers.toy import Classifier, rows, tiny_gpt2
+from hf_compat import Trainer
 from hf_compat.callbacks import trackers as trackers_module
 from hf_compat.errors import ArgumentError, MissingPackage
 
@@ -179,14 +179,6 @@ def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
 
 
 @pytest.mark.matrix
-def test_wandb_uploads_the_model_where_the_variable_asks(tmp_path):
-    for mode, aliases in (("end", ["final_model"]), ("checkpoint", ["checkpoint_global_step_5", "epoch_0.83"])):
-        run("hf_compat", tmp_path / mode, "wandb", WANDB_LOG_MODEL=mode)
-        logged = wandb_of(tmp_path / mode)[5]
-        assert ("model", ["base_model"]) in logged and ("model", aliases) in logged
-
-
-@pytest.mark.matrix
 def test_a_resumed_run_goes_on_in_tensorboard_without_a_step_backwards(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run("hf_compat", whole, "tensorboard")
@@ -315,17 +307,6 @@ def test_hidden_losses_are_counted(make_args):
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert [log.get("nonfinite_steps") for log in logs] == [None, 2, 2, 2]
     assert all(math.isfinite(log["loss"]) for log in logs)
-
-
-def test_a_reporter_sees_logs_of_the_model_too(make_args):
-    class Look(TrainerCallback):
-        def on_train_begin(self, args, state, control, model, **kwargs):
-            self.model = model
-
-    look = Look()
-    trainer = Trainer(tiny_gpt2(), make_args(max_steps=1), train_dataset=blocks(4), callbacks=[look])
-    trainer.train()
-    assert look.model is trainer.model and torch.isfinite(torch.tensor(trainer.state.log_history[-1]["train_loss"]))
 
 
 def test_a_tracker_tells_whether_it_reads_checkpoints(monkeypatch):
