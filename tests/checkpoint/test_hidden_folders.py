@@ -222,3 +222,12 @@ def test_a_link_that_leads_to_everything_is_judged_without_a_walk(tmp_path, monk
         monkeypatch.setattr(os, name, lambda path, listing=listing: (seen.append(str(path)), listing(path))[1])
     assert choice.get_last_checkpoint(out) is None
     assert seen and not any("usr" in path for path in seen)
+
+
+def test_a_conversion_removes_what_killed_ones_have_left(tmp_path):
+    for owner in (ENDED, ELSEWHERE):
+        make_hidden(str(tmp_path), CONVERTING, owner)
+    with writing(str(tmp_path / "target")) as place:
+        Path(place).write_text("converted")
+        assert not (tmp_path / (CONVERTING + ENDED.id)).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CONVERTING + ELSEWHERE.id, "target"]

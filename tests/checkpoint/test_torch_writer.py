@@ -65,6 +65,25 @@ def test_sizes_and_counts_beyond_their_fields_are_written_in_64_bits(tmp_path, m
     assert zipfile.ZipFile(tmp_path / "state.pt").testzip() is None
 
 
+@pytest.mark.parametrize(("number", "is_long"), [(2**32 - 2, False), (2**32 - 1, True), (2**32, True), (2**40, True)])
+def test_a_number_takes_64_bits_from_all_ones_on(number, is_long):
+    plain = len(torch_writer._Record(b"name", 1, 0).entry())
+    assert len(torch_writer._Record(b"name", number, 0).entry()) - plain == (4 + 16) * is_long
+    assert len(torch_writer._Record(b"name", 1, number).entry()) - plain == (4 + 8) * is_long
+    assert len(torch_writer._Record(b"name", number, number).entry()) - plain == (4 + 24) * is_long
+
+
+@pytest.mark.parametrize(("count", "is_long"), [(2**16 - 2, False), (2**16 - 1, True)])
+def test_a_count_takes_64_bits_from_all_ones_on(tmp_path, count, is_long):
+    with (tmp_path / "archive").open("wb") as file:
+        archive = torch_writer._Archive(file, "root", None)
+        archive._records = [torch_writer._Record(b"", 0, 0)] * count
+        archive.close()
+    content = (tmp_path / "archive").read_bytes()
+    assert (b"PK\x06\x06" in content) == is_long and content.endswith(b"\0\0")
+    assert int.from_bytes(content[-12:-10], "little") == min(count, 2**16 - 1)
+
+
 def test_memory_that_waits_to_be_written_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_writer, "_UNDER_WAY", 1)
     save_torch(state(), str(tmp_path / "state.pt"))

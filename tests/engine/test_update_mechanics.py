@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -14,7 +16,7 @@ from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.strategies import ForwardPrecision, UpdateMechanics
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.launch import Launch
@@ -178,3 +180,34 @@ def test_several_optimizers_are_switched_together():
     stepping.to_evaluation()
     stepping.detach()
     assert (seen, stepping.switches, stepping.steps_in_backward) == (["train", "eval"], True, False)
+
+
+@pytest.mark.parametrize(
+    ("skip", "left", "begins_after", "given"),
+    [(4, None, 2, [3, 4]), (5, None, 2, [4]), (5, [2], 3, [2, 3, 4]), (4, [], 3, [3, 4])],
+)
+def test_ranks_that_share_sequences_go_on_within_a_batch_of_theirs(skip, left, begins_after, given):
+    """A batch of the loader has a micro-batch of each rank; those that are left of one are trained first."""
+    begun = []
+
+    class Exchanged(list):
+        @property
+        def micro_batches(self):
+            return self
+
+    class Shared(Windows):
+        def __init__(self):
+            self._sharers, self.loader = 2, None
+            adapter = SimpleNamespace(deepspeed_ulysses_dl_adapter=lambda batches, model: Exchanged(batches))
+            self.steps = SimpleNamespace(accelerator=adapter, model_wrapped=None)
+
+        def _start_loader(self, skip, position, after_start):
+            begun.append(skip)
+            return iter([])
+
+    shared = Shared()
+    passes = shared._begin(
+        skip, None if left is None else SimpleNamespace(shared=left and [torch.tensor(one) for one in left])
+    )
+    shared._shared += [torch.tensor(3), torch.tensor(4)]
+    assert begun == [begins_after] and [int(one) for one in passes] == given

@@ -18,7 +18,7 @@ from helpers import toy
 from helpers.line import Line, points
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, CheckpointError, OverrideError
-from hf_compat.trainer_methods.near_names import tell_of_callback_names
+from hf_compat.trainer_methods.near_names import near_name, tell_of_callback_names
 from hf_compat.training_run.same_on_ranks import compare_arguments
 
 # The best ------------------------------------------------------------------------------------------------------------
@@ -579,3 +579,17 @@ def test_what_each_rank_may_choose_is_not_compared(make_args, monkeypatch):
     as_of_two_ranks(monkeypatch, lambda mine: compared.append(mine) or [mine])
     compare_arguments(make_args(), None)
     assert not {"output_dir", "report_to", "run_name", "local_rank", "disable_tqdm", "log_level"} & compared[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("e_v_a_l_u_a_t_e", ["evaluate"], "evaluate"),
+        ("getTrainDataLoader", ["get_train_dataloader", "train"], "get_train_dataloader"),
+        ("evaluate", ["_evaluate", "e_valuate"], "e_valuate"),
+        ("evalute", ["evaluate", "predict"], "evaluate"),
+        ("evl", ["evaluate"], None),
+    ],
+)
+def test_a_name_that_is_nearly_anothers(name, known, near):
+    assert near_name(name, known) == near
