@@ -140,7 +140,9 @@ class DataloaderMethods(StepsBase):
         """
         args, collator = self.args, self.data_collator
         if is_datasets_dataset(dataset):
-            dataset = self._remove_unused_columns(dataset, description=description)
+            kept = self._remove_unused_columns(dataset, description=description)
+            # Overrides written for 4.2 and before change the data set in place, or leave it, and return nothing
+            dataset = dataset if kept is None else kept
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
         is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)

@@ -347,3 +347,12 @@ class EvaluationMethods(TrainerBase):
     def is_world_process_zero(self) -> bool:
         """Whether this is the first process of all."""
         return bool(self.args.process_index == 0)
+
+    # Their names in 3.x
+    def is_local_master(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.is_local_process_zero()
+
+    def is_world_master(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.is_world_process_zero()

@@ -143,3 +143,12 @@ def test_a_training_step_copied_from_4_46_trains_the_same_numbers(tmp_path):
 def test_a_helper_of_4_x_names_what_to_use_instead(make_args, name, way_out):
     with pytest.raises(AbsentName, match=f"(?s)Trainer has no `{name}` here.*{way_out}"):
         getattr(Trainer(toy.Classifier(), make_args()), name)
+
+
+def test_the_first_process_has_its_names_of_3_x(tmp_path):
+    class Second(Trainer):
+        def is_world_process_zero(self):
+            return False
+
+    trainer = Second(toy.Classifier(), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+    assert trainer.is_local_master() and not trainer.is_world_master()

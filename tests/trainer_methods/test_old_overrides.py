@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datasets
 import pytest
 import torch
 from torch import nn
@@ -143,3 +144,26 @@ def test_keywords_handed_on_to_the_base_class_are_accepted(make_args):
     args = make_args(max_steps=1, save_strategy="steps", save_steps=1)
     trainer = HandsOn(toy.Classifier(), args, train_dataset=toy.rows(8))
     assert trainer.train().global_step == 1
+
+
+def test_an_override_that_returns_no_data_set_keeps_it(make_args):
+    """Until 4.2, `_remove_unused_columns` changed the data set in place."""
+
+    class KeepsAll(Trainer):
+        def _remove_unused_columns(self, dataset, description=None):
+            pass
+
+    class HidesInPlace(Trainer):
+        def _remove_unused_columns(self, dataset, description=None):
+            dataset.set_format(type=dataset.format["type"], columns=["x", "labels"])
+
+    def by_column(rows):
+        seen.append(sorted(rows[0]))
+        return {name: torch.as_tensor([row[name] for row in rows]) for name in ("x", "labels")}
+
+    rows = datasets.Dataset.from_list([{"x": [float(n)] * 8, "labels": n % 3, "text": "a"} for n in range(8)])
+    seen: list[list[str]] = []
+    for kind, columns in ((KeepsAll, ["labels", "text", "x"]), (HidesInPlace, ["labels", "x"])):
+        seen.clear()
+        kind(Counting(), make_args(max_steps=1), train_dataset=rows, data_collator=by_column).train()
+        assert seen[0] == columns
