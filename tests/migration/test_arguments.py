@@ -289,6 +289,19 @@ def test_unknown_objects_are_listed_and_others_left_alone():
     ) + "\n"  # fmt: skip
 
 
+def test_a_reason_says_that_transformers_5_lacks_the_argument():
+    source = """\
+    from transformers import TrainerCallback
+
+    class Board(TrainerCallback):
+        def _open(self, args):
+            return args.logging_dir
+    """
+    assert left(source) == []
+    (found,) = rewrite_python(inspect.cleandoc(source), FIVE).findings
+    assert found.what == "args.logging_dir" and "5.15 has no such argument" in found.reason
+
+
 def test_classes_of_the_same_name_are_left_alone():
     source = """\
     from mine import Trainer

@@ -9,7 +9,8 @@ import textwrap
 import pytest
 
 from helpers.migrated import left, today
-from hf_compat.tools.migration.report import Target
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Effect, Target
 
 HEAD = "from transformers import Trainer, TrainerCallback\n\n\n"
 WIDE = f"# {'lines may be as long as this one ' * 4}"[:120] + "\n"
@@ -180,3 +181,57 @@ def test_events_of_callbacks():
     assert 'return [processing_class for _ in kwargs["processing_class"]] + [args.use_cpu]' in result
     assert 'kw.get("processing_class", None), kw["model"]' in result and "def helper(self, tokenizer)" in result
     assert 'if "processing_class" in rest: print(rest["processing_class"])' in result
+
+
+@pytest.mark.parametrize("target", list(Target))
+@pytest.mark.parametrize(
+    "call",
+    [
+        "super().__init__(model, args, None, train, None, None, None, compute_metrics, callbacks)",
+        "super(T, self).__init__(model, args, None, train, None, None, None, self.compute_metrics)",
+        "Trainer.__init__(self, model, args, None, train, None, None, None, compute_metrics, **kwargs)",
+    ],
+)
+def test_places_that_moved_in_4_46_fail(call, target):
+    source = f"{HEAD}class T(Trainer):\n    def __init__(self, model, compute_metrics, **kwargs):\n        {call}\n"
+    (found,) = rewrite_python(source, target).findings
+    assert found.effect is Effect.FAILS and found.reason.startswith("since 4.46 compute_metrics stands one place later")
+
+
+def test_places_of_a_constructor_of_the_script_are_its_own():
+    source = f"""{HEAD}class T(Trainer):
+    def __init__(self, model, args, a, b, c, d, e, compute_metrics):
+        super().__init__(model, args, compute_metrics=compute_metrics)
+
+class U(T):
+    def __init__(self, *args):
+        super().__init__(1, 2, 3, 4, 5, 6, 7, compute_metrics)
+
+Trainer(1, 2, 3, 4, 5, 6, 7, compute_loss_func, compute_metrics)
+"""
+    assert [one.effect for one in rewrite_python(source, Target.HF_COMPAT).findings] == [Effect.LOOK, Effect.LOOK]
+
+
+def test_the_keywords_of_an_event_in_a_method_that_it_calls():
+    source = f"""{HEAD}class Saves(TrainerCallback):
+    def write(self, folder, kwargs):
+        kwargs["tokenizer"].save_pretrained(folder)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.write(args.output_dir, kwargs)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.write(folder="last", kwargs=kwargs)
+"""
+    five = Target.TRANSFORMERS_5
+    assert today(source, five) == source.replace('"tokenizer"', '"processing_class"')
+    (found,) = rewrite_python(source, five).mended
+    assert found.effect is Effect.FAILS and "transformers 5 gives processing_class" in found.reason
+
+
+def test_columns_that_are_removed_in_place():
+    head = f"{HEAD}class T(Trainer):\n    def _remove_unused_columns(self, dataset, description=None):\n        "
+    for target, effect in ((Target.HF_COMPAT, Effect.LOOK), (Target.TRANSFORMERS_5, Effect.FAILS)):
+        (found,) = rewrite_python(f"{head}pass\n", target).findings
+        assert found.effect is effect and "return the data set" in found.reason
+        assert rewrite_python(f"{head}return dataset\n", target).findings == ()

@@ -51,6 +51,8 @@ _GONE_OF_TRAINERS = {
     "sharded_ddp": "gone, as FairScale is",
     "_gather_and_numpify": "gone in 5.0: `self.accelerator.gather_for_metrics`",
     "torch_jit_model_eval": "gone in 5.0",
+    "_max_length": 'gone: `self._gen_kwargs.get("max_length")`',
+    "_num_beams": 'gone: `self._gen_kwargs.get("num_beams")`',
 }
 # Those of them that this package's trainers have.
 SUPPLIED = (
@@ -93,11 +95,11 @@ def rewrite_trainer_attributes(source: Source, things: ExpressionTypes) -> None:
     known = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *absent}
     own_methods = {one.name.value for one in source.of(cst.FunctionDef)}
     targets = {dotted(one.target) for one in source.of(cst.AssignTarget)}
-    keeps_its_own = "tokenizer" in own_methods or "self.tokenizer" in targets
+    own = own_methods | {name for name in known if f"self.{name}" in targets}
     named = [one for one in source.of(cst.Attribute) if one.attr.value in known]
     for node in (one for one in named if things.of(one.value) is Thing.TRAINER):
         name = node.attr.value
-        if name not in _TRAINER_NAMES and name in own_methods:
+        if name in own:
             continue
         if name in SUPPLIED and source.target is Target.HF_COMPAT:
             continue
@@ -106,8 +108,10 @@ def rewrite_trainer_attributes(source: Source, things: ExpressionTypes) -> None:
         elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
             source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)
         elif name in _GONE_OF_TRAINERS:
-            source.list(node, source.code(node), _GONE_OF_TRAINERS[name], source.fails_in_5)
-        elif name in _TRAINER_NAMES and not (name == "tokenizer" and keeps_its_own):
+            # Copied steps read `scaler` behind flags that are false here
+            effect = source.fails_in_5 if name == "scaler" else Effect.FAILS
+            source.list(node, source.code(node), _GONE_OF_TRAINERS[name], effect)
+        elif name in _TRAINER_NAMES:
             _rename_attribute(node, _TRAINER_NAMES[name], source)
 
 
@@ -127,7 +131,8 @@ def rewrite_argument_attributes(source: Source, things: ExpressionTypes) -> None
             subject = dotted(node.value)
             is_kept = name in ATTRIBUTES_ONLY and source.target is Target.HF_COMPAT
             if "arg" in subject.rpartition(".")[2].lower() and not is_kept:
-                source.list(node, source.code(node), f"if {subject} is training arguments, {today(name)}")
+                means = GONE_IN_5.get(name, today(name))
+                source.list(node, source.code(node), f"if {subject} is training arguments, {means}")
 
 
 def rewrite_fields(source: Source, things: ExpressionTypes) -> None:

@@ -14,10 +14,16 @@ from hf_compat.tools.migration.class_graph import Ancestry
 from hf_compat.tools.migration.elements import Edit, edit_call, edited_dict
 from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant, today
+from hf_compat.tools.migration.report import Effect
 from hf_compat.tools.migration.source import Source, dotted, fields_of, is_super_call, keyword, methods_of
 
-# Later releases put another parameter of the trainer at this place, so the following ones are given by keyword.
-_TRAINER_PLACES = 7
+# The parameters of a trainer by place. Since 4.46 `compute_loss_func` stands before `compute_metrics`.
+_TRAINER_PLACES = (
+    "model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "model_init",
+    "compute_loss_func", "compute_metrics", "callbacks", "optimizers", "optimizer_cls_and_kwargs",
+    "preprocess_logits_for_metrics",
+)  # fmt: skip
+_MOVED_FROM = _TRAINER_PLACES.index("compute_loss_func")
 _GONE_KEYWORDS = {
     "prediction_loss_only": "an argument of TrainingArguments since 3.1",
     "tb_writer": "gone: give a TensorBoardCallback(tb_writer) among the callbacks",
@@ -180,8 +186,7 @@ def list_unknown_calls(source: Source, things: ExpressionTypes, taken: Container
 def rewrite_trainer_calls(source: Source, things: ExpressionTypes) -> None:
     """Rewrite the calls that make trainers."""
     for call in (one for one in source.of(cst.Call) if things.made_by(one) is Thing.TRAINER):
-        if len([one for one in call.args if one.keyword is None and not one.star]) > _TRAINER_PLACES:
-            source.list(call, source.code(call.func), "positional arguments from the eighth on have moved: name them")
+        _list_moved_places(call, call.args, source)
         # The parameters that the `__init__` of a class in this source names, or takes out of its `**keywords`
         makers = (m for one in lineage_of(call.func, source) for m in methods_of(one) if m.name.value == "__init__")
         own: set[object] = set()
@@ -200,6 +205,51 @@ def rewrite_trainer_calls(source: Source, things: ExpressionTypes) -> None:
         for index, name in enumerate(names):
             if name in _GONE_KEYWORDS:
                 source.list(call.args[index], f"{name}=", _GONE_KEYWORDS[name])
+
+
+def list_moved_places_of_bases(source: Source, things: ExpressionTypes) -> None:
+    """List moved positional arguments in `Trainer.__init__(self, …)`."""
+    for call in source.of(cst.Call):
+        if (
+            isinstance(call.func, cst.Attribute)
+            and _is_init_of_base(call)
+            and (things.of(call.func.value) is Thing.TRAINER_CLASS)
+        ):
+            _list_moved_places(call, call.args[1:], source)
+
+
+def _list_moved_places(call: cst.Call, args: Sequence[cst.Arg], source: Source) -> None:
+    """List a call of a trainer's constructor whose positional arguments have another meaning since 4.46."""
+    given = [dotted(one.value).rpartition(".")[2] for one in args if one.keyword is None and not one.star]
+    if len(given) <= _MOVED_FROM:
+        return
+    owner = next((one for one in source.above(call) if isinstance(one, cst.ClassDef)), None)
+    bases = [base.value for base in owner.bases] if owner is not None and _is_init_of_base(call) else [call.func]
+    own = {name for one in bases for name in _own_places(one, source)}
+    moved = [
+        name
+        for name, today_here in zip(given[_MOVED_FROM:], _TRAINER_PLACES[_MOVED_FROM:], strict=False)
+        if name in _TRAINER_PLACES and name != today_here and name not in own
+    ]
+    if moved:
+        reason = f"since 4.46 {moved[0]} stands one place later, and others after it: a TypeError; name the arguments"
+        source.list(call, source.code(call.func), reason, Effect.FAILS)
+    else:
+        source.list(call, source.code(call.func), "positional arguments from the eighth on have moved: name them")
+
+
+def _is_init_of_base(call: cst.Call) -> bool:
+    """Whether a call is `super().__init__(…)` or `Base.__init__(self, …)`."""
+    return isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__"
+
+
+def _own_places(maker: cst.BaseExpression, source: Source) -> Iterator[str]:
+    """Yield the parameters that constructors of a class's own lineage name."""
+    for one in lineage_of(maker, source):
+        yield from (
+            param.name.value for m in methods_of(one) if m.name.value == "__init__" for param in m.params.params
+        )
+    yield from (name for one in ancestries(maker, source) for name in one.own_parameters)
 
 
 def rewrite_adamw(source: Source, things: ExpressionTypes) -> None:

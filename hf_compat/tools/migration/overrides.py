@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import libcst as cst
+from libcst.metadata import BaseAssignment
 
 from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
@@ -79,6 +80,8 @@ def _rewrite_method(method: cst.FunctionDef, what: str, source: Source) -> bool:
         calls = (one for one in source.of(cst.Attribute) if dotted(one) == f"self.{name}")
         if all(method in source.above(one) for one in calls):
             source.list(method, what, f"nothing calls it any more: {uncalled[name]}", Effect.DIFFERS)
+    elif name == "_remove_unused_columns" and not any(one.value is not None for one in own_returns(method.body)):
+        source.list(method, what, "since 4.3 it has to return the data set", source.fails_in_5)
     elif name == "_save_checkpoint":
         _take_metrics_out(method, what, source)
     elif name in OVERRIDABLE and not isinstance(method.params.star_arg, cst.Param):
@@ -247,7 +250,9 @@ def rewrite_events(source: Source, things: ExpressionTypes) -> None:
     reason = f"transformers 5 gives {_TODAY}, and no {_OLD}"
     callbacks = [node for node, thing in things.local_classes.items() if thing is Thing.CALLBACK_CLASS]
     events = [(node, one) for node in callbacks for one in methods_of(node) if one.name.value.startswith("on_")]
-    for what, method in ((f"{node.name.value}.{one.name.value}", one) for node, one in events):
+    told: set[cst.CSTNode] = set()  # keys in a method that several events call
+    for node, method in events:
+        what = f"{node.name.value}.{method.name.value}"
         params = (*method.params.params, *method.params.kwonly_params)
         old = next((one for one in params if one.name.value == _OLD), None)
         if old is not None and any(one.name.value == _TODAY for one in params):
@@ -260,8 +265,24 @@ def rewrite_events(source: Source, things: ExpressionTypes) -> None:
                 source.mend_for_5(old, what, reason, Effect.FAILS)
             else:
                 source.mend_for_5(old, what, f"{reason}: the default is used", Effect.DIFFERS)
-        for outer, key in source.keys(source.bindings_of(method.params.star_kwarg)):
-            if isinstance(key, cst.SimpleString) and key.evaluated_value == _OLD:
+        for outer, key in (pair for one in _keyword_dicts(method, node, source) for pair in source.keys(one)):
+            if isinstance(key, cst.SimpleString) and key.evaluated_value == _OLD and key not in told:
+                told.add(key)
                 source.put(key, key.with_changes(value=f"{key.prefix}{key.quote}{_TODAY}{key.quote}"))
                 effect = Effect.FAILS if isinstance(outer, cst.Subscript) else Effect.DIFFERS
                 source.mend_for_5(key, what, reason, effect)
+
+
+def _keyword_dicts(event: cst.FunctionDef, owner: cst.ClassDef, source: Source) -> Iterator[tuple[BaseAssignment, ...]]:
+    """Yield the bindings of an event's `**kwargs`, and of the parameters of own methods that get the dict."""
+    bindings = source.bindings_of(event.params.star_kwarg)
+    yield bindings
+    methods = {f"self.{one.name.value}": one for one in methods_of(owner)}
+    for argument in (source.parent(read) for one in bindings for read in source.reads(one)):
+        call = source.parent(argument) if isinstance(argument, cst.Arg) and not argument.star else None
+        helper = methods.get(dotted(call.func)) if isinstance(call, cst.Call) else None
+        if helper is not None and isinstance(call, cst.Call) and isinstance(argument, cst.Arg):
+            names = _own_names(helper)
+            place = call.args.index(argument)
+            name = keyword(argument) or (names[place] if place < len(names) else "")
+            yield from (source.bindings_of(one) for one in helper.params.params if one.name.value == name)

@@ -51,6 +51,7 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         changed_numbers.list_undivided(source, things)
         changed_numbers.list_fractions(source, things)
         calls.rewrite_trainer_calls(source, things)
+        calls.list_moved_places_of_bases(source, things)
         calls.rewrite_adamw(source, things)
         calls.rewrite_training_calls(source, things)
         calls.list_unknown_calls(source, things, taken)
