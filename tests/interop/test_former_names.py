@@ -86,6 +86,7 @@ def test_what_is_not_restored_is_told_by_the_table(tmp_path):
     (tmp_path / "own.py").write_text("from transformers import no_such_name\n")
     (tmp_path / "space.py").write_text("from transformers.trainer_utils import default_hp_space\n")
     (tmp_path / "elsewhere.py").write_text("from transformers.trainer_utils import AcceleratorConfig\n")
+    (tmp_path / "of_3.py").write_text("from transformers.modeling_bert import BertModel\n")
     (tmp_path / "other.py").write_text("from torch import no_such_name\n")
     accounts = {}
     for script in tmp_path.iterdir():
@@ -100,6 +101,8 @@ def test_what_is_not_restored_is_told_by_the_table(tmp_path):
         "transformers.trainer_utils.AcceleratorConfig: `from transformers.trainer_pt_utils import AcceleratorConfig`"
     )
     assert accounts["elsewhere.py"] == f"{found} finds it today."
+    today = "gone since 4.0: import its names from `transformers`."
+    assert accounts["of_3.py"] == f"transformers.modeling_bert: {today}"
     assert accounts["other.py"] is None
 
 

@@ -224,6 +224,19 @@ def test_a_script_fails_where_a_file_that_it_imports_does(folder):
     assert "has no such name" in reason
 
 
+def test_the_packages_around_an_imported_module_run_first(folder):
+    top = folder(
+        pkg__answers="from transformers import TextDataset\n\nAnswers = TextDataset",
+        pkg__inner__losses="weight = 1",
+        script="from transformers import Trainer\n\nfrom pkg.inner.losses import weight\n\nTrainer(None).train()\n",
+    )
+    (top / "pkg" / "inner" / "__init__.py").touch()
+    assert found("script.py") == []
+    (top / "pkg" / "__init__.py").write_text("from pkg.answers import Answers\n")
+    ((effect, line, what, _),) = found("script.py")
+    assert (effect, line, what) == (Effect.FAILS, 3, "import of answers.py")
+
+
 def test_a_file_of_a_package_fails_by_its_siblings_and_not_by_a_namesake_above(folder):
     folder(
         evaluate="import transformers\nfrom datasets import load_metric\n",
@@ -251,3 +264,13 @@ def test_a_name_that_a_moved_module_has_lost_fails(folder):
     assert [one[:3] for one in found("script.py")] == [
         (Effect.FAILS, 2, "from transformers.file_utils import torch_required")
     ]
+
+
+def test_a_module_beside_the_script_is_not_the_installed_one(folder):
+    script = (
+        "import datasets\nfrom datasets import DATASETS\nfrom transformers import Trainer\n\nTrainer(datasets.OTHERS)\n"
+    )
+    folder(script=script)
+    assert [what for _, _, what, _ in found("script.py")] == ["from datasets import DATASETS", "datasets.OTHERS"]
+    folder(datasets="DATASETS = OTHERS = []\n")
+    assert found("script.py") == []

@@ -181,3 +181,45 @@ def test_a_chat_template_gives_a_dict_in_5(source, is_told, target):
     """`PreTrainedTokenizerBase.apply_chat_template`: `return_dict` is True since 5.0, and was False."""
     told = [spot.what for spot in rewrite_python(HEAD + source + "\n", target).findings]
     assert told == ([source.split("= ")[1].split("(")[0].removeprefix("[] + ")] if is_told else [])
+
+
+def test_generation_settings_of_4_0_are_told():
+    source = (
+        "from transformers import Seq2SeqTrainer\nclass T(Seq2SeqTrainer):\n"
+        "    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):\n"
+        "        return None, model.generate(**inputs, max_length=self._max_length), None\n"
+    )
+    for target in Target:
+        (found,) = rewrite_python(source, target).findings
+        assert (found.what, found.effect.value) == ("self._max_length", "fails") and "_gen_kwargs" in found.reason
+
+
+@pytest.mark.parametrize("name", ["_max_length", "scaler", "use_amp", "_nested_gather", "is_world_master"])
+def test_an_attribute_that_a_class_sets_is_its_own(name):
+    source = f"{HEAD}class T(Trainer):\n    def f(self):\n        self.{name} = 1\n        return self.{name}\n"
+    for target in Target:
+        assert left(source, target) == [] and f"return self.{name}" in today(source, target)
+
+
+def test_names_in_a_module_of_a_neighbour_are_looked_up():
+    source = f"""{HEAD}import datasets
+import datasets as d
+from datasets import Dataset
+
+metric = d.load_metric("glue")
+datasets.set_caching_enabled(False)
+datasets.own = datasets.config.HF_DATASETS_OFFLINE
+rows = [datasets.load_dataset("x"), Dataset.from_dict, datasets.Dataset.anything]
+if hasattr(datasets, "use_cache"):
+    datasets.use_cache()
+
+def read(paths):
+    datasets = []
+    datasets.append(paths)
+"""
+    findings = rewrite_python(source, Target.HF_COMPAT).findings
+    assert [(one.what, one.effect.value) for one in findings] == [
+        ("d.load_metric", "fails"),
+        ("datasets.set_caching_enabled", "fails"),
+    ]
+    assert "`evaluate.load`" in findings[0].reason

@@ -8,7 +8,8 @@ import inspect
 import pytest
 
 from helpers.migrated import left, today
-from hf_compat.tools.migration.report import Target
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Effect, Target
 
 
 @pytest.mark.parametrize(
@@ -272,3 +273,20 @@ def test_a_star_import_where_ours_is_not_installed_stays_and_unused_names_are_no
     fallback = "try:\n    from hf_compat import Trainer\nexcept ImportError:\n    from transformers.trainer import *\nTrainer()\n"
     unused = "from transformers.trainer import *\nx.Trainer(Trainer=1)\n"
     assert (today(fallback), today(unused)) == (fallback, unused)
+
+
+def test_modules_of_3_x_are_none_today():
+    """`transformers.modeling_bert` became `transformers.models.bert.modeling_bert` in 4.0."""
+    source = """\
+    from transformers.configuration_auto import AutoConfig
+    from transformers.modeling_bert import BertModel as Model
+    from transformers import Trainer
+    """
+    expected = "from transformers import AutoConfig\nfrom transformers import BertModel as Model\n"
+    assert today(source, Target.TRANSFORMERS_5).startswith(expected)
+    for target in Target:
+        told = {one.what: one.effect for one in rewrite_python(inspect.cleandoc(source), target).mended}
+        assert told == {
+            "from transformers.configuration_auto import AutoConfig": Effect.FAILS,
+            "from transformers.modeling_bert import BertModel": Effect.FAILS,
+        }

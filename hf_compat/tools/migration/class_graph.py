@@ -54,6 +54,11 @@ class ClassGraph:
         """Follow an imported name, `module.Class`, with leading dots if the import is relative."""
         return None if self._file is None else _followed(self._file, path, ())
 
+    def has_beside(self, module: str) -> bool:
+        """Whether a module lies beside the source, where a script finds it before an installed one."""
+        place = None if self._file is None else self._file.with_name(module)
+        return place is not None and (place.with_name(f"{module}.py").is_file() or (place / "__init__.py").is_file())
+
     def files_imported(self, text: str) -> Iterator[tuple[int, Path]]:
         """Yield the files of the folder that run when a source runs, with the source's line that leads there.
 
@@ -94,7 +99,16 @@ def _homes_of(file: Path, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
         # A script finds a module of one name beside itself alone. Folders above may be on the path by their packages.
         home = _file_of(file, path)
         if home is not None and ("." in path or home.parent in (file.parent, file.parent / path)):
+            yield from _packages_around(file, path)
             yield home
+
+
+def _packages_around(file: Path, path: str) -> Iterator[Path]:
+    """Yield the `__init__.py` of the packages around a module, which run before it."""
+    parts = [] if path.startswith(".") else path.split(".")[:-1]  # packages of a relative import run already
+    for place in (_file_of(file, ".".join(parts[:length])) for length in range(1, len(parts) + 1)):
+        if place is not None and place.name == "__init__.py":
+            yield place
 
 
 def _leads(file: Path, tree: ast.Module, seen: set[Path]) -> bool:

@@ -117,6 +117,9 @@ def is_gone(name: str) -> str | None:
 def account_of(error: BaseException) -> str | None:
     """The way out for a script that failed on a name, a member or a keyword that transformers 5 lacks."""
     text = str(error)
+    module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if re.fullmatch(r"transformers\.(configuration|modeling|tokenization)_\w+", module):
+        return f"{module}: gone since 4.0: import its names from `transformers`."
     if isinstance(error, ImportError):
         found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", text)
         if found is None:

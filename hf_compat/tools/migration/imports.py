@@ -26,7 +26,7 @@ from hf_compat.tools.migration.import_blocks import (
     bound_name,
     sorted_as,
 )
-from hf_compat.tools.migration.installed_names import installed_names
+from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.names import (
     ADAMW_DIFFERS,
     MIRRORS,
@@ -40,7 +40,7 @@ from hf_compat.tools.migration.names import (
 )
 from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
+from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted, walk
 
 _OURS = ("transformers", "hf_compat")
 # Functions that do nothing today. Their calls have no result.
@@ -259,7 +259,8 @@ def _is_restored(path: str, source: Source) -> bool:
 def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -> None:
     """Record an import that fails as it is in the installed release."""
     names = looked_up_in(source.target)
-    if names is not None and not names.has(path) and not _is_restored(path, source):
+    is_there = names is None or names.can_import(path) or names.is_module(path)
+    if names is not None and not is_there and not _is_restored(path, source):
         where = f": it is {today} today" if today else ", and nothing takes its place"
         source.mend(node, what, f"transformers {names.version} has no such name{where}")
 
@@ -366,22 +367,46 @@ def _name_of_ours(node: cst.Attribute, source: Source) -> str:
 
 
 def list_missing(source: Source) -> None:
-    """List imported names of the packages beside transformers that the installed release lacks."""
+    """List names of the packages beside transformers, imported or in a module, that the installed release lacks."""
     for node in source.of(cst.ImportFrom):
         module = dotted(node.module)
-        package = module.partition(".")[0]
-        names = installed_names(package) if package in NEIGHBOURS and not node.relative else None
-        if names is None or isinstance(node.names, cst.ImportStar) or _is_guarded(node, source):
+        if node.relative or isinstance(node.names, cst.ImportStar) or _is_guarded(node, source):
             continue
         for alias in node.names:
-            path = f"{module}.{dotted(alias.name)}"
-            if not names.has(path):
-                what = "name" if names.is_module(module) else "module"
-                last = dotted(alias.name)
-                home = names.outermost_home(last)
-                way_out = _WAYS_OUT.get(f"{package}.{last}", f"it is {home}.{last} today" if home else "")
-                reason = f"{f'{package} {names.version}'.strip()} has no such {what}{f': {way_out}' if way_out else ''}"
-                source.list(node, f"from {module} import {dotted(alias.name)}", reason, Effect.FAILS)
+            name = dotted(alias.name)
+            reason = _missing_beside(module, name, source)
+            if reason:
+                source.list(node, f"from {module} import {name}", reason, Effect.FAILS)
+    for use in source.of(cst.Attribute):
+        module, _, name = source.imported(use).rpartition(".")
+        names = _names_beside(module, source)
+        is_tried = f'"{name}"' in source.text or f"'{name}'" in source.text  # `hasattr(datasets, "name")`
+        if names is None or not names.is_module(module) or is_tried or _is_guarded(use, source):
+            continue
+        first = next(one for one in walk(use) if isinstance(one, cst.Name))
+        if not all(map(import_statement, source.assignments(first))):  # a variable has the module's name, too
+            continue
+        reason = _missing_beside(module, name, source)
+        if reason and not isinstance(source.parent(use), (cst.AssignTarget, cst.ImportAlias, cst.ImportFrom)):
+            source.list(use, source.code(use), reason, Effect.FAILS)
+
+
+def _names_beside(module: str, source: Source) -> InstalledNames | None:
+    package = module.partition(".")[0]
+    is_known = package in NEIGHBOURS and not source.graph.has_beside(package)
+    return installed_names(package) if is_known else None
+
+
+def _missing_beside(module: str, name: str, source: Source) -> str:
+    """Why a name cannot be imported from a module of a package beside transformers. Empty if it can."""
+    names = _names_beside(module, source)
+    if names is None or names.can_import(f"{module}.{name}"):
+        return ""
+    package = module.partition(".")[0]
+    what = "name" if names.is_module(module) else "module"
+    home = names.outermost_home(name)
+    way_out = _WAYS_OUT.get(f"{package}.{name}", f"it is {home}.{name} today" if home else "")
+    return f"{f'{package} {names.version}'.strip()} has no such {what}{f': {way_out}' if way_out else ''}"
 
 
 def list_unbound(source: Source) -> None:

@@ -101,6 +101,10 @@ class InstalledNames:
             module = f"{module}.{part}"
         return self._file(module) is not None
 
+    def can_import(self, path: str) -> bool:
+        """Return whether `from module import name` works for `module.name`. A module's attribute is not a module."""
+        return self.is_module(path.rpartition(".")[0]) and self.has(path)
+
     def is_module(self, path: str) -> bool:
         return self._file(path) is not None
 

@@ -95,7 +95,7 @@ def find(module: str, name: str, target: Target) -> Found:
     names = looked_up_in(target)
     if names is None or (names.version.startswith("4.") and name in GONE):
         return Found(module, name, is_gone(name))
-    if names.has(f"{module}.{name}"):
+    if names.can_import(f"{module}.{name}"):
         return Found(module, name)
     reason = is_gone(name)
     images = name.removesuffix("FeatureExtractor") + "ImageProcessor"
