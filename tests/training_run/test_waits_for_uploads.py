@@ -150,17 +150,17 @@ def test_other_files_are_sent_until_one_fails(held, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("held", "process", "error", "finishes", "said"),
+    ("held", "is_fork", "error", "finishes", "said"),
     [
-        (None, os.getpid(), None, False, ""),
-        ({"may_write_at_exit": False}, os.getpid(), None, False, ""),
-        ({"may_write_at_exit": True}, os.getpid() + 1, None, False, ""),
-        ({"may_write_at_exit": True}, os.getpid(), None, True, ""),
-        ({"may_write_at_exit": True}, os.getpid(), StoreError("it broke"), True, "it broke"),
-        ({"may_write_at_exit": True}, os.getpid(), KeyboardInterrupt(), True, "two are missing"),
+        (None, False, None, False, ""),
+        ({"may_write_at_exit": False}, False, None, False, ""),
+        ({"may_write_at_exit": True}, True, None, False, ""),
+        ({"may_write_at_exit": True}, False, None, True, ""),
+        ({"may_write_at_exit": True}, False, StoreError("it broke"), True, "it broke"),
+        ({"may_write_at_exit": True}, False, KeyboardInterrupt(), True, "two are missing"),
     ],
 )
-def test_what_a_script_has_written_is_stored_at_the_end_of_its_process(caplog, held, process, error, finishes, said):
+def test_what_a_script_has_written_is_stored_at_the_end_of_its_process(caplog, held, is_fork, error, finishes, said):
     finished = []
 
     def finish():
@@ -169,7 +169,7 @@ def test_what_a_script_has_written_is_stored_at_the_end_of_its_process(caplog, h
             raise error
 
     kept = None if held is None else SimpleNamespace(**held, finish=finish, missing=lambda: "two are missing")
-    uploads._finish_at_exit(lambda: kept, process)
+    uploads._finish_at_exit(lambda: kept, os.getpid() + is_fork)  # the process that has registered it
     assert finished == [1] * finishes and [record.message for record in caplog.records] == [said] * bool(said)
 
 
