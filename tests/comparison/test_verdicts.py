@@ -167,7 +167,7 @@ def test_files_are_compared_by_what_they_hold(tmp_path):
     common = {"config.json": "{}", "checkpoint-4/optimizer.pt": {"state": {0: torch.ones(3)}}}
     theirs = write(tmp_path / "a", {**common, "checkpoint-4/trainer_state.json": json.dumps(state)})
     own = {"checkpoint-4/manifest.json": "{}", "checkpoint-4/run_state.pt": {}}
-    state |= {"train_runtime": 2.5, "log_history": []}
+    state |= {"train_runtime": 2.5, "log_history": [], "nonfinite_steps": 3}  # compared with the logs
     ours = write(tmp_path / "b", {**common, **own, "checkpoint-4/trainer_state.json": json.dumps(state)})
     found = verdict_on_files(theirs, ours, 4, other_release=False)
     assert found.is_equal and found.compared == 3 and len(found.explained) == 2

@@ -32,6 +32,7 @@ ABSENT = "<absent>"
 # The largest difference between two kept contents. None if it has no size.
 Measure = Callable[[Value, Value], float | None]
 Found = tuple[str, object, object]  # the place in a file, and both values
+_LOGGED_HERE_ONLY = "nonfinite_steps"
 # Losses that a resumed run reports differently.
 _RESUMED = {LOGS: ("loss", "train_loss"), RETURNED: ("train_loss",)}
 # Files that only this package writes, and those with other content by intent: headings of docs/differences.md.
@@ -143,8 +144,8 @@ def _shown(value: Value | None) -> object:
 
 def _reason(quantity: str, place: Place, left: Value | None, right: Value | None, resumed: set[int]) -> str:
     """The documented reason of a difference. Empty if there is none."""
-    if place.name == "nonfinite_steps" and left is None and quantity in (LOGS, RETURNED):
-        return "`nonfinite_steps` is logged here only (docs/differences.md, Losses that are not finite)"
+    if place.name == _LOGGED_HERE_ONLY and left is None and quantity in (LOGS, RETURNED):
+        return f"`{_LOGGED_HERE_ONLY}` is logged here only (docs/differences.md, Losses that are not finite)"
     if place.name.endswith(AT_RESUME) and left is None:
         return (
             f"training {place.training} ends the epoch that it resumed here only (docs/differences.md, The loss that a "
@@ -222,6 +223,7 @@ def _without(name: str, content: object) -> object:
     left_out = _LEFT_OUT.get(name.rpartition("/")[2], ())
     if not isinstance(content, dict):
         return content
+    left_out = (*left_out, _LOGGED_HERE_ONLY)
     kept = {key: value for key, value in content.items() if key not in left_out and not key.endswith(TIMED)}
     for key in ("best_model_checkpoint", "_name_or_path"):  # paths begin with each side's folder
         if isinstance(kept.get(key), str):
