@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -414,3 +415,23 @@ def test_two_ranks_write_beside_the_same_folder(tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"checkpoint-2", "checkpoint-2_rank0.bin", "checkpoint-2_rank1.bin"}
     assert manifest.problems(str(tmp_path / "out" / "checkpoint-2")) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "in_place"),
+    [(None, False), ("model", True), ("config", True), ("processing_class", True), ("tokenizer", True)],
+)
+def test_a_save_pretrained_of_the_users_writes_at_the_final_place(make_args, tmp_path, part, in_place):
+    class Own:
+        def save_pretrained(self, *args, **kwargs): ...
+
+    model, options = toy.tiny_gpt2(), {"processing_class": toy.tiny_tokenizer()}
+    if part in ("model", "config"):
+        changed = model if part == "model" else model.config
+        changed.__class__ = type("Mine", (Own, type(changed)), {"__module__": __name__})
+    elif part is not None:
+        options = {"processing_class": Own()} if part == "processing_class" else {"data_collator": toy.pad}
+    trainer = hf_compat.Trainer(model, make_args(), train_dataset=toy.blocks(4), **options)
+    if part == "tokenizer":
+        trainer.data_collator = SimpleNamespace(tokenizer=Own())
+    assert trainer._saver._where_and_when(str(tmp_path / "out" / "checkpoint-1"))[0] is in_place

@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from helpers import toy
 from hf_compat import Trainer, default_data_collator
-from hf_compat.data.collators import check_dataset, check_iterable
+from hf_compat.data.collators import check_dataset, check_iterable, is_raised_by_user_code
 from hf_compat.errors import DataError, LossError, OverrideError
 
 
@@ -201,3 +201,47 @@ def test_old_overrides_of_saving_hand_the_metrics_on(make_args, tmp_path):
     args = make_args(save_strategy="steps", save_steps=2, max_steps=2)
     Old(toy.Classifier(), args, train_dataset=toy.rows()).train()
     assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").is_file()
+
+
+class Ends:
+    """Samples, of which the third raises what looks like the end of the data."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        if place == 2:
+            raise StopIteration
+        return place
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def stopping(samples):
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "is_the_users"),
+    [
+        (Ends(), {"batch_size": 2}, True),
+        (Ends(), {"batch_size": None}, True),
+        (list(range(3)), {"batch_size": 2, "collate_fn": stopping}, True),
+        (Streamed(), {"batch_size": 2, "collate_fn": stopping}, True),
+        (Streamed(), {"batch_size": 2}, False),
+        (Streamed(), {"batch_size": None}, False),
+        (list(range(3)), {"batch_size": 2}, False),
+    ],
+)
+def test_a_stop_of_the_users_is_no_end_of_the_data(data, options, is_the_users):
+    loader = DataLoader(data, **options)
+    batches = iter(loader)
+    with pytest.raises(StopIteration) as raised:
+        for _ in range(10):
+            next(batches)
+    is_map_style, auto_collates = not isinstance(data, IterableDataset), options["batch_size"] is not None
+    found = is_raised_by_user_code(raised.value, is_map_style, auto_collates)
+    assert found is is_the_users

@@ -15,7 +15,7 @@ import hf_compat
 from helpers import toy
 from helpers.parity.model_cases import lora
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
-from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingPackage
+from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, MissingPackage
 
 LIGER = {"use_liger_kernel": True}
 
@@ -102,6 +102,16 @@ def test_a_lightning_trainer_of_ones_own(liger, tmp_path):
     assert liger == []
     trainer.fit(module, HFDataModule(args, train_dataset=toy.blocks(8)))
     assert [call[0] for call in liger] == ["GPT2LMHeadModel"]
+
+
+def test_a_model_that_is_put_in_place_later_is_checked_too(liger, tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, **LIGER)
+    module, model = HFModule(toy.tiny_gpt2(), args), toy.tiny_gpt2()
+    module.model = model
+    assert module.steps.model is model
+    sys.modules["liger_kernel.transformers.monkey_patch"].MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
+    with pytest.warns(HfCompatWarning, match="Liger has no kernels for models of the type 'gpt2'"):
+        module.model = toy.tiny_gpt2()
 
 
 def test_a_missing_package_is_named_when_the_trainer_is_made(make_args):
