@@ -1,7 +1,8 @@
 """The map of which tests reach which statement, `tests/reached.json.xz`: writing it, and asking it.
 
 A statement is found by its function and its place in it. Of a function that has changed since the recording, every test
-counts that reached any part of it. What runs at the import is reached by all: there the tests come first whose
+counts that reached any part of it, and so of a statement that none was seen to reach: a compiler or a bare fork may run
+it. What runs at the import is reached by all: there the tests come first whose
 functions, or whose own text, name what the statement defines.
 """
 
@@ -158,7 +159,7 @@ class Reached:
         at_import = function is None
         if function is not None:
             rows = self._rows(change, function)
-            tiers.append(self._union(row[2] for row in rows))
+            tiers.append(self._union(row[2] for row in rows) or self._union(row[2] for row in function["lines"]))
             at_import = any(row[3] for row in rows) or not tiers[0]
         if at_import:
             tiers += self._at_import(change)
