@@ -54,6 +54,24 @@ def _micro_batch(
         return loss.detach(), [None if one is None else one * factor for one in gradients], norm
 
 
+def reuses_memory(how: Compilation) -> bool:
+    """Whether graphs write their results where they wrote those of the call before, as CUDA graphs do."""
+    if how.backend != "inductor":
+        return how.backend == "cudagraphs"
+    from torch._inductor import config, list_mode_options  # slow: only where something is compiled
+
+    return bool(list_mode_options(how.mode).get("triton.cudagraphs", config.triton.cudagraphs))
+
+
+def _kept(tensors: Sequence[torch.Tensor | None]) -> Gradients:
+    """Copy tensors to memory of their own, of a device by few kernels."""
+    given = [one for one in tensors if one is not None]
+    copies = [torch.empty_like(one) for one in given]
+    torch._foreach_copy_(copies, given)
+    left = iter(copies)
+    return [None if one is None else next(left) for one in tensors]
+
+
 class CompiledUpdate:
     """Runs forward, loss and backward of a micro-batch as one graph, which clips if the update ends.
 
@@ -70,6 +88,7 @@ class CompiledUpdate:
     def __init__(self, steps: TrainingSteps, how: Compilation, clips: bool) -> None:
         self.steps, self._clips = steps, clips
         self._norm: torch.Tensor | None = None
+        self._reuses_memory = reuses_memory(how)
         # torch keeps the graphs with a function's code, and eight of them at most. So each object has its own code
         own = types.FunctionType(_micro_batch.__code__.replace(), globals(), _micro_batch.__name__)
         graph = torch.compile(own, **{**how.keywords(), "fullgraph": True})  # type: ignore[call-overload]  # a dict
@@ -103,6 +122,9 @@ class CompiledUpdate:
         except torch._dynamo.exc.TorchDynamoException as error:
             self.give_up(str(error).partition("\n\n")[0].strip())
             return None
+        if self._reuses_memory:  # the gradients and the norm are read after the next call, and the loss at the next log
+            kept, self._norm, *gradients = _kept([loss, self._norm, *gradients])
+            loss = cast(torch.Tensor, kept)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return loss

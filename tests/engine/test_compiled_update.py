@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 import lightning.pytorch as pl
@@ -16,7 +17,9 @@ from helpers.parity.cases import CASES
 from helpers.parity.compare import first_difference, same
 from helpers.parity.runner import run_case
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.engine import compiled_update
 from hf_compat.errors import ArgumentError
+from hf_compat.plan.translate import Compilation
 
 EAGER = {"compile_update": True, "torch_compile_backend": "eager"}
 # Each compiles its updates. `tests/sweeps/parity/compiled_update.py` runs all cases.
@@ -167,3 +170,48 @@ def test_an_unknown_backend_is_refused_and_torchs_settings_come_back(make):
     before = torch._dynamo.config.trace_autograd_ops
     outcome(make(max_steps=1))
     assert torch._dynamo.config.trace_autograd_ops == before
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"backend": "inductor"}, False),
+        ({"backend": "inductor", "mode": "reduce-overhead"}, True),
+        ({"backend": "inductor", "mode": "max-autotune"}, True),
+        ({"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}, False),
+        ({"backend": "cudagraphs"}, True),
+        ({"backend": "eager", "mode": "reduce-overhead"}, False),
+    ],
+)
+def test_modes_with_cuda_graphs_are_known(how, expected):
+    assert compiled_update.reuses_memory(Compilation(**how)) is expected
+
+
+def _replayed(module, inputs):
+    """A backend after whose call no earlier result is left, as those of CUDA graphs share their memory."""
+
+    def run(*values):
+        for one in _of_graphs:
+            one.fill_(math.nan)
+        results = module(*values)
+        _of_graphs[:] = [one for one in results if one is not None]
+        return results
+
+    return run
+
+
+_of_graphs: list[torch.Tensor] = []
+
+
+def test_results_of_graphs_that_reuse_their_memory_are_kept(make, monkeypatch):
+    registry = torch._dynamo.backends.registry
+    for backends in (registry._BACKENDS, registry._COMPILER_FNS):
+        monkeypatch.setitem(backends, "replayed", None)
+        monkeypatch.delitem(backends, "replayed")  # what is registered goes with the test
+    torch._dynamo.register_backend(_replayed, "replayed")
+    monkeypatch.setattr(compiled_update, "reuses_memory", lambda how: True)
+    values = {"gradient_accumulation_steps": 3, "logging_steps": 2}
+    plain = outcome(make(compile_update=False, torch_compile_backend=None, **values))
+    compiled = outcome(make(torch_compile_backend="replayed", **values))
+    assert same(plain, compiled), first_difference(plain, compiled)
+    assert graphs()

@@ -84,3 +84,21 @@ def test_the_losses_that_are_compared_are_those_that_were_logged(run):
 
     found = run["losses"](hf_compat, use_cpu=True)
     assert len(found) == run["UPDATES"] and all(isinstance(loss, float) for loss in found)
+
+
+@pytest.fixture
+def tokens(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return runpy.run_path(str(RUN.parent / "tokens.py"))
+
+
+def test_tokens_a_second_are_measured_to_the_end_on_a_pretended_gpu(tokens, capsys):
+    assert tokens["main"](["--pretend", "--rounds", "1", "--updates", "2"]) == 0
+    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| tiny | ")]
+    assert [row[1] for row in rows] == ["bare loop", "bare Lightning", "transformers", "hf_compat"]
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows) and rows[2][4] == "1.000 |"
+
+
+def test_without_a_gpu_no_tokens_are_measured(tokens, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tokens["main"]([]) == 2 and "no GPU" in capsys.readouterr().err

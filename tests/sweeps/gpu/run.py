@@ -233,6 +233,18 @@ def _on_this_gpu(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+def tokens_a_second(rounds: int) -> tuple[bool, str]:
+    """Tokens a second of a model bound by launches and of one bound by computing are no fewer than transformers'."""
+    from sweeps.gpu import tokens
+
+    ratios, rows = [], []
+    for name in ("small", "large"):
+        found = tokens.measured(tokens.SIZES[name], rounds, updates=40, names=list(tokens.CONTESTANTS))
+        ratios.append(statistics.median(found["hf_compat"]) / statistics.median(found["transformers"]))
+        rows += tokens.table(name, found)
+    return min(ratios) >= 0.95, "\n".join(["", *tokens.HEAD, *rows])
+
+
 def fsdp_1(rounds: int) -> tuple[bool, str]:
     """Version 1 of FSDP is refused, with the way to version 2."""
     good, found = _in_launched_processes(_two_gpus(), fsdp="full_shard", fsdp_config={"version": 1}, ddp_backend="nccl")
@@ -243,6 +255,7 @@ CHECKS: dict[str, Callable[[int], tuple[bool, str]]] = {
     check.__name__: check
     for check in (
         throughput_in_bf16,
+        tokens_a_second,
         scaler_of_float16,
         nccl,
         fsdp,
