@@ -271,3 +271,12 @@ def test_the_effect_of_a_loss_is_told_where_it_has_one():
         "optimizer.pt is missing (optimizer and schedule start anew)",
         "notes.txt is added",
     ]
+
+
+def test_what_two_processes_have_found_is_joined():
+    first = Edits(changed=["a"], missing=["b"])
+    first += Edits(kept=["k"], changed=["c"], missing=["m"], added=["d"], not_read=["e"], refused=["f"])
+    assert first == Edits(
+        kept=["k"], changed=["a", "c"], missing=["b", "m"], added=["d"], not_read=["e"], refused=["f"]
+    )
+    assert not Edits(kept=["k"], not_read=["e"]) and all(map(bool, (Edits(changed=["a"]), Edits(refused=["f"]))))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import Contents, read_torch_file
@@ -88,6 +89,18 @@ def test_shards_without_data_are_an_error(tmp_path, change, what):
     with pytest.raises(CheckpointError, match=what):
         convert(str(tmp_path / "zero"), str(tmp_path / "hf"))
     assert [path.name for path in tmp_path.iterdir()] == ["zero"]
+
+
+def test_buffers_that_are_tensors_come_with_the_parameters(tmp_path):
+    shutil.copytree(ZERO / "stage2", tmp_path / "zero")
+    path = tmp_path / "zero" / "global_step4" / "mp_rank_00_model_states.pt"
+    states = _plain(read_torch_file(str(path), allowed=_BESIDE))
+    states["buffer_names"] = ["net.mean", "net.shared", "net.gone"]
+    states["module"] |= {"net.mean": torch.tensor([1.5, -2.0]), "net.shared": None, "net.other": torch.ones(3)}
+    torch.save(states, path)
+    convert(str(tmp_path / "zero"), str(tmp_path / "hf"))
+    found = load_file(tmp_path / "hf" / "model-00001-of-00001.safetensors")
+    assert found["net.mean"].tolist() == [1.5, -2.0] and len(found) == 5
 
 
 def _plain(value):

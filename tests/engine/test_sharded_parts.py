@@ -1,4 +1,4 @@
-"""Which modules FSDP shards by themselves, as the plan names them."""
+"""Which modules FSDP shards by themselves, as the plan names them, and over which mesh; what a strategy asks for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from hf_compat.engine import strategies
 from hf_compat.engine.strategies import _parts, gathering_method
 from hf_compat.errors import ArgumentError
+from hf_compat.interop.deepspeed import compile_engine
+from hf_compat.runtime import launch
 
 
 class Block(nn.Module):
@@ -62,3 +65,48 @@ def test_a_method_of_a_whole_model_is_its_own():
     with gathering_method(model, "get_submodule") as method:
         assert method("last") is model.last
     assert "get_submodule" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "per_node", "hybrid", "expected"),
+    [
+        (8, 2, True, ((4, 2), ("replicate", "data_parallel"))),
+        (8, 2, False, ((8,), ("data_parallel",))),
+        (2, 2, True, ((2,), ("data_parallel",))),
+    ],
+)
+def test_a_hybrid_mesh_has_an_axis_of_nodes(monkeypatch, world_size, per_node, hybrid, expected):
+    asked = []
+    monkeypatch.setattr(
+        strategies, "init_device_mesh", lambda device, shape, mesh_dim_names: asked.append((shape, mesh_dim_names))
+    )
+    strategies.shard_mesh.cache_clear()
+    strategies.shard_mesh("cpu", world_size, per_node, hybrid)
+    strategies.shard_mesh.cache_clear()
+    assert asked == [expected]
+
+
+class _Engine:
+    def __init__(self):
+        self.is_compiled, self.asked = False, []
+
+    def compile(self, backend, compile_kwargs):
+        self.is_compiled = True
+        self.asked.append((backend, compile_kwargs))
+
+
+def test_an_engine_compiles_once_with_the_keywords_of_torch():
+    engine = _Engine()
+    for _ in range(2):
+        compile_engine(engine, {"backend": "eager", "mode": "max-autotune", "dynamic": True})
+    assert engine.asked == [("eager", {"mode": "max-autotune", "dynamic": True})]
+
+
+def test_the_environment_of_a_launcher_says_what_the_launch_says(monkeypatch):
+    for name, value in {"MASTER_ADDR": "node7", "MASTER_PORT": "29123"}.items():
+        monkeypatch.setitem(launch.environment, name, value)
+    facts = SimpleNamespace(world_size=8, process_index=5, local_process_index=1, node_rank=2)
+    found = strategies.LaunchedEnvironment(facts)
+    assert (found.main_address, found.main_port) == ("node7", 29123)
+    assert (found.world_size(), found.global_rank(), found.local_rank()) == (8, 5, 1)
+    assert found.creates_processes_externally and not found.detect()

@@ -26,8 +26,10 @@ from torch import nn
 
 from helpers.toy import Classifier, blocks, rows, tiny_gpt2
 from hf_compat import HFDataModule, HFModule, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from hf_compat.checkpoint.files import Named
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.native.loading import _plain
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -559,3 +561,22 @@ def test_secrets_in_lists_of_hyperparameters_are_not_kept():
         module = HFModule(Classifier(), TrainingArguments(use_cpu=True))
     assert module.hparams["sources"] == [{"name": "rows", "api_key": None}] and module.hparams["width"] == 7
     assert given["sources"][0]["api_key"] == "aSecret"
+
+
+def test_what_stands_for_enums_and_options_becomes_their_values():
+    def named(name, *given, state=None):
+        made = type("Named", (Named,), {"name": name})(*given)
+        if state is not None:
+            made.__setstate__(state)
+        return made
+
+    scheduler, other = (type("Class", (Named,), {"name": name}) for name in ("SchedulerType", "Unknown"))
+    assert _plain(named("SchedulerType", "cosine")) == "cosine"
+    assert _plain(named("getattr", scheduler, "COSINE_WITH_RESTARTS")) == "cosine_with_restarts"
+    assert _plain(named("getattr", scheduler, "GONE_SINCE")) == "gone_since"
+    assert _plain({"a": [named("AcceleratorConfig", state={"even_batches": False})]}) == {
+        "a": [{"even_batches": False}]
+    }
+    assert _plain((1, named("IntervalStrategy", "steps"))) == [1, "steps"]
+    for stays in (named("getattr", other, "COSINE"), named("Unknown", "text"), named("SchedulerType", 1)):
+        assert _plain(stays) is stays

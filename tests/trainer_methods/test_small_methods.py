@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import hf_compat
 from helpers.toy import Classifier, Stream, blocks, rows, tiny_gpt2
+from hf_compat.interop.transformers_models import pads_itself
 
 APIS = ("transformers", "hf_compat")
 IDS, PADDED = torch.arange(8).reshape(2, 4), torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0]])
@@ -254,3 +257,99 @@ def test_a_short_last_window_is_counted(tmp_path):
     assert [
         count for count, _ in under_both(tmp_path, windows, values=values, model=tiny_gpt2, train_dataset=blocks(5))
     ] == [2, 1, 0]
+
+
+def test_gradients_of_prepared_and_trained_optimizers_are_unscaled_each_in_its_way(tmp_path):
+    accelerator = made("hf_compat", tmp_path).accelerator
+    layers = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+    prepared = [accelerator.prepare(torch.optim.SGD(layer.parameters(), lr=0.1)) for layer in layers]
+    for layer in layers:
+        layer.weight.grad = torch.full((1, 2), 8.0)
+    accelerator.unscale_gradients()  # there is no scale
+    assert layers[0].weight.grad.tolist() == [[8.0, 8.0]]
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    accelerator.scaler.scale(torch.ones(()))  # makes the scale
+    accelerator.unscale_gradients(prepared[0])
+    assert [layer.weight.grad[0, 0].item() for layer in layers] == [2.0, 8.0]
+    accelerator.unscale_gradients([prepared[1]])
+    assert [layer.weight.grad[0, 0].item() for layer in layers] == [2.0, 2.0]
+
+    trained, told = torch.optim.SGD(layers[0].parameters(), lr=0.1), []
+    held = SimpleNamespace(model=layers[0])
+    accelerator.take_up(held, trained)
+    accelerator.unscale_gradients(trained)  # no update is under way
+    accelerator.unscale = told.append
+    accelerator.unscale_gradients(trained)
+    assert told == [trained] and layers[0].weight.grad[0, 0].item() == 2.0
+
+
+def test_the_trained_objects_come_before_the_prepared_ones(tmp_path):
+    accelerator = made("hf_compat", tmp_path).accelerator
+    own, model = nn.Linear(2, 1), nn.Linear(2, 2)
+    optimizer, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, own))
+    accelerator.prepare(own, model, other, optimizer)
+    seen = accelerator.take_up(SimpleNamespace(model=model), optimizer)
+    assert accelerator._models == [model, own]
+    assert [one.optimizer for one in accelerator._optimizers] == [optimizer, other]
+    assert accelerator._optimizers[0] is seen and type(seen).__name__ == "PreparedOptimizer"
+    engine = SimpleNamespace()  # an engine's optimizer is no optimizer of torch, and is seen as it is
+    assert accelerator.take_up(SimpleNamespace(model=model), engine) is engine
+    assert accelerator._models == [model, own] and accelerator._optimizers[0] is engine
+
+
+@pytest.mark.parametrize("values", [(), {"bf16": True}.items()])
+def test_a_further_model_gets_the_runs_precision(tmp_path, values):
+    accelerator = made("hf_compat", tmp_path, values).accelerator
+    model = nn.Sequential(nn.Linear(2, 1))
+    assert accelerator.prepare_model(model, evaluation_mode=True) is model and model in accelerator._models
+    inside = []
+    model[0].register_forward_hook(lambda module, inputs, output: inside.append(output.dtype))
+    assert model(torch.ones(1, 2)).dtype == torch.float32  # given back in full precision
+    assert inside[-1] == (torch.bfloat16 if values else torch.float32)
+
+
+def test_the_old_method_pads_the_second_dimension(tmp_path, monkeypatch):
+    trainer, asked = made("hf_compat", tmp_path), []
+    monkeypatch.setattr(
+        trainer.accelerator, "pad_across_processes", lambda tensor, **values: asked.append((tensor, values)) or "padded"
+    )
+    assert trainer._pad_across_processes("it") == trainer._pad_across_processes("it", pad_index=0) == "padded"
+    assert asked == [("it", {"dim": 1, "pad_index": -100}), ("it", {"dim": 1, "pad_index": 0})]
+
+
+class _Pads:
+    def pad(self): ...
+
+
+@pytest.mark.parametrize("has_transformers", [True, False])
+def test_what_pads_samples_is_known_with_and_without_transformers(monkeypatch, has_transformers):
+    if not has_transformers:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    assert not pads_itself(object()) and pads_itself(_Pads()) is not has_transformers
+
+
+def test_a_lightning_callbacks_state_goes_through_its_text(tmp_path):
+    class Counts(pl.Callback):
+        number = 3
+
+        def state_dict(self):
+            return {"number": self.number}
+
+        def load_state_dict(self, state):
+            self.number = state["number"]
+
+    first, second = (hf_compat.LightningCallbackAdapter(Counts()) for _ in range(2))
+    first.callback.number = 7
+    assert first.saved == first.state()["attributes"]["saved"]
+    second.saved = first.saved
+    assert second._saved == {"number": 7}  # loaded when the training begins
+
+
+def test_a_callback_that_is_not_there_cannot_be_removed(tmp_path):
+    trainer = made("hf_compat", tmp_path)
+    trainer.remove_callback(hf_compat.EarlyStoppingCallback)  # of a class there may be none, as upstream
+    with pytest.raises(ValueError, match=r"EarlyStoppingCallback.* is not among the callbacks"):
+        trainer.remove_callback(hf_compat.EarlyStoppingCallback())
+    trainer.add_callback(hf_compat.EarlyStoppingCallback)
+    assert trainer.pop_callback(hf_compat.EarlyStoppingCallback) is not None
+    assert trainer.pop_callback(hf_compat.EarlyStoppingCallback) is None
