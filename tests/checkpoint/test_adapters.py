@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import hf_compat
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat import HFModule, set_seed
+from hf_compat.checkpoint.adapters import holds_whole_model
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError
 
@@ -114,3 +117,25 @@ def test_saved_arguments_are_read_by_name_and_run_nothing(tmp_path, make_args, w
     assert saved.learning_rate == saved["learning_rate"] == vars(saved)["learning_rate"] == 0.25
     assert saved.lr_scheduler_type == "linear" and saved.fsdp_config["min_num_params"] == 3
     assert saved.hub_token == "<HUB_TOKEN>" and not hasattr(saved, "unknown")
+
+
+BASE, ADAPTER = "base_model.model.a.base_layer.weight", "base_model.model.a.lora_A.default.weight"
+
+
+@pytest.mark.parametrize(
+    ("weights", "saved", "files", "is_whole"),
+    [
+        ([BASE, ADAPTER], [BASE, ADAPTER], [], True),
+        ([BASE, ADAPTER], [BASE, ADAPTER, "more"], [], True),
+        ([BASE, ADAPTER], [BASE], [], False),
+        ([BASE, ADAPTER, ADAPTER.replace("_A", "_B")], [BASE, ADAPTER], [], False),
+        ([BASE], [BASE], [], False),  # nothing shows that the adapters were saved with it
+        ([BASE, ADAPTER], [BASE, ADAPTER], ["adapter_config.json"], False),
+    ],
+)
+def test_a_folder_with_base_and_adapters_in_one_piece_is_known(tmp_path, weights, saved, files, is_whole):
+    save_file({name: torch.ones(1) for name in saved}, tmp_path / "model.safetensors")
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    model = SimpleNamespace(peft_config={"default": None}, state_dict=lambda: dict.fromkeys(weights))
+    assert holds_whole_model(str(tmp_path), model) is is_whole

@@ -353,3 +353,20 @@ def test_a_callback_that_is_not_there_cannot_be_removed(tmp_path):
     trainer.add_callback(hf_compat.EarlyStoppingCallback)
     assert trainer.pop_callback(hf_compat.EarlyStoppingCallback) is not None
     assert trainer.pop_callback(hf_compat.EarlyStoppingCallback) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "own", "factor"),
+    [
+        ({}, False, 2 * 4),
+        ({"average_tokens_across_devices": False}, False, 2),
+        ({}, True, 2),  # whose items are not those of all ranks
+    ],
+)
+def test_how_much_too_large_a_loss_is_that_nothing_divides(tmp_path, monkeypatch, values, own, factor):
+    trainer = made("hf_compat", tmp_path, {"gradient_accumulation_steps": 2, **values})
+    monkeypatch.setattr(trainer.accelerator, "rank_slice", SimpleNamespace(world_size=4))
+    if own:
+        monkeypatch.setattr(trainer, "compute_loss", lambda *_: None)
+    trainer.current_gradient_accumulation_steps = 2
+    assert trainer._count_factor() == factor
