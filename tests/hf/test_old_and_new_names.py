@@ -105,3 +105,25 @@ def test_a_subclass_with_a_default_of_its_own_gives_way():
         eval_strategy: str = "epoch"
 
     assert Own("out", evaluation_strategy="steps", use_cpu=True).eval_strategy == "steps"
+
+
+OFF = [
+    (
+        {"fsdp": "auto_wrap", "fsdp_config": {"min_num_params": 5, "limit_all_gathers": True}},
+        "fsdp_min_num_params", 0, "fsdp_config", {"min_num_params": 0, "limit_all_gathers": True},
+    ),
+    ({"warmup_steps": 0.25}, "warmup_ratio", 0.0, "warmup_steps", 0),
+    ({"train_sampling_strategy": "group_by_length"}, "group_by_length", False, "train_sampling_strategy", "random"),
+    ({"include_for_metrics": ["inputs", "loss"]}, "include_inputs_for_metrics", False, "include_for_metrics", ["loss"]),
+    ({"debug": "tpu_metrics_debug underflow_overflow"}, "tpu_metrics_debug", False, "debug", ["underflow_overflow"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "old", "off", "new", "left"), OFF)
+def test_an_old_name_switches_its_own_part_off_and_nothing_beside(values, old, off, new, left):
+    args = TrainingArguments("out", use_cpu=True, **values)
+    assert getattr(args, old)
+    setattr(args, old, off)
+    found = getattr(args, new)
+    assert (left.items() <= found.items()) if isinstance(left, dict) else found == left
+    assert getattr(args, old) == off
