@@ -13,7 +13,7 @@ from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError
 from hf_compat.training_run.output_folder import OutputFolder
-from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation
+from hf_compat.training_run.rotation import checkpoints_to_delete, in_order_of_rotation, is_from_run
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 
@@ -88,3 +88,22 @@ def test_a_folder_that_could_not_be_searched_is_searched_at_the_next_save(tmp_pa
     assert folder.writer(run, str(tmp_path), None) == Writer("0123abcd", 1)
     folder.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "path", "writer", "expected"),
+    [
+        (None, "out/checkpoint-2", "mine", True),
+        (None, "out/checkpoint-2", "another", False),
+        ("out/checkpoint-4", "out/checkpoint-2", "another", False),
+        (None, "out/checkpoint-2", None, False),
+        ("out/checkpoint-4", "out/checkpoint-2", None, True),
+        ("out/checkpoint-4", "out/checkpoint-4", None, True),
+        ("out/checkpoint-4", "out/checkpoint-5", None, False),
+        ("out/checkpoint-4", "out/other", None, False),
+        ("out/checkpoint-4", "away/checkpoint-2", None, False),
+    ],
+)
+def test_which_checkpoints_are_a_runs_own(origin, path, writer, expected):
+    run = SimpleNamespace(run_id="mine", checkpoint=origin, updates_before=4)
+    assert is_from_run(run, path, None if writer is None else SimpleNamespace(run=writer)) is expected
