@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -323,8 +324,7 @@ class _Pads:
 
 @pytest.mark.parametrize("has_transformers", [True, False])
 def test_what_pads_samples_is_known_with_and_without_transformers(monkeypatch, has_transformers):
-    if not has_transformers:
-        monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", transformers if has_transformers else None)
     assert not pads_itself(object()) and pads_itself(_Pads()) is not has_transformers
 
 
