@@ -224,3 +224,66 @@ def test_a_rank_lists_its_own_files_that_are_there_and_none_elsewhere(folder, mo
     found = manifest.flushed(str(folder), ["a.txt", "part/b.txt", "../secret", "never_written"])
     assert found == {name: read_manifest(folder).files[name] for name in ("a.txt", "part/b.txt")}
     assert sorted(on_disk) == [str(folder / name) for name in ("a.txt", "part/b.txt")]
+
+
+@pytest.fixture
+def stages(tmp_path, monkeypatch):
+    """A folder with a small and a large file, sealed by a save that ends later; what is done to each."""
+    path = tmp_path / "checkpoint-2"
+    path.mkdir()
+    (path / "small").write_bytes(b"1" * 100)
+    (path / "large").write_bytes(b"2" * (manifest._HASHED_AT_ONCE + 1))
+    done = []
+    real = manifest.sha256_of, manifest.flush
+    monkeypatch.setattr(
+        manifest, "sha256_of", lambda file: done.append(("hash", Path(file.name).name)) or real[0](file)
+    )
+    monkeypatch.setattr(manifest, "flush", lambda one: done.append(("flush", Path(one).name)) or real[1](one))
+
+    def seal(**how):
+        manifest.seal(str(path), flushes=False, **how)
+        done.clear()
+        return path, done
+
+    return seal
+
+
+def files_of(folder):
+    return {name: sorted(facts) for name, facts in read_manifest(folder).files.items()}
+
+
+def test_what_a_save_leaves_is_flushed_and_only_what_has_no_hash_is_hashed(stages):
+    folder, done = stages()
+    assert files_of(folder) == {
+        "large": ["boot", "bytes", "mtime_ns"], "small": ["boot", "bytes", "mtime_ns", "sha256"],
+    }  # fmt: skip
+    manifest.flush_and_hash(str(folder))
+    assert files_of(folder) == {"large": ["bytes", "sha256"], "small": ["bytes", "sha256"]}
+    assert [one for what, one in done if what == "hash"] == ["large"]
+    assert {"large", "small", folder.name} <= {one for what, one in done if what == "flush"}
+    done.clear()
+    manifest.flush_and_hash(str(folder))
+    assert {"large", "small"}.isdisjoint(one for _, one in done), "all is done"
+
+
+def test_sums_are_enough_to_flush_and_are_replaced_by_hashes(stages):
+    folder, done = stages(sums=True)
+    listed = files_of(folder)
+    assert listed["large"] == ["boot", "bytes", "mtime_ns", "sums"]
+    manifest.flush_listed(str(folder))
+    assert files_of(folder) == listed and not [one for what, one in done if what == "hash"]
+    assert {"large", "small", "manifest.json"} <= {one for what, one in done if what == "flush"}
+    manifest.flush_and_hash(str(folder))
+    assert files_of(folder) == {"large": ["bytes", "sha256"], "small": ["bytes", "sha256"]}
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_file_that_was_changed_since_keeps_its_entry(stages, sums):
+    folder, _ = stages(sums=sums)
+    before = read_manifest(folder).files
+    os.utime(folder / "large", ns=(1, 1))
+    if sums:  # they vouch for the content, whatever the time is
+        (folder / "large").write_bytes(b"3" * (manifest._HASHED_AT_ONCE + 1))
+    manifest.flush_and_hash(str(folder))
+    found = read_manifest(folder).files
+    assert found["large"] == before["large"] and sorted(found["small"]) == ["bytes", "sha256"]
