@@ -32,14 +32,19 @@ ATTRIBUTES = Path(__file__).parents[1] / "sweeps" / "releases" / "attributes.jso
         ("ids = self.tokenizer.encode_plus('a')", "self.tokenizer.encode_plus"),
         ("class M(BertPreTrainedModel):\n    def f(self, m):\n        return self.get_head_mask(m, 2)", "self.get_head_mask"),
         ("model.parallelize()", "model.parallelize"),
+        ("model.freeze_feature_extractor()", "model.freeze_feature_extractor"),
+        ("cache = DynamicCache.from_legacy_cache(past)", "DynamicCache.from_legacy_cache"),
         ("model.config.max_length = 10", "model.config.max_length"),
         ("print(self.model.config.num_beams)", "self.model.config.num_beams"),
         ("m = AutoModel.from_pretrained('x', load_in_8bit=True)", "AutoModel.from_pretrained(load_in_8bit=…)"),
+        ("m = AutoModel.from_pretrained('x', gradient_checkpointing=True)", "AutoModel.from_pretrained(gradient_checkpointing=…)"),
         ("m = AutoModel.from_pretrained('x', use_flash_attention_2=flash)", "AutoModel.from_pretrained(use_flash_attention_2=…)"),
         ("from datasets import load_metric", "from datasets import load_metric"),
         ("from accelerate.no_such import x", "from accelerate.no_such import x"),
         # what is another's, what is asked for first, what is put there
         ("spark.parallelize([1])", None),
+        ("processor.freeze_feature_extractor()", None),
+        ("class W:\n    def freeze_feature_extractor(self): ...\nmodel = W()\nmodel.freeze_feature_extractor()", None),
         ("if hasattr(tokenizer, 'as_target_tokenizer'):\n    tokenizer.as_target_tokenizer()", None),
         ("class W:\n    def encode_plus(self): ...\nW().encode_plus()", None),
         ("tokenizer.additional_special_tokens = ['a']", None),
@@ -181,6 +186,30 @@ def test_a_chat_template_gives_a_dict_in_5(source, is_told, target):
     """`PreTrainedTokenizerBase.apply_chat_template`: `return_dict` is True since 5.0, and was False."""
     told = [spot.what for spot in rewrite_python(HEAD + source + "\n", target).findings]
     assert told == ([source.split("= ")[1].split("(")[0].removeprefix("[] + ")] if is_told else [])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("source", "is_told"),
+    [
+        ('path = os.path.join(state.best_model_checkpoint, "adapter_model.bin")\nweights = torch.load(path)', True),
+        ('model.load_state_dict(torch.load(f"{folder}/pytorch_model.bin", map_location="cpu"))', True),
+        ("from peft.utils import WEIGHTS_NAME as NAME\npath = os.path.join(f, NAME)\ntorch.load(path)", True),
+        ("from transformers.utils import WEIGHTS_NAME\ntorch.load(os.path.join(f, WEIGHTS_NAME))", True),
+        ('torch.load(os.path.join(folder, "optimizer.pt"))', False),
+        ('path = folder / "adapter_model.bin"\nif path.exists():\n    torch.load(path)', False),
+        ('path = f"{f}/pytorch_model.bin"\nif os.path.exists(path):\n    torch.load(path)', False),
+        ('torch.save(weights, "adapter_model.bin")\ntorch.load("adapter_model.bin")', False),
+        ('m.save_pretrained(f, safe_serialization=False)\ntorch.load(f"{f}/adapter_model.bin")', False),
+    ],
+)
+def test_files_of_weights_that_nothing_writes_today_are_told(source, is_told, target):
+    """A checkpoint has `model.safetensors` since 4.35, an adapter `adapter_model.safetensors` since PEFT 0.7."""
+    told = [
+        spot.what.partition(" of ")[0]
+        for spot in rewrite_python(f"import os, torch\n{HEAD}{source}\n", target).findings
+    ]
+    assert told == (["torch.load"] if is_told else [])
 
 
 def test_generation_settings_of_4_0_are_told():

@@ -6,13 +6,14 @@ Members and keywords of models, tokenizers and configurations that 4.x had and t
 from __future__ import annotations
 
 import libcst as cst
+from libcst import matchers
 
 from hf_compat.hf.argument_values import OLD_OPTIMIZERS
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.elements import Edit, constant, edit_call
 from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
-from hf_compat.tools.migration.gone_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
+from hf_compat.tools.migration.gone_names import FORMER_FILES, FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 from hf_compat.tools.migration.names import is_beside_older
 from hf_compat.tools.migration.old_arguments import (
     GONE_IN_5,
@@ -25,7 +26,7 @@ from hf_compat.tools.migration.old_arguments import (
     today,
 )
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Source, dotted, fields_of, keyword, methods_of
+from hf_compat.tools.migration.source import Source, binding_node, dotted, fields_of, keyword, methods_of
 
 # The current expression of an old flag. `{}` is the object.
 _READS = {
@@ -77,7 +78,7 @@ GONE_IN_5_OF_TRAINERS = {
     "propagate_args_to_deepspeed": "`transformers.integrations.deepspeed.propagate_args_to_deepspeed`",
 }
 # Other libraries use these words, too, so they count only for an object that is called a model.
-_OF_MODELS = ("parallelize", "deparallelize", "prune_heads")
+_OF_MODELS = ("parallelize", "deparallelize", "prune_heads", "freeze_feature_extractor")
 # Python tokenizers still have these.
 _OF_SOME = ("build_inputs_with_special_tokens", "create_token_type_ids_from_sequences", "prepare_for_model",
             "truncate_sequences")  # fmt: skip
@@ -250,6 +251,39 @@ def list_chat_templates(source: Source) -> None:
             continue
         reason = "transformers 5 returns a dict, whose `input_ids` were the result: `return_dict=False`"
         source.list(call, source.code(call.func), reason, Effect.FAILS)
+
+
+def list_former_files(source: Source) -> None:
+    """List files of weights that a source loads and nothing writes today, unless it writes them or asks for them."""
+    if is_beside_older(source.target) or "safe_serialization=False" in source.text:
+        return
+    loads = []
+    own = ""
+    for call in source.of(cst.Call):
+        verb = dotted(call.func)
+        if verb == "torch.load" and call.args:
+            loads.append((call, _written_out(call.args[0].value, source)))
+        elif verb == "torch.save" or verb.rpartition(".")[2] in ("exists", "isfile", "is_file"):
+            asked = [one.value for one in call.args]
+            asked += [call.func.value] if isinstance(call.func, cst.Attribute) else []
+            own += "".join(_written_out(one, source) for one in asked)
+    for call, path in loads:
+        for name in [one for one in FORMER_FILES if one in path and one not in own]:
+            reason = f"{FORMER_FILES[name]} today: read that with `safetensors.torch.load_file`"
+            source.list(call, f"torch.load of {name}", reason)
+
+
+def _written_out(path: cst.BaseExpression, source: Source) -> str:
+    """The code of a path, with the statements that bind its name, and the constants of transformers and PEFT."""
+    nodes = [node for one in source.assignments(path) if (node := binding_node(one)) is not None]
+    outer = [above for node in nodes for above in source.above(node) if isinstance(above, cst.Assign)]
+    told = [source.code(one) for one in (path, *outer)]
+    names = [name for one in (path, *outer) for name in matchers.findall(one, matchers.Name())]
+    imports = {source.imported(one).rpartition(".") for one in names}
+    for module, _, name in imports:
+        if name == "WEIGHTS_NAME":
+            told.append("adapter_model.bin" if module.startswith("peft") else "pytorch_model.bin")
+    return "\n".join(told)
 
 
 def _takes_entry(node: cst.CSTNode | None) -> bool:

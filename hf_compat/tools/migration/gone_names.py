@@ -36,6 +36,8 @@ GONE = {
     "LogitsWarper": "gone in transformers 5: `LogitsProcessor`",
     "is_safetensors_available": "gone in transformers 5: always true",
     "is_ipex_available": "gone in transformers 5, as Intel's extension is",
+    "cached_property": "gone in transformers 5: `functools.cached_property`",
+    "torch_required": "gone in transformers 5, which always has torch: take the line out",
     "TRANSFORMERS_CACHE": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_CACHE`",
     **dict.fromkeys(
         (
@@ -55,6 +57,7 @@ _OF_PYTHON = "gone from fast tokenizers in transformers 5: call the tokenizer wi
 _PRUNING = "gone in transformers 5, as the pruning of heads is"
 _DEVICES = 'gone in transformers 5: `from_pretrained(…, device_map="auto")`'
 _MASKS = "gone in transformers 5: `transformers.masking_utils`"
+_CACHES = "gone in transformers 5: `DynamicCache` is the only form"
 _MEMORY_HOOKS = "gone in transformers 5"
 # Members of tokenizers, processors and models that are gone, with the way out.
 FORMER_MEMBERS = {
@@ -78,6 +81,10 @@ FORMER_MEMBERS = {
     "deparallelize": _DEVICES,
     "to_bettertransformer": 'gone in transformers 5: `attn_implementation="sdpa"`',
     "reverse_bettertransformer": 'gone in transformers 5: `attn_implementation="sdpa"`',
+    "freeze_feature_extractor": "gone in transformers 5: `freeze_feature_encoder`",
+    "from_legacy_cache": _CACHES,
+    "to_legacy_cache": _CACHES,
+    "from_text_vision_configs": "gone in transformers 5: `text_config=` and `vision_config=` of the class",
     "add_memory_hooks": _MEMORY_HOOKS,
     "reset_memory_hooks_state": _MEMORY_HOOKS,
     "get_extended_attention_mask": _MASKS,
@@ -100,8 +107,15 @@ FORMER_KEYWORDS = {
     "use_auth_token": "is token today",
     "resume_download": "gone in transformers 5, which always resumes a download",
     "use_flash_attention_2": 'is attn_implementation="flash_attention_2" today',
+    "gradient_checkpointing": "gone since 4.11: an argument of the training",
     "load_in_8bit": _QUANTIZED,
     "load_in_4bit": _QUANTIZED,
+}
+
+# Files of weights that nothing writes by default any longer, with those in their place.
+FORMER_FILES = {
+    "adapter_model.bin": "PEFT writes `adapter_model.safetensors`",
+    "pytorch_model.bin": "transformers writes `model.safetensors`",
 }
 
 
