@@ -200,7 +200,6 @@ def test_a_chat_template_gives_a_dict_in_5(source, is_told, target):
         ('path = folder / "adapter_model.bin"\nif path.exists():\n    torch.load(path)', False),
         ('path = f"{f}/pytorch_model.bin"\nif os.path.exists(path):\n    torch.load(path)', False),
         ('torch.save(weights, "adapter_model.bin")\ntorch.load("adapter_model.bin")', False),
-        ('m.save_pretrained(f, safe_serialization=False)\ntorch.load(f"{f}/adapter_model.bin")', False),
     ],
 )
 def test_files_of_weights_that_nothing_writes_today_are_told(source, is_told, target):
@@ -210,6 +209,16 @@ def test_files_of_weights_that_nothing_writes_today_are_told(source, is_told, ta
         for spot in rewrite_python(f"import os, torch\n{HEAD}{source}\n", target).findings
     ]
     assert told == (["torch.load"] if is_told else [])
+
+
+@pytest.mark.parametrize(("file", "loads"), [("adapter_model.bin", False), ("pytorch_model.bin", True)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_safe_serialization_has_no_effect_on_a_model_of_5(file, loads, target):
+    """`PreTrainedModel.save_pretrained` of 5.0 writes safetensors whatever it says. PEFT's obeys."""
+    source = f"import torch\n{HEAD}m.save_pretrained(f, safe_serialization=False)\ntorch.load(f'{{f}}/{file}')\n"
+    told = [spot.what for spot in rewrite_python(source, target).findings]
+    expected = ["save_pretrained(safe_serialization=False)", *([f"torch.load of {file}"] if loads else [])]
+    assert told == expected
 
 
 def test_generation_settings_of_4_0_are_told():

@@ -255,12 +255,17 @@ def list_chat_templates(source: Source) -> None:
 
 def list_former_files(source: Source) -> None:
     """List files of weights that a source loads and nothing writes today, unless it writes them or asks for them."""
-    if is_beside_older(source.target) or "safe_serialization=False" in source.text:
+    if is_beside_older(source.target):
         return
     loads = []
     own = ""
     for call in source.of(cst.Call):
         verb = dotted(call.func)
+        for argument in call.args if verb.endswith(".save_pretrained") else ():
+            if keyword(argument) == "safe_serialization" and dotted(argument.value) == "False":
+                reason = "a model of transformers 5 is written as safetensors all the same; PEFT's obeys"
+                source.list(argument, "save_pretrained(safe_serialization=False)", reason)
+                own += "adapter_model.bin"
         if verb == "torch.load" and call.args:
             loads.append((call, _written_out(call.args[0].value, source)))
         elif verb == "torch.save" or verb.rpartition(".")[2] in ("exists", "isfile", "is_file"):
