@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
@@ -11,6 +11,10 @@ from hf_compat.data.loader import PreparedDataLoader, last_shares, options_of, s
 from hf_compat.data.order import BatchSamplerSlice, RankSlice
 from hf_compat.native.datamodule import PredictionBatches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+
+
+class Rows(list):
+    """A list that takes attributes."""
 
 
 def test_what_is_skipped_leaves_every_option_as_it_was():
@@ -196,3 +200,75 @@ def test_shares_of_the_last_round_are_found_behind_an_evaluations_batches():
     assert last_shares(loader) == last_shares(PredictionBatches(loader)) == [1, 0]
     endless = DataLoader(range(5), batch_sampler=Endless(range(5), 2, drop_last=False))
     assert last_shares(endless) == last_shares(PredictionBatches(endless)) == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "ranks", "found"),
+    [
+        (range(5), {}, 1, 1),
+        (range(4), {}, 1, 0),  # the last batch is full
+        (range(5), {"drop_last": True}, 1, -1),
+        (range(5), {"batch_size": None}, 1, -1),
+        (toy.Stream(range(5)), {}, 1, 1),
+        (toy.Stream(range(4)), {}, 1, 2),  # as Accelerate counts the last batch of a stream
+        (toy.SizedStream(range(4)), {}, 1, 2),
+        (toy.SizedStream(range(6)), {}, 2, 2),
+        (toy.Stream(range(6)), {}, 2, -1),
+        (range(6), {}, 2, 2),
+    ],
+)
+def test_the_samples_of_a_last_batch_are_counted(dataset, options, ranks, found):
+    slices = RankSlice(world_size=ranks, dispatch_batches=False)
+    loader = PreparedDataLoader(dataset, rank_slice=slices, **({"batch_size": 2} | options))
+    assert loader.remainder == -1 and list(loader) and loader.remainder == found
+    assert loader.end_of_dataloader and loader.iteration == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "source"),
+    [
+        (toy.Stream, {}, True),
+        (toy.Stream, {"num_workers": 1}, False),
+        (toy.Stream, {"rank_slice": RankSlice(world_size=2, dispatch_batches=False)}, False),
+        (lambda samples: samples, {}, False),
+    ],
+)
+def test_a_streams_state_is_read_where_this_process_reads_it(dataset, options, source):
+    data = dataset(Rows(range(4)))
+    data.state_dict = dict
+    loader = PreparedDataLoader(data, batch_size=2, **options)
+    assert (loader.source is data) is source
+    del data.state_dict
+    assert PreparedDataLoader(data, batch_size=2, **options).source is None
+
+
+@pytest.mark.parametrize(
+    ("seed", "seedable", "options", "has_own"),
+    [
+        (None, True, {"sampler": RandomSampler(range(8))}, True),
+        (None, True, {"batch_sampler": BatchSampler(RandomSampler(range(8)), 2, False)}, True),
+        (None, True, {"sampler": BatchSampler(RandomSampler(range(8)), 2, False), "batch_size": None}, True),
+        (None, True, {"sampler": SequentialSampler(range(8))}, False),
+        (1, True, {"sampler": RandomSampler(range(8))}, False),
+        (None, False, {"sampler": RandomSampler(range(8))}, False),
+    ],
+)
+def test_a_shuffler_is_kept_where_it_follows_the_runs_seed(seed, seedable, options, has_own):
+    loader = PreparedDataLoader(range(8), seed=seed, use_seedable_sampler=seedable, **options)
+    assert (loader.shuffler is not None) is has_own
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ranks", "dispatches", "read"),
+    [
+        (range(8), 1, None, [2, 3]),
+        (toy.Stream(range(8)), 1, None, [2, 3]),
+        (toy.Stream(range(8)), 2, False, [3]),
+        (range(8), 2, False, [3]),
+    ],
+)
+def test_skipped_batches_are_not_given(dataset, ranks, dispatches, read):
+    slices = RankSlice(rank=ranks - 1, world_size=ranks, dispatch_batches=dispatches)
+    loader = PreparedDataLoader(dataset, batch_size=2, rank_slice=slices)
+    loader.skip_batches = 2 if ranks == 1 else 1
+    assert [int(batch[0]) // 2 for batch in loader] == read

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
 from helpers import toy
+from hf_compat.data import loader as loaders
 from hf_compat.data.loader import _END, PreparedDataLoader
 
 MARK = "enumerate(DataLoader)"
@@ -59,3 +63,61 @@ def test_what_torch_patches_is_asked(monkeypatch):
     monkeypatch.setattr(base, "__next__", lambda self: seen.append(1) or own(self))
     assert len(list(PreparedDataLoader(toy.rows(6), batch_size=2))) == 3
     assert len(seen) == 4  # the last one finds that there is no more
+
+
+class Batches:
+    """Stand for torch's iterator."""
+
+    def __init__(self, error=None, **attributes):
+        self.error = error
+        self.__dict__ |= {"_next_data": lambda: self._tell("data"), "_num_yielded": 0, "_sampler_iter": ()} | attributes
+
+    def _tell(self, way):
+        if self.error is not None:
+            raise self.error
+        return way
+
+    def __next__(self):
+        return self._tell("next")
+
+
+class Torchs(Batches):
+    def __next__(self):
+        return super().__next__()
+
+
+Torchs.__next__.__module__ = "torch.utils.data.dataloader"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batches", "is_profiled", "way"),
+    [
+        ([1], Torchs(), False, "data"),
+        ([1], Torchs(), True, "next"),
+        ([1], Torchs(), None, "next"),
+        ([1], Torchs(_sampler_iter=None), False, "next"),
+        ([1], Torchs(_next_data=None), False, "next"),
+        ([1], Batches(), False, "next"),
+        (toy.Stream([1]), Torchs(), False, "next"),
+    ],
+)
+def test_only_torchs_own_iterator_is_read_without_the_mark(monkeypatch, dataset, batches, is_profiled, way):
+    monkeypatch.setattr(torch.autograd, "_profiler_enabled", None if is_profiled is None else lambda: is_profiled)
+    assert PreparedDataLoader(dataset)._reader(batches)() == way and batches._num_yielded == (way == "data")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ConnectionError, EOFError])
+@pytest.mark.parametrize(
+    ("workers", "text", "has_died", "is_told"),
+    [
+        (0, "lost", True, False),
+        (1, "lost", True, True),
+        (1, "lost", False, False),
+        (1, "Caught in DataLoader worker process 0", True, False),
+    ],
+)
+def test_a_connection_that_is_lost_with_its_worker_is_told(monkeypatch, error, workers, text, has_died, is_told):
+    monkeypatch.setattr(loaders, "dead_among", lambda workers: [SimpleNamespace(pid=7)] * has_died)
+    read = PreparedDataLoader([1], num_workers=workers)._reader(Batches(error(text)))
+    with pytest.raises(RuntimeError if is_told else error, match="pid\\(s\\) 7" if is_told else text):
+        read()

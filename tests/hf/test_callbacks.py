@@ -1,5 +1,8 @@
 """How the handler calls callbacks: what a method is given, what it may return, which ones are called."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import transformers
 
@@ -202,3 +205,50 @@ def test_early_stopping_counts_as_upstream(tmp_path, greater, values, counts):
         for _ in range(3):
             callback.on_evaluate(args, state, control, metrics={"eval_score": state.best_metric})
         assert control.should_training_stop
+
+
+def test_the_default_flow_sets_the_flags_as_upstream():
+    kinds, steps = ("no", "steps", "epoch"), (1, 2, 3, 4, 5)
+    for logs, evaluates, saves in product(kinds, kinds, (*kinds, "best")):
+        strategies = {"logging_strategy": logs, "eval_strategy": evaluates, "save_strategy": saves}
+        for step, is_first, delay, save_steps in product(steps, (False, True), (0, 3), (0, 3)):
+            args = SimpleNamespace(**strategies, logging_first_step=is_first, eval_delay=delay)
+            numbers = {"max_steps": 4, "logging_steps": 2, "eval_steps": 3, "save_steps": save_steps}
+            flags = []
+            for api in (hf_compat, transformers):
+                state, flow = api.TrainerState(global_step=step, epoch=step, **numbers), api.DefaultFlowCallback()
+                for event in (flow.on_step_end, flow.on_epoch_end):
+                    flags.append(vars(event(args, state, api.TrainerControl())))
+            assert flags[:2] == flags[2:], (strategies, args, state)
+
+
+def test_who_hears_an_event():
+    class Own(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            pass
+
+    callbacks = [
+        Own(),
+        TrainerCallback(),
+        Recorder(),
+        SimpleNamespace(on_step_end=print),
+        SimpleNamespace(on_save=print),
+    ]
+    made = handler()
+    made.callbacks[:] = callbacks
+    assert [callbacks.index(one) for one in made.hearing("on_step_end")] == [0, 2, 3]
+    assert made.hearing("on_an_event_of_the_script") == []
+
+
+@pytest.mark.parametrize("log_format", ["table", "dict"])
+def test_logs_are_written_above_the_bar_in_the_form_that_is_asked_for(monkeypatch, log_format):
+    monkeypatch.setattr(Bar, "made", [])
+    monkeypatch.setattr("hf_compat.hf.callbacks.progress_bar", Bar)
+    progress, args, control = ProgressCallback(), SimpleNamespace(log_format=log_format), TrainerControl()
+    progress.on_log(args, TrainerState(), control, logs={"loss": 0.5})  # no bar, nothing to write above
+    progress.on_train_begin(args, TrainerState(max_steps=9, global_step=2), control)
+    progress.on_log(args, TrainerState(global_step=2), control, logs={"loss": 0.5})
+    written = Bar.made[0].said[1:]
+    assert written == ["{'loss': '0.5'}"] if log_format == "dict" else [one.split() for one in written] == [
+        ["update", "loss"], ["2", "0.5"],
+    ]  # fmt: skip

@@ -35,7 +35,7 @@ def test_what_has_no_state_is_refused():
         TrainerState(stateful_callbacks=[object()])
 
 
-@pytest.mark.parametrize("steps, expected", [(0.1, 2), (0.07, 2), (5, 5), (None, 500)])
+@pytest.mark.parametrize("steps, expected", [(0.1, 2), (0.07, 2), (1, 1), (5, 5), (None, 500)])
 def test_shares_of_the_run_become_updates(make_args, steps, expected):
     args = make_args(logging_steps=3)
     args.eval_steps = steps
