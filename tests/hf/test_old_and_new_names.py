@@ -8,6 +8,8 @@ import pytest
 
 from hf_compat import TrainingArguments
 from hf_compat.errors import ArgumentError
+from hf_compat.hf import legacy
+from hf_compat.hf.argument_values import AcceleratorConfig
 
 CONTRADICTIONS = [
     ({"evaluation_strategy": "steps"}, {"eval_strategy": "epoch"}),
@@ -127,3 +129,101 @@ def test_an_old_name_switches_its_own_part_off_and_nothing_beside(values, old, o
     found = getattr(args, new)
     assert (left.items() <= found.items()) if isinstance(left, dict) else found == left
     assert getattr(args, old) == off
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "said", "given", "merged"),
+    [
+        ("old", "seed", 3, None, 3),
+        ("old", "seed", 3, 3, 3),
+        ("old", "seed", 3, 4, None),
+        ("old", "fsdp_config", {"a": 5}, {"b": 1}, {"a": 5, "b": 1}),
+        ("old", "fsdp_config", {"a": 5}, {"a": [5]}, {"a": 5}),
+        ("old", "fsdp_config", {"a": 5}, {"a": None}, {"a": 5}),
+        ("old", "fsdp_config", {"a": 5}, {"a": 6}, None),
+        ("old", "fsdp_config", {"a": 5}, {"a": 0}, None),
+        ("fsdp_min_num_params", "fsdp_config", {"a": 5}, {"a": 0}, {"a": 5}),
+        ("old", "fsdp_config", {"a": 5}, ' {"b": 1}', {"a": 5, "b": 1}),
+        ("old", "fsdp_config", {"a": 5}, "file.json", None),
+        ("old", "accelerator_config", {"even_batches": True}, AcceleratorConfig(), {"even_batches": True}),
+        ("old", "accelerator_config", {"split_batches": False}, AcceleratorConfig(split_batches=True), None),
+        ("old", "fsdp", ["a"], "b a", ["b", "a"]),
+        ("old", "debug", "x", "y", ["y", "x"]),
+        ("warmup_ratio", "warmup_steps", 0.1, 0, 0.1),
+        ("warmup_ratio", "warmup_steps", 0.1, 5, 5),
+        ("push_to_hub_model_id", "hub_model_id", "name", "me/name", "me/name"),
+        ("push_to_hub_model_id", "hub_model_id", "name", "me/other", None),
+        ("old", "hub_model_id", "name", "me/name", None),
+    ],
+)
+def test_an_old_and_a_new_name_are_merged(name, new, said, given, merged):
+    if merged is None:
+        with pytest.raises(ArgumentError, match=f"keep `{new}` only"):
+            legacy.merge(name, said, new, said, given)
+    else:
+        assert legacy.merge(name, said, new, said, given) == merged
+
+
+ORGANIZATION = {"push_to_hub_organization": "o"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "repository"),
+    [
+        ({"hub_model_id": "a"}, {}, "a"),
+        ({}, {}, ""),
+        ({}, ORGANIZATION, "o/trainer_output"),
+        ({"output_dir": "x/y/"}, ORGANIZATION, "o/y"),
+        ({"hub_model_id": "o/a"}, ORGANIZATION, "o/a"),
+        ({"hub_model_id": "a"}, ORGANIZATION, None),
+        ({"hub_model_id": "a"}, {**ORGANIZATION, "push_to_hub_model_id": "a"}, "o/a"),
+        ({"hub_model_id": "p/a"}, {**ORGANIZATION, "push_to_hub_model_id": "p/a"}, None),
+    ],
+)
+def test_an_organization_goes_before_the_repository(arguments, old, repository):
+    try:
+        legacy.name_repository(arguments := dict(arguments), old)
+        assert arguments.get("hub_model_id", "") == repository
+    except ArgumentError:
+        assert repository is None
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("predict_with_generate", ["seed"], "it is one of `Seq2SeqTrainingArguments`"),
+        ("seed", ["seed"], "did you mean `seed`?"),
+        ("lr", ["learning_rate"], "did you mean `learning_rate`?"),
+        ("learning_rat", ["learning_rate"], "did you mean `learning_rate`?"),
+        ("use_ipx", ["seed"], "did you mean `use_ipex`?"),
+        ("steps_of_eval", ["eval_of_step", "save_steps"], "did you mean `eval_of_step`?"),
+        ("size_eval", ["per_device_eval_batch_size", "eval_steps"], "did you mean `per_device_eval_batch_size`?"),
+        ("zzz_qqq", ["seed"], "see docs/arguments.md"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name, known, told):
+    assert legacy._meant(name, known).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [("use_ipex", None, True), ("use_ipex", False, True), ("use_ipex", 0, False), ("use_ipex", True, False)],
+)
+def test_which_values_of_an_old_name_had_no_effect(name, value, harmless):
+    assert legacy.is_harmless(name, value) is harmless
+
+
+@pytest.mark.parametrize(("steps", "found"), [(0, 0.5), (0.9, 0.5), (1, 1), (5, 5)])
+def test_a_count_of_warmup_updates_wins_over_a_ratio_that_is_set_later(steps, found):
+    args = TrainingArguments("out", use_cpu=True, warmup_steps=steps)
+    args.warmup_ratio = 0.5
+    assert args.warmup_steps == found and args.warmup_ratio == 0.5
+
+
+@pytest.mark.parametrize(
+    ("organization", "repository", "found"), [("o", "a/b", "o/b"), ("o", None, "o/out"), (None, "a/b", "a/b")]
+)
+def test_an_organization_that_is_set_later_takes_the_owners_place(organization, repository, found):
+    args = TrainingArguments("x/out", use_cpu=True, hub_model_id=repository)
+    args.push_to_hub_organization = organization
+    assert args.hub_model_id == found
