@@ -178,3 +178,27 @@ def test_a_port_that_the_last_job_still_holds_is_waited_for(waits, meets):
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(waits)], capture_output=True, text=True, timeout=120)
     assert ("met True" in done.stdout) == meets, done.stderr[-1500:]
     assert meets or "EADDRINUSE" in done.stderr
+
+
+class _Caused(Exception):
+    def __init__(self, cause):
+        super().__init__("an own error")
+        self.__cause__ = cause
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (distributed.DistError("anything"), True),
+        (RuntimeError("[gloo/transport] Connection closed by peer"), True),
+        (RuntimeError("NCCL: Timed out"), True),
+        (RuntimeError("Connection closed by peer"), False),  # a script's own connection
+        (RuntimeError("gloo is not built"), False),
+        (ValueError("[gloo/transport] Connection closed by peer"), False),
+        (_Caused(RuntimeError("Socket Timeout")), True),
+        (_Caused(_Caused(RuntimeError("Socket Timeout"))), True),
+        (_Caused(RuntimeError("out of memory")), False),
+    ],
+)
+def test_errors_of_an_exchange_are_told_from_others(error, expected):
+    assert collectives.is_failed_exchange(error) is expected

@@ -10,7 +10,7 @@ from transformers.utils.generic import strtobool
 
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.runtime import text
-from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_switch, pip_install
+from hf_compat.runtime.text import bool_or_none, brief, did_you_mean, is_installed, need, parse_switch, pip_install
 
 WORDS = ("y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0")
 
@@ -80,3 +80,34 @@ def test_an_extra_is_named_by_its_packages(monkeypatch):
 def test_no_message_asks_for_a_name_that_nobody_has_registered():
     package = Path(text.__file__).parents[1]
     assert [str(path) for path in package.rglob("*.py") if f"{text.DISTRIBUTION}[" in path.read_text()] == []
+
+
+class Own(dict):
+    """A mapping of a user's own class."""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1, "b": [2]}, "{'a': 1, 'b': [2]}"),
+        ((1,), "(1,)"),
+        ((1, 2), "(1, 2)"),
+        ([1], "[1]"),
+        ([], "[]"),
+        ((), "()"),
+        ({}, "{}"),
+        (set(), "set()"),
+        ({1}, "{1}"),
+        (frozenset({1}), "frozenset([1])"),
+        (Own(a=1), "Own({'a': 1})"),
+        ({"token": "abc", "hub_token": None}, "{'token': '<TOKEN>', 'hub_token': None}"),
+        ({1: "token"}, "{1: 'token'}"),
+        (b"ab", "b'ab'"),
+        ("x" * 500, "'" + "x" * 399 + "…"),
+        (list(range(500)), None),
+        (type("Bad", (), {"__repr__": lambda self: 1 / 0})(), "<Bad, which cannot be shown: ZeroDivisionError>"),
+    ],
+)
+def test_values_are_shown_as_python_does_without_secrets_and_not_whole(value, text):
+    found = brief(value)
+    assert found == text if text is not None else found == repr(value)[:400] + "…"
