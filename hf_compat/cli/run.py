@@ -126,6 +126,8 @@ def _machines(chosen: argparse.Namespace) -> Machines:
             "process(es), one for each machine.\n\nHint: leave `--nodes` out. The launcher gives the number."
         )
     address, port = None if place is None else place.address, chosen.main_port
+    if port is None and place is not None and chosen.main_address is None:
+        port = place.port
     if chosen.main_address is not None:
         address, given_port = address_of(chosen.main_address)
         if port is not None and given_port not in (None, port):

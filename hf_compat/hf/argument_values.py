@@ -444,7 +444,10 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
     """
     if kind is base:
         hints = typing.get_type_hints(base)
-        checks = {name: ArgumentCheck(name, own.row.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
+        checks = {}
+        for name, own in OWN_ARGUMENTS.items():
+            hint = typing.get_args(hints[name])[0] if name in hints else None  # of `ClassVar[…]`
+            checks[name] = ArgumentCheck(name, own.row.kind or type_of(hint, own.row.allowed), own.default, hint)
         for field in dataclasses.fields(base):
             hint, row = hints[field.name], ROWS[field.name]
             read = row.kind

@@ -15,7 +15,7 @@ from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, Argum
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.process_place import ProcessPlace
 from hf_compat.hf.rows import ROWS, OwnArgument, Row
-from hf_compat.hf.value_types import NAME, Range, choice, or_none, path_or_store, truth_value
+from hf_compat.hf.value_types import NAME, Range, choice, or_none, path_or_store
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -385,15 +385,15 @@ class TrainingFields(ProcessPlace):
     # Arguments that transformers does not have. They are no fields, because the fields are exactly upstream's.
     async_save: ClassVar[bool] = own_arg(
         False, "Write checkpoints in the background. Training waits for the copy, not for the disk.", Row(
-        "when a save writes its files", "nothing", subject="checkpoints", kind=truth_value, inert=(when.NO_SAVE,),
-        reaches_out=True))
+        "when a save writes its files", "nothing", subject="checkpoints", inert=(when.NO_SAVE,),
+        native="a ModelCheckpoint", reaches_out=True))
     compile_update: ClassVar[bool] = own_arg(
         False, "Compile each micro-batch as one graph. Rounding may differ.", Row(
-        "torch.compile of the parts of an update", "nothing", subject="precision and memory", kind=truth_value))
+        "torch.compile of the parts of an update", "nothing", subject="precision and memory"))
     eval_loss_by_token: ClassVar[bool] = own_arg(
         False, "Weigh the batches of `eval_loss` by their target tokens, so that it does not depend on the batch "
         "size.", Row(
-        "the mean of an evaluation's losses", "nothing", subject="evaluation and best model", kind=truth_value))
+        "the mean of an evaluation's losses", "nothing", subject="evaluation and best model"))
     log_format: ClassVar[str | None] = own_arg(
         None, "How logs are printed: as lines of a table, or as dicts. None: as a table on a terminal, as dicts "
         "elsewhere.", Row(
@@ -403,7 +403,8 @@ class TrainingFields(ProcessPlace):
         None, "Object store that gets a copy of `output_dir`, as an address of fsspec: `s3://bucket/run`. Such an "
         "address as `output_dir` sets it, and `output_dir` then is a folder in the user's cache.", Row(
         "where checkpoints and results are stored", "left out", says="the project writes to its folder alone",
-        subject="checkpoints", kind=values.store, reaches_out=True))
+        subject="checkpoints", kind=values.store, native="default_root_dir, which takes addresses, too",
+        reaches_out=True))
     # Not annotated, because a subclass may have a field of that name.
     compat = own_arg(
         None, "Generation of transformers whose defaults apply, 4 or 5. None reads the variable HF_COMPAT_PROFILE, "

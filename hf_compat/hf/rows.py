@@ -81,8 +81,8 @@ class Row:
     way_out: str = ""  # The hint for a wrong value. Empty uses the type's hint.
     # normalises an allowed value, when the arguments are complete and at every later assignment
     form: Callable[..., object] | None = None
-    # The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that the argument
-    # applies there, too.
+    # The equivalent setting of the user's own `lightning.Trainer`, which decides in a native run. Empty compares
+    # the two. None means that the argument applies in a native run, too.
     native: str | None = None
     data: bool = False  # Whether data loading reads it. HFModule or HFDataModule then sets it for both.
     loader: str = ""  # the attribute of a training DataLoader that holds it

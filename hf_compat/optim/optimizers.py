@@ -89,7 +89,7 @@ class OptimizerEntry:
     """One optimizer name."""
 
     path: str  # of its class
-    install: str  # an argument of `pip_install`
+    install: str = ""  # an argument of `pip_install`; a class of ours needs none
     _: KW_ONLY
     options: Mapping[str, Option] = field(default_factory=dict)  # that `optim_args` may set
     keywords: KeywordsOf = options_alone  # of the class. A missing `lr` is added

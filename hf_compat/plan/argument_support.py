@@ -311,17 +311,19 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting], parts:
                 )
     if problems:
         raise ArgumentError("\n\n".join(problems))
-    inert = [name for name, row in ROWS.items() if row.native and getattr(args, name) != defaults[name]]
+    rows = ROWS | OWN_ROWS
+    defaults |= {name: own.default for name, own in OWN_ARGUMENTS.items()}
+    inert = [name for name, row in rows.items() if row.native and getattr(args, name) != defaults[name]]
     # evaluating by steps without a number of them takes over `logging_steps`
     if "eval_steps" in inert and args.eval_steps == defaults["logging_steps"]:
         inert.remove("eval_steps")
     if inert:
-        ways = ", ".join(f"`{name}` ({ROWS[name].native})" for name in inert)
+        ways = ", ".join(f"`{name}` ({rows[name].native})" for name in inert)
         warn_user(
             f"These arguments have no effect, because your own Lightning trainer decides instead: {ways}.",
             InertArgumentWarning,
         )
-    others = [one for one in inert_settings(args, parts) if one.name in ROWS and ROWS[one.name].native is None]
+    others = [one for one in inert_settings(args, parts) if one.name in rows and rows[one.name].native is None]
     if others:
         warn_user(f"Without effect in this run: {in_one_line(others)}.", InertArgumentWarning)
 

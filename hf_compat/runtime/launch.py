@@ -80,7 +80,8 @@ class Launcher:
     local_world_size: tuple[str, ...] = ()  # processes on this machine
     node_rank: tuple[str, ...] = ()  # which machine this is
     nodes: tuple[str, ...] = ()  # machines
-    address: tuple[str, ...] = ("MASTER_ADDR",)  # of the first machine
+    address: tuple[str, ...] = ("MASTER_ADDR",)  # of the first machine. Of `host:port` the host is read
+    port: tuple[str, ...] = ()  # there, unless `MASTER_PORT` is set
     starts_machines: bool = False  # its process on each machine starts the others there: `hf-compat run --devices N`
     may_start_machines: bool = False  # the same, if the job has one process a machine
     readers: Mapping[str, Reader] = field(default_factory=dict)  # of variables that hold something else than a number
@@ -173,6 +174,7 @@ LAUNCHERS = (
         world_size=("PET_NNODES",),
         local_rank=(),
         address=("PET_MASTER_ADDR", "MASTER_ADDR"),
+        port=("PET_MASTER_PORT",),
         starts_machines=True,
         readers={"PET_NNODES": _most_machines},
     ),
@@ -211,6 +213,7 @@ class Place:
     node_rank: int | None
     nodes: int | None
     address: str | None
+    port: int | None
 
     @property
     def is_machine(self) -> bool:
@@ -231,7 +234,8 @@ def find_place(variables: Variables = environment) -> Place | None:
         of_shell = row.rank[0] == "SLURM_PROCID" and variables.get("SLURM_JOB_NAME") in ("bash", "interactive")
         if all(name in variables for name in row.when) and not of_shell:
             node_rank, rank = _read(row, variables, row.node_rank), _read(row, variables, row.rank)
-            assert rank is not None  # `when` has its variable
+            if rank is None:  # `when` has its variable, which is empty
+                continue
             return Place(
                 launcher=row,
                 rank=rank,
@@ -241,6 +245,7 @@ def find_place(variables: Variables = environment) -> Place | None:
                 node_rank=node_rank,
                 nodes=_read(row, variables, row.nodes),
                 address=next((found for name in row.address if (found := first_host(variables.get(name, "")))), None),
+                port=_read(row, variables, row.port),
             )
     return None
 
@@ -358,7 +363,7 @@ def is_launched(variables: Variables = environment) -> bool:
 
 
 def main_address() -> tuple[str, int]:
-    """Return address and port of the rendezvous: `MASTER_ADDR` and `MASTER_PORT`, or a Slurm job's first machine.
+    """Return address and port of the rendezvous: `MASTER_ADDR` and `MASTER_PORT`, or what the launcher's row names.
 
     Raises:
         ArgumentError: There are several machines, and nothing says the address of the first.
@@ -374,7 +379,10 @@ def main_address() -> tuple[str, int]:
     port = environment.get("MASTER_PORT")
     if port and not port.isdigit():
         raise ArgumentError(f"The environment has `MASTER_PORT={brief(port)}`, which is no port.\n\nHint: 29500, say.")
-    return address or "127.0.0.1", int(port) if port else 15000 + int(job) if job else 29500
+    given = int(port) if port else None if place is None else place.port
+    if given is None:
+        given = 15000 + int(job) if job else 29500
+    return address or "127.0.0.1", given
 
 
 def has_rendezvous() -> bool:

@@ -17,6 +17,7 @@ from hf_compat.runtime import console as waiting
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[03-04]",
         "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}  # fmt: skip
 TWO_TASKS = SRUN | {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+PET = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"}
 
 
 @pytest.fixture
@@ -56,7 +57,10 @@ def asked(monkeypatch, tmp_path):
         ([], TWO_TASKS, 0),
         (["--devices", "1"], TWO_TASKS, 0),
         (["--devices", "4"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0"}, (Machines(2, 2, 1, "pod-0"), 4)),
-        ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"}, (Machines(2, 2, 1, "a"), 1)),
+        ([], PET, (Machines(2, 2, 1, "a"), 1)),
+        ([], PET | {"PET_MASTER_PORT": "29123"}, (Machines(2, 2, 1, "a", 29123), 1)),
+        (["--main-port", "7"], PET | {"PET_MASTER_PORT": "29123"}, (Machines(2, 2, 1, "a", 7), 1)),
+        (["--main-address", "b"], PET | {"PET_MASTER_PORT": "29123"}, (Machines(2, 2, 1, "b"), 1)),
         ([], {"JOB_COMPLETION_INDEX": "0"}, 0),
     ],
 )

@@ -17,7 +17,10 @@ import transformers
 from helpers import toy
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf import argument_values
 from hf_compat.hf.argument_values import AcceleratorConfig
+from hf_compat.hf.fields import TrainingFields
+from hf_compat.hf.rows import OWN_ARGUMENTS, OwnArgument, Row
 
 # Argument, what is given, what is meant; None where it is refused.
 READ = [
@@ -462,3 +465,15 @@ def test_options_are_nested_as_deeply_as_anyone_needs(tmp_path):
     for inner in ({}, {"a": [[1]]}, {"a": [{}]}):
         with pytest.raises(ArgumentError, match="nested too deeply"):
             TrainingArguments(str(tmp_path), use_cpu=True, lr_scheduler_kwargs=nested(51 - bool(inner), inner))
+
+
+def test_an_argument_of_ours_is_checked_by_its_annotation_and_row(monkeypatch):
+    """A row without `kind` is enough, as it is for an argument of transformers."""
+    row = Row("somewhere", "nothing", subject="logs", allowed=argument_values.NOT_NEGATIVE)
+    monkeypatch.setitem(OWN_ARGUMENTS, "alarm", OwnArgument(None, "A number.", row))
+    monkeypatch.setitem(TrainingFields.__annotations__, "alarm", "ClassVar[float | None]")
+    check = argument_values.checks_of.__wrapped__(TrainingArguments, TrainingArguments)["alarm"]
+    assert check.read("2.5") == 2.5 and check.read(None) is None
+    for wrong in (-1.0, "high"):
+        with pytest.raises(ArgumentError, match="alarm"):
+            check.read(wrong)

@@ -38,25 +38,26 @@ def arguments_page() -> str:
         by_subject[subject].append(field)
     parts = [_HEAD]
     for subject in sorted(by_subject, key=lambda one: one == _REST):
-        parts += [f"## {subject[0].upper()}{subject[1:]}\n", *map(_entry, by_subject[subject])]
+        parts.append(f"## {subject[0].upper()}{subject[1:]}\n")
+        parts += [
+            _entry(one.name, one.metadata["help"], default_of(one), ROWS[one.name]) for one in by_subject[subject]
+        ]
     parts.append("## Arguments of hf_compat\n")
-    for name, own in OWN_ARGUMENTS.items():
-        parts.append(f"### `{name}`\n\n{own.help}\n\n- **default**: `{own.default!r}`\n{_when_inert(own.row)}")
+    parts += [_entry(name, own.help, own.default, own.row) for name, own in OWN_ARGUMENTS.items()]
     old = [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
     table = ["| old name | releases | means today |", "|---|---|---|", *old]
     parts.append("## Names of earlier releases\n\n" + "\n".join(table) + "\n")
     return "\n".join(parts)
 
 
-def _entry(field: Field[Any]) -> str:
-    row = ROWS[field.name]
-    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[field.name].kind
-    words = ", ".join(f"`{word}`" for word in choices_of(field.name))
+def _entry(name: str, told: str, default: object, row: Row) -> str:
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
+    words = ", ".join(f"`{word}`" for word in choices_of(name))
     values = "anything" if kind is None else kind.expected.replace("known", f"one of {words}" if words else "text")
     goes = row.to.replace("<", "&lt;")  # `checkpoint-<updates>` would be an HTML tag
     return (
-        f"### `{field.name}`\n\n{field.metadata['help'].rstrip('.')}.\n\n"
-        f"- **default**: `{default_of(field)!r}`\n- **values**: {values}\n- **goes to**: {goes}\n{_when_inert(row)}"
+        f"### `{name}`\n\n{told.rstrip('.')}.\n\n- **default**: `{default!r}`\n"
+        f"- **values**: {values}\n- **goes to**: {goes}\n{_when_inert(row)}"
     )
 
 

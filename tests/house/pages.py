@@ -49,7 +49,7 @@ def _launcher(row: Launcher) -> str:
         "one a machine" if row.starts_machines else f"each{machines}",
         f"{names(row.rank)} of {names(row.world_size)}",
         "–" if on_machine == "– of –" else on_machine,
-        f"{names(row.node_rank + row.nodes)}; {names(row.address)}",
+        f"{names(row.node_rank + row.nodes)}; {names(row.address + row.port)}",
     )
 
 

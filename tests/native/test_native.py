@@ -57,3 +57,15 @@ def test_what_agrees_trains(tmp_path):
 def test_what_the_trainer_decides_is_warned_about(tmp_path):
     with pytest.raises(InertArgumentWarning, match=r"`save_strategy` \(a ModelCheckpoint\)"):
         fit(tmp_path, save_strategy="epoch")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"async_save": True}, r"`async_save` \(a ModelCheckpoint\)"),
+        ({"output_store": "memory://run"}, r"`output_store` \(default_root_dir"),
+    ],
+)
+def test_so_are_arguments_of_ours(tmp_path, values, told):
+    with pytest.raises(InertArgumentWarning, match=told):
+        fit(tmp_path, **values)

@@ -80,6 +80,7 @@ def test_each_row_reads_its_own_variables(row):
         said |= {"rank": "d", "world_size": '["a", "b", "c", "d"]'}
     if row.rank == ("RANK",) and "LOCAL_RANK" not in row.when:  # with it an earlier row would fit
         said |= {"local_rank": "", "local_world_size": ""}
+    said |= {"port": "29123"} if row.port else {}
     variables = dict.fromkeys(row.when, "0")
     for column, text in {**said, "address": "node0:29500"}.items():
         variables |= dict.fromkeys(getattr(row, column)[:1] if text else (), text)
@@ -150,6 +151,9 @@ def test_several_machines_need_the_address_of_the_first(monkeypatch):
         ({"SLURM_JOB_ID": "1234567"}, 19567),  # the last four digits, as jobs of one machine have them apart
         ({"SLURM_JOB_ID": "job-12-3"}, 15123),
         ({"SLURM_JOB_ID": "71", "MASTER_PORT": "29"}, 29),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "2", "PET_MASTER_PORT": "29123"}, 29123),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "2", "PET_MASTER_PORT": "29123", "MASTER_PORT": "29"}, 29),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "2"}, 29500),
     ],
 )
 def test_jobs_of_one_machine_meet_at_ports_of_their_own(monkeypatch, variables, port):
@@ -200,3 +204,7 @@ def test_an_empty_part_of_the_path_stays_the_working_directory(monkeypatch, befo
     let_children_import_from("new")
     let_children_import_from("new")
     assert os.environ["PYTHONPATH"] == after
+
+
+def test_a_rank_that_is_empty_is_not_set():
+    assert find_place({"RANK": "", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) is None

@@ -21,7 +21,9 @@ def test_files_written_outside_of_a_training_are_stored_at_once(monkeypatch, is_
 
 def test_without_a_store_nothing_is_uploaded(monkeypatch):
     monkeypatch.setattr(StoreMirror, "uploads", None)
-    StoreMirror(SimpleNamespace(is_in_train=False), lambda name: False).store_files()
+    mirror = StoreMirror(SimpleNamespace(is_in_train=False), lambda name: False)
+    mirror.store_files()
+    assert mirror._uploads is None
 
 
 @pytest.mark.parametrize(("has_begun", "expected"), [(True, ["retry", "settle"]), (False, [])])
