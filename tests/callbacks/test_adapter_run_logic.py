@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from torch.utils.data import DataLoader
 import hf_compat
 from helpers.handwritten import ARGS, HandWritten, bare_trainer, data, loaders
 from helpers.toy import Classifier, NanAt
-from hf_compat import HFCallbackAdapter
-from hf_compat.callbacks.hf_in_lightning import AdaptedRun
+from hf_compat import HFCallbackAdapter, TrainingArguments
+from hf_compat.callbacks import hf_in_lightning
+from hf_compat.callbacks.hf_in_lightning import AdaptedRun, arguments_of
 from hf_compat.errors import ArgumentError, MissingMetric
 from hf_compat.hf.state import TrainerState
 
@@ -301,3 +304,107 @@ def test_evaluations_that_cannot_be_made_are_told_of(tmp_path, strategy, told):
     texts = [text for text in (str(one.message) for one in said) if text.startswith("HFCallbackAdapter: ")]
     assert len(texts) == len(told) and all(part in text for part, text in zip(told, texts, strict=True)), texts
     assert (adapter.state.num_train_epochs, adapter.state.max_steps, adapter.control.should_evaluate) == (1, 2, False)
+
+
+LIGHTNING = vars(
+    SimpleNamespace(
+        max_epochs=3, max_steps=-1, check_val_every_n_epoch=1, val_check_interval=1.0, log_every_n_steps=50,
+        enable_validation=True, lightning_module=None, accumulate_grad_batches=2, gradient_clip_val=None,
+        default_root_dir="out", strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        estimated_stepping_batches=7, global_step=2, current_epoch=1, is_global_zero=True, local_rank=0,
+    )
+)  # fmt: skip
+BY_STEPS = {"check_val_every_n_epoch": None}
+
+
+def module_of(**values):
+    return {"lightning_module": SimpleNamespace(args=TrainingArguments("a", use_cpu=True, **values))}
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        ({}, {"num_train_epochs": 3, "eval_strategy": "epoch", "eval_steps": None, "max_steps": -1}),
+        ({}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0, "use_cpu": True, "save_strategy": "no"}),
+        ({}, {"metric_for_best_model": "loss", "output_dir": "out", "logging_steps": 50}),
+        ({"max_epochs": 1}, {"num_train_epochs": 1}),
+        ({"max_epochs": None}, {"num_train_epochs": 10**6}),
+        ({"max_epochs": -1}, {"num_train_epochs": 10**6}),
+        ({"val_check_interval": 5}, {"eval_strategy": "epoch", "eval_steps": None}),
+        ({**BY_STEPS, "val_check_interval": 5}, {"eval_strategy": "steps", "eval_steps": 5}),
+        ({**BY_STEPS, "val_check_interval": 1}, {"eval_strategy": "steps", "eval_steps": 1}),
+        ({**BY_STEPS, "val_check_interval": 0.5}, {"eval_strategy": "epoch", "eval_steps": None}),
+        ({**BY_STEPS, "val_check_interval": None}, {"eval_strategy": "epoch", "eval_steps": None}),
+        ({"enable_validation": False}, {"eval_strategy": "no"}),
+        ({"log_every_n_steps": 0}, {"logging_steps": 1}),
+        ({"gradient_clip_val": 0.5}, {"max_grad_norm": 0.5}),
+        ({"strategy": SimpleNamespace(root_device=torch.device("cuda", 0))}, {"use_cpu": False}),
+        (module_of(max_grad_norm=0.25), {"metric_for_best_model": "loss", "max_grad_norm": 0.25}),
+        (module_of(metric_for_best_model="f1"), {"metric_for_best_model": "f1", "gradient_accumulation_steps": 1}),
+        ({"lightning_module": SimpleNamespace(args="odd")}, {"metric_for_best_model": "loss", "max_grad_norm": 0.0}),
+    ],
+)
+def test_arguments_describe_the_settings_of_a_lightning_trainer(settings, arguments):
+    made = arguments_of(SimpleNamespace(**(LIGHTNING | settings)))
+    assert {name: getattr(made, name) for name in arguments} == arguments
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "state", "told"),
+    [
+        ({}, {}, {"max_steps": 7, "num_train_epochs": 3, "global_step": 2, "epoch": 1.0}, ""),
+        ({}, {}, {"is_world_process_zero": True, "is_local_process_zero": True}, ""),
+        ({"local_rank": 1, "is_global_zero": False}, {}, {"is_world_process_zero": False}, ""),
+        ({"local_rank": 1}, {}, {"is_local_process_zero": False}, ""),
+        ({"estimated_stepping_batches": float("inf")}, {}, {"max_steps": sys.maxsize}, ""),
+        ({"estimated_stepping_batches": 0}, {}, {"max_steps": sys.maxsize}, ""),
+        ({"estimated_stepping_batches": 1}, {}, {"max_steps": 1}, ""),
+        ({"max_epochs": None}, {}, {"num_train_epochs": sys.maxsize}, ""),
+        ({"max_epochs": -1}, {}, {"num_train_epochs": sys.maxsize}, ""),
+        ({"enable_validation": False}, {}, {}, ""),
+        ({}, {"eval_strategy": "epoch"}, {}, ""),
+        ({"enable_validation": False}, {"eval_strategy": "epoch"}, {}, "the Lightning trainer does not validate"),
+        ({}, {"load_best_model_at_end": True, "save_strategy": "best"}, {}, "`load_best_model_at_end=True` has no"),
+    ],
+)
+def test_a_state_begins_as_lightnings_progress_says(monkeypatch, settings, values, state, told):
+    warned = []
+    monkeypatch.setattr(hf_in_lightning, "warn_once", warned.append)
+    run = AdaptedRun(TrainingArguments("a", use_cpu=True, **values), True)
+    run._begin(SimpleNamespace(**(LIGHTNING | settings)))
+    assert {name: getattr(run.state, name) for name in state} == state
+    assert len(warned) == bool(told) and told in "".join(warned)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "found"),
+    [
+        ("val_loss", "eval", "eval_loss"),
+        ("val/loss", "eval", "eval_loss"),
+        ("eval_loss", "eval", "eval_loss"),
+        ("loss", "eval", "eval_loss"),
+        ("val_loss", "test", "test_val_loss"),
+        ("test/loss", "test", "test_loss"),
+    ],
+)
+def test_a_modules_metric_has_a_name_of_transformers(name, prefix, found):
+    assert hf_in_lightning.hf_metric_name(name, prefix) == found
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "epoch"), [(2, {"global_step": 2, "epoch": 1.5}, 1.5), (3, {"global_step": 2, "epoch": 1.5}, 0.0)]
+)
+def test_a_restored_epoch_is_that_of_the_same_update(step, saved, epoch):
+    run = AdaptedRun(TrainingArguments("a", use_cpu=True), True)
+    run.state.epoch, run.state.global_step = 0.0, step
+    state = asdict(TrainerState(**saved, best_metric=0.5))
+    run.restore({"state": state, "callbacks": {}, "losses": run.run.losses.state_dict()})
+    assert (run.state.epoch, run.state.best_metric, run.state.global_step) == (epoch, 0.5, step)
+    run.restore({"state": None, "callbacks": {}})
+    assert run.state.best_metric == 0.5
+
+
+@pytest.mark.parametrize(("batches", "progress"), [(4, 0.5), (float("inf"), 0.0)])
+def test_the_progress_of_an_epoch(batches, progress):
+    trainer = SimpleNamespace(num_training_batches=batches, train_dataloader=None)
+    assert hf_in_lightning._epoch_progress(trainer, {}, 1) == progress

@@ -219,3 +219,33 @@ def test_the_store_of_a_folder_that_takes_the_place_of_another(store, folder, fo
 def test_the_store_that_follows_from_the_output_folder(source, given, store):
     source = source and SimpleNamespace(output_store=source, output_dir="out")
     assert arguments_rules.with_store(source, {}, given).get("output_store") == store
+
+
+@pytest.mark.parametrize(
+    ("compat", "variable", "replaced", "given", "profile", "names"),
+    [
+        (None, None, None, {}, "5", []),
+        ("5", None, None, {}, "5", []),
+        ("4", None, None, {}, "4", ["report_to", "use_cache"]),
+        (None, "4", None, {}, "4", ["report_to", "use_cache"]),
+        ("5", "4", None, {}, "5", []),
+        ("4", None, None, {"report_to": "none"}, "4", ["use_cache"]),
+        ("4", None, None, {"report_to": None, "use_cache": None}, "4", ["report_to"]),
+        (None, None, "4.46.0", {}, "4", ["use_cache"]),
+        (None, None, "5.1.0", {}, "5", ["use_cache"]),
+        (None, None, "6.0.0", {}, "5", ["use_cache"]),
+        ("5", None, "4.46.0", {}, "5", []),
+        ("4", None, "5.1.0", {}, "4", ["report_to", "use_cache"]),
+    ],
+)
+def test_a_profile_gives_the_defaults_that_nobody_gave(monkeypatch, compat, variable, replaced, given, profile, names):
+    monkeypatch.setattr(arguments_rules, "environment", {} if variable is None else {"HF_COMPAT_PROFILE": variable})
+    releases = (
+        [] if replaced is None else [arguments_rules.ReplacedRelease(release=replaced, defaults={"use_cache": 1})]
+    )
+    monkeypatch.setattr(arguments_rules, "_replaced", releases)
+    ours = {name: SimpleNamespace(default=name) for name in ("report_to", "use_cache", "trackio_space_id")}
+    checks = {**ours, "trackio_space_id": SimpleNamespace(default="a subclass's own")}
+    found = arguments_rules.read_profile(compat, given, list(checks), checks, lambda: ours)
+    assert (found[0], sorted(found[1])) == (profile, names)
+    assert arguments_rules.read_profile(compat, given, [], checks, lambda: ours) == (profile, {})

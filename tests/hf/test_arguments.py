@@ -7,18 +7,22 @@ import json
 import math
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 import transformers.debug_utils
 import transformers.training_args
 
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import ArgumentError
 from hf_compat.hf import arguments_views, enums, fields
-from hf_compat.hf.argument_values import AcceleratorConfig
+from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.rows import OWN_ROWS, ROWS, Row
+from hf_compat.hf.value_types import truth_value, whole_number
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -319,3 +323,111 @@ def test_arguments_are_printed_as_upstream_prints_them():
     for given in ({"use_cpu": True}, values):
         mine, theirs = TrainingArguments("out", **given), transformers.TrainingArguments("out", **given)
         assert str(mine) == repr(mine) == str(theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "dumped"),
+    [
+        ("hub_token", None, "<HUB_TOKEN>"),
+        ("my_token", None, "<MY_TOKEN>"),
+        ("my_api_key", "x", "<MY_API_KEY>"),
+        ("my_api_key", None, None),
+        ("optim", enums.OptimizerNames.ADAMW_TORCH, "adamw_torch"),
+        ("parallelism_config", None, None),
+        ("parallelism_config", SimpleNamespace(to_json=lambda: {"a": 1}), {"a": 1}),
+        ("report_to", ["wandb", SimpleNamespace()], ["wandb", "SimpleNamespace"]),
+        ("debug", [enums.DebugOption.UNDERFLOW_OVERFLOW, 1], ["underflow_overflow", 1]),
+        ("any", {"a": {"b": enums.SaveStrategy.NO}, "c_token": 1}, {"a": {"b": "no"}, "c_token": "<C_TOKEN>"}),
+        ("any", torch.float16, "float16"),
+        ("any", (1, 2), (1, 2)),
+        ("any", "a", "a"),
+    ],
+)
+def test_a_value_is_dumped_plainly(name, value, dumped):
+    assert arguments_views._plain(name, value) == dumped
+
+
+def test_a_dump_shares_nothing_that_changes():
+    value = {1, 2}
+    assert arguments_views._plain("any", value) == value and arguments_views._plain("any", value) is not value
+    config = AcceleratorConfig(use_configured_state=False, even_batches=False)
+    dumped = arguments_views._plain("accelerator_config", config)
+    assert dumped["even_batches"] is False and "use_configured_state" not in dumped
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("learning_rat", True), ("_learning_rat", False), ("zzz", False), ("learning_rate", False)]
+)
+def test_an_attribute_that_is_nearly_an_argument_is_told_once(recwarn, name, told):
+    args = TrainingArguments("out", use_cpu=True)
+    recwarn.clear()
+    for value in (1.0, 2.0):
+        setattr(args, name, value)
+        assert getattr(args, name) == value
+    assert ["did you mean `learning_rate`" in str(one.message) for one in recwarn] == [True] * told
+
+
+def test_what_is_set_later_is_read_as_in_the_constructor():
+    args = TrainingArguments("out", use_cpu=True, metric_for_best_model="f1")
+    assert args._infers_direction and args.greater_is_better
+    args.weight_decay = "0.5"
+    assert args.weight_decay == 0.5 and args._infers_direction
+    args.greater_is_better = False
+    assert not args._infers_direction
+    args.optim = "sgd"
+    assert args.optim is enums.OptimizerNames.SGD
+    with pytest.raises(ArgumentError, match="comes too late"):
+        args.compat = "4"
+    args.use_ipex = False
+    assert args.use_ipex is False and "use_ipex" not in vars(args)
+
+
+@pytest.mark.parametrize(
+    ("setter", "strategy", "steps", "refused"),
+    [
+        *((setter, "steps", 0, True) for setter in ("set_logging", "set_evaluate", "set_save")),
+        ("set_logging", "steps", 1, False),
+        ("set_logging", "no", 0, False),
+        ("set_save", "epoch", 0, False),
+    ],
+)
+def test_a_setter_refuses_no_updates_between_two(setter, strategy, steps, refused):
+    args = TrainingArguments("out", use_cpu=True)
+    if refused:
+        with pytest.raises(ArgumentError, match="needs `steps` above 0"):
+            getattr(args, setter)(strategy=strategy, steps=steps)
+    else:
+        assert getattr(args, setter)(strategy=strategy, steps=steps) is args
+
+
+@pytest.mark.filterwarnings("ignore:`jit_mode_eval")
+@pytest.mark.parametrize(
+    ("strategy", "evaluates", "jit"), [("no", False, True), ("steps", True, False), ("epoch", True, False)]
+)
+def test_an_evaluation_that_is_set_is_done(strategy, evaluates, jit):
+    args = TrainingArguments("out", use_cpu=True).set_evaluate(strategy, jit_mode=jit)
+    assert (args.do_eval, args.jit_mode_eval) == (evaluates, jit)
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "found"),
+    [
+        (ArgumentCheck("seed", None, 1), "x", "x"),
+        (ArgumentCheck("seed", whole_number(), "x"), "x", "x"),  # its default
+        (ArgumentCheck("seed", whole_number(), 1), "3", 3),
+        (ArgumentCheck("seed", whole_number(), 1), "x", None),
+        (ArgumentCheck("mine", whole_number(), 1, is_lenient=True), 0.5, 0.5),
+        (ArgumentCheck("mine", whole_number(), 1, is_lenient=True), "3", 3),
+        (ArgumentCheck("mine", whole_number(), 1, is_lenient=True), "x", None),
+        (ArgumentCheck("mine", truth_value, True), None, False),
+        (ArgumentCheck("mine", whole_number(), 1), None, None),
+        (ArgumentCheck("bf16", truth_value, True), None, False),
+        (ArgumentCheck("seed", whole_number(), 1), None, None),
+    ],
+)
+def test_a_check_reads_a_value(check, value, found):
+    if found is None:
+        with pytest.raises(ArgumentError, match=f"{check.name}="):
+            check.read(value)
+    else:
+        assert check.read(value) == found

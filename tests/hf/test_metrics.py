@@ -1,6 +1,8 @@
 """Numbers about runs against transformers' own functions."""
 
 import time
+from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +10,17 @@ import pytest
 import torch
 from transformers import Trainer, trainer_utils
 
-from hf_compat.hf.metrics import EvalPrediction, denumpify_detensorize, metrics_format, speed_metrics
+from hf_compat.errors import MetricError
+from hf_compat.hf.metrics import (
+    EvalPrediction,
+    denumpify_detensorize,
+    loggable,
+    metrics_format,
+    number_of_metric,
+    plain_metrics,
+    returned_metrics,
+    speed_metrics,
+)
 
 
 class Scores(NamedTuple):
@@ -58,3 +70,60 @@ def test_parts_of_predictions_are_upstreams(extras):
                 parts.append(None)
         found.append((parts, list(made)))
     assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore:`log`")
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (True, True),
+        (None, None),
+        (np.float64(0.5), 0.5),
+        (np.array([[2]]), 2),
+        (np.array([1, 2]), [1, 2]),
+        (torch.tensor([0.5], requires_grad=True), 0.5),
+        (torch.ones(2), [1.0, 1.0]),
+        (torch.eye(2).to_sparse(), [[1.0, 0.0], [0.0, 1.0]]),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5),
+        ({"a": np.int64(1), "b": [torch.tensor(2)]}, {"a": 1, "b": [2]}),
+        ((1, np.int64(2)), (1, 2)),
+        ({1: 2}, MetricError),
+        ({"a": {1: 2}}, MetricError),
+        (1j, MetricError),
+        ({1, 2}, MetricError),
+    ],
+)
+def test_a_metric_becomes_what_json_has(value, plain):
+    if plain is MetricError:
+        with pytest.raises(MetricError, match="cannot be logged"):
+            plain_metrics({"m": value}, "evaluate")
+        assert loggable({"m": value, "n": 1}) == {"n": 1}
+    else:
+        found = plain_metrics({"m": value}, "evaluate")["m"]
+        assert (found, type(found)) == (plain, type(plain)) and loggable({"m": value}) == {"m": plain}
+
+
+@pytest.mark.parametrize(("metrics", "text"), [([1], "not a mapping"), ({1: 2}, "not a string")])
+def test_metrics_without_names_are_refused(metrics, text):
+    with pytest.raises(MetricError, match=text):
+        plain_metrics(metrics, "evaluate")
+
+
+def test_arrays_of_several_elements_are_returned_as_they_are():
+    metrics = {"tensor": torch.ones(2), "array": np.ones(2), "one": np.ones(1), "list": [np.int64(1)], "number": 2}
+    found = returned_metrics(metrics, "evaluate")
+    assert found["tensor"] is metrics["tensor"] and found["array"] is metrics["array"]
+    assert {name: found[name] for name in ("one", "list", "number")} == {"one": 1.0, "list": [1], "number": 2}
+    assert type(found["list"][0]) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(3, 3), (0.5, 0.5), (torch.tensor(2), 2), ("a", None), ([1, 2], None), (None, None)]
+)
+def test_a_metric_that_is_compared_is_a_number(value, number):
+    if number is None:
+        with pytest.raises(MetricError, match="is not a number"):
+            number_of_metric(value, "m")
+    else:
+        assert number_of_metric(value, "m") == number
