@@ -235,27 +235,3 @@ def test_columns_that_are_removed_in_place():
         (found,) = rewrite_python(f"{head}pass\n", target).findings
         assert found.effect is effect and "return the data set" in found.reason
         assert rewrite_python(f"{head}return dataset\n", target).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("forward", "setting", "is_told"),
-    [
-        ("self, **inputs", "", True),
-        ("self, **inputs", "remove_unused_columns=False, ", False),
-        ("self, input_ids, **inputs", "", False),
-        ("self, *, input_ids=None, **inputs", "", False),
-        ("self, inputs", "", False),
-    ],
-)
-def test_a_forward_that_names_no_column_is_told(forward, setting, is_told):
-    """`Trainer._set_signature_columns_if_needed` reads the names: nothing of a batch is left for such a model."""
-    source = (
-        f"from torch import nn\n{HEAD}class M(nn.Module):\n    def forward({forward}): ...\n"
-        f"Trainer(model=M(), args=TrainingArguments({setting}output_dir='o'))\n"
-    )
-    assert [one.what for one in rewrite_python(source, Target.HF_COMPAT).findings] == (["M.forward"] if is_told else [])
-
-
-def test_a_forward_that_names_no_column_is_not_told_without_a_trainer():
-    source = f"from torch import nn\n{HEAD}class M(nn.Module):\n    def forward(self, **inputs): ...\n"
-    assert not rewrite_python(source, Target.HF_COMPAT).findings

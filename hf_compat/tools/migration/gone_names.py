@@ -112,6 +112,7 @@ FORMER_KEYWORDS = {
     "load_in_4bit": _QUANTIZED,
 }
 
+OF_POST_INIT = "`__init__` of a model ends with `self.post_init()` in transformers 5"
 # Files of weights that nothing writes by default any longer, with those in their place.
 FORMER_FILES = {
     "adapter_model.bin": "PEFT writes `adapter_model.safetensors`",
@@ -144,7 +145,8 @@ def account_of(error: BaseException) -> str | None:
         name, module = found.groups()
         place = find(module, name, Target.HF_COMPAT)
         return f"{module}.{name}: {place.reason or f'`from {place.module} import {place.name}` finds it today'}."
-    kinds = {AttributeError: ("has no attribute", FORMER_MEMBERS), TypeError: ("keyword argument", FORMER_KEYWORDS)}
+    members = {**FORMER_MEMBERS, "all_tied_weights_keys": OF_POST_INIT}
+    kinds = {AttributeError: ("has no attribute", members), TypeError: ("keyword argument", FORMER_KEYWORDS)}
     words, table = kinds.get(type(error), ("", {}))
     found = re.search(rf"{words} '?(\w+)", text) if table else None
     return None if found is None or found[1] not in table else f"{found[1]}: {table[found[1]]}."

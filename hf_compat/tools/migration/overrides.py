@@ -286,21 +286,3 @@ def _keyword_dicts(event: cst.FunctionDef, owner: cst.ClassDef, source: Source) 
             place = call.args.index(argument)
             name = keyword(argument) or (names[place] if place < len(names) else "")
             yield from (source.bindings_of(one) for one in helper.params.params if one.name.value == name)
-
-
-def list_nameless_forwards(source: Source, things: ExpressionTypes) -> None:
-    """List a model whose `forward` names no column, in a source with a trainer that is not told to keep the columns."""
-    has_trainer = any(things.of(one.func) is Thing.TRAINER_CLASS for one in source.of(cst.Call))
-    if not has_trainer or "remove_unused_columns" in source.text:
-        return
-    for model in source.of(cst.ClassDef):
-        if not any(source.imported(one.value).endswith(("nn.Module", "PreTrainedModel")) for one in model.bases):
-            continue
-        for forward in (one for one in methods_of(model) if one.name.value == "forward"):
-            given = forward.params
-            named = [*given.posonly_params, *given.params[1:], *given.kwonly_params]
-            if given.star_kwarg is not None and not named:
-                reason = (
-                    "a trainer gives a model the columns that its forward names: remove_unused_columns=False keeps all"
-                )
-                source.list(forward, f"{model.name.value}.forward", reason)

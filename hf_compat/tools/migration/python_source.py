@@ -17,6 +17,7 @@ from hf_compat.tools.migration import (
     constant_arguments,
     imports,
     overrides,
+    own_models,
     whole_source,
 )
 from hf_compat.tools.migration.class_graph import ClassGraph
@@ -60,7 +61,8 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         attributes.rewrite_fields(source, things)
         overrides.rewrite_overrides(source, things)
         overrides.rewrite_events(source, things)
-        overrides.list_nameless_forwards(source, things)
+        own_models.list_nameless_forwards(source, things)
+        own_models.rewrite_own_models(source)
         attributes.rewrite_loading(source)
         attributes.list_former_members(source)
         attributes.list_chat_templates(source)
