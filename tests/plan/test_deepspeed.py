@@ -6,6 +6,7 @@ import contextlib
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from hf_compat import translate
 from hf_compat.errors import ArgumentError, HfCompatError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule
+from hf_compat.plan import deepspeed
 from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section, tensor_ranks_of
 from hf_compat.runtime.launch import environment
 from hf_compat.trainer_methods.accelerate_facade import DeepSpeedPlugin
@@ -270,3 +272,104 @@ def test_a_warmup_of_no_updates_is_one_of_deepspeeds(args_of):
     section["params"]["warmup_num_steps"] = 0
     with pytest.raises(ArgumentError, match=r"warmup_num_steps = 0.*max\(1, warmup_steps\) = 1"):
         schedule_section(args_of(deepspeed={"scheduler": section}), {}, 10)
+
+
+ADAM, WARMUP = {"type": "AdamW", "params": {"lr": 0.1, "warmup_type": "linear"}}, {"type": "WarmupLR"}
+BY_COSINE = {"lr_scheduler_type": "cosine"}
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "refused", "told"),
+    [
+        ({}, BY_COSINE, "", ""),
+        ({"optimizer": ADAM}, {}, "", ""),
+        ({"optimizer": {"type": "adam"}}, {}, "", ""),
+        ({"optimizer": {"type": "Lamb"}}, {}, "the optimizer 'Lamb'", ""),
+        ({"optimizer": {}}, {}, "the optimizer None", ""),
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, {}, "", "sets torch_adam"),
+        ({"scheduler": WARMUP}, {}, "", ""),
+        ({"scheduler": {}}, {}, "the schedule None", ""),
+        ({"scheduler": WARMUP}, BY_COSINE, "", "`lr_scheduler_type='cosine'` has no effect"),
+        ({"scheduler": WARMUP}, {"lr_scheduler_kwargs": {"a": 1}}, "", "`lr_scheduler_kwargs={'a': 1}` has no effect"),
+        ({"scheduler": WARMUP}, {"lr_scheduler_kwargs": {}}, "", ""),
+    ],
+)
+def test_what_a_configuration_puts_in_the_place_of_arguments(args_of, recwarn, config, values, refused, told):
+    args = args_of(**values)
+    recwarn.clear()
+    try:
+        deepspeed._check_replaced(config, args)
+        assert not refused
+    except ArgumentError as error:
+        assert refused and refused in str(error)
+    assert len(recwarn) == bool(told) and told in "".join(str(one.message) for one in recwarn)
+
+
+OFF, ON = {"enabled": False}, {"enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "found", "told"),
+    [
+        ({}, "no", (OFF, OFF), ""),
+        ({}, "bf16", (ON, OFF), ""),
+        ({}, "fp16", (OFF, {"enabled": True, "auto_cast": True}), ""),
+        ({"bf16": OFF}, "bf16", (OFF, OFF), "has no effect"),
+        ({"bf16": None}, "bf16", (None, OFF), "has no effect"),
+        ({"bf16": ON}, "no", (ON, OFF), ""),
+        ({"fp16": ON}, "bf16", None, ""),
+        ({"bf16": ON, "fp16": ON}, "no", None, ""),
+    ],
+)
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_sections_of_half_precision_are_completed(
+    args_of, monkeypatch, recwarn, config, asked, found, told, by_launcher
+):
+    values = {} if by_launcher or asked == "no" else {asked: True}
+    if by_launcher:
+        monkeypatch.setitem(environment, "ACCELERATE_MIXED_PRECISION", asked)
+    args, config = args_of(**values), dict(config)
+    recwarn.clear()
+    if found is None:
+        with pytest.raises(ArgumentError, match="enables `bf16` and `fp16`"):
+            deepspeed._complete_precision(config, args)
+    else:
+        deepspeed._complete_precision(config, args)
+        assert (config["bf16"], config["fp16"]) == found
+    given = f"ACCELERATE_MIXED_PRECISION={asked}" if by_launcher else f"{asked}=True"
+    assert len(recwarn) == bool(told) and all(f"`{given}` {told}" in str(one.message) for one in recwarn)
+
+
+@pytest.mark.parametrize(
+    ("values", "variable", "has_section", "rows"),
+    [
+        ({}, "no", False, [("bf16", False), ("fp16", False)]),
+        ({"bf16": True}, "no", True, [("bf16", True), ("fp16", False)]),
+        ({"fp16_full_eval": True}, "no", True, [("bf16", False), ("fp16", True)]),
+        ({}, "bf16", False, [(None, True), ("fp16", False)]),
+        ({}, "bf16", True, [(None, False), ("fp16", False)]),
+        ({"bf16": True}, "bf16", True, [("bf16", True), ("fp16", False)]),
+    ],
+)
+def test_who_asks_for_half_precision(args_of, monkeypatch, values, variable, has_section, rows):
+    monkeypatch.setitem(environment, "ACCELERATE_MIXED_PRECISION", variable)
+    found = deepspeed._rows_of(args_of(deepspeed=ZERO if has_section else None, **values))
+    assert [found["bf16.enabled"], found["fp16.enabled"]] == rows
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden"),
+    [
+        (None, None),
+        ({}, None),
+        ({"hidden_size": 8}, 8),
+        ({"hidden_sizes": [4, 16]}, 16),
+        ({"hidden_size": None, "hidden_sizes": (4, 2)}, 4),
+        ({"text_config": SimpleNamespace(hidden_size=8)}, 8),
+        ({"hidden_size": 2, "text_config": SimpleNamespace(hidden_size=8)}, 2),
+    ],
+)
+def test_sizes_follow_a_models_configuration(config, hidden):
+    found = deepspeed._rows_of_model(SimpleNamespace(config=config and SimpleNamespace(**config)))
+    bucket = found.get("zero_optimization.reduce_bucket_size", (None, None))[1]
+    assert bucket == (hidden and hidden * hidden) and bool(found) == bool(hidden)

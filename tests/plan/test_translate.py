@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from hf_compat import TrainingArguments, translate
-from hf_compat.errors import UnsupportedArgument
+from hf_compat.errors import ArgumentError, UnsupportedArgument
 from hf_compat.hf.rows import ROWS
+from hf_compat.plan import translate as translation
 from hf_compat.plan.argument_support import EQUIVALENTS, in_one_line, inert_settings
 from hf_compat.plan.translate import CurrentPlan, LightningPlan, make_run_counts
 
@@ -141,3 +143,106 @@ def test_arguments_of_a_lightning_trainer_are_named_as_it_names_them():
 )  # fmt: skip
 def test_each_spelling_of_a_precision_of_lightnings_is_an_argument(given, half):
     assert EQUIVALENTS["precision"](given) == {"bf16": half == "bf16", "fp16": half == "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("values", "of_update", "variables", "found"),
+    [
+        ({}, False, {}, None),
+        ({"torch_compile": True}, False, {}, ("inductor", "default", False, None, False)),
+        (
+            {"torch_compile": True, "torch_compile_backend": "EAGER"},
+            False,
+            {},
+            ("eager", "default", False, None, False),
+        ),
+        ({"torch_compile_backend": "no"}, False, {}, None),
+        ({}, False, {"BACKEND": "EAGER"}, ("eager", "default", False, None, False)),
+        ({}, False, {"BACKEND": "NO"}, None),
+        ({"torch_compile_backend": "eager"}, False, {"BACKEND": "inductor"}, ("eager", "default", False, None, False)),
+        ({"compile_update": True}, False, {}, None),
+        ({"compile_update": True}, True, {}, ("inductor", "default", False, None, False)),
+        ({}, True, {}, None),
+        ({"torch_compile_mode": "reduce-overhead"}, False, {}, ("inductor", "reduce-overhead", False, None, False)),
+        ({"torch_compile_mode": "odd"}, False, {}, "`torch_compile_mode=odd`"),
+        (
+            {"torch_compile_mode": "odd", "torch_compile_backend": "eager"},
+            False,
+            {},
+            ("eager", "odd", False, None, False),
+        ),
+        ({"torch_compile": True}, False, {"MODE": "odd"}, "`ACCELERATE_DYNAMO_MODE=odd`"),
+        ({"torch_compile_backend": "odd"}, False, {}, "`torch_compile_backend=odd`"),
+        ({}, False, {"BACKEND": "odd"}, "`ACCELERATE_DYNAMO_BACKEND=odd`"),
+        ({"torch_compile": True}, False, {"USE_FULLGRAPH": "1"}, ("inductor", "default", True, None, False)),
+        ({"torch_compile": True}, False, {"USE_DYNAMIC": "0"}, ("inductor", "default", False, False, False)),
+        ({"torch_compile": True}, False, {"USE_DYNAMIC": "1"}, ("inductor", "default", False, True, False)),
+        ({"torch_compile": True}, False, {"USE_REGIONAL_COMPILATION": "1"}, ("inductor", "default", False, None, True)),
+    ],
+)
+def test_how_a_model_is_compiled(monkeypatch, values, of_update, variables, found):
+    args = TrainingArguments("out", use_cpu=True, **values)
+    monkeypatch.setattr(
+        translation, "environment", {f"ACCELERATE_DYNAMO_{key}": text for key, text in variables.items()}
+    )
+    try:
+        made = translation.compilation_of(args, of_update)
+        assert made == found or (made.backend, made.mode, made.fullgraph, made.dynamic, made.by_blocks) == found
+    except ArgumentError as error:
+        assert str(error).replace("'", "").startswith(str(found))
+
+
+def pretrained(**attributes):
+    return type("Model", (torch.nn.Module,), attributes)()
+
+
+@pytest.mark.parametrize(
+    ("is_theirs", "attributes", "recomputes", "unused"),
+    [
+        (True, {}, False, True),
+        (True, {}, True, False),
+        (True, {"is_gradient_checkpointing": True}, False, False),
+        (True, {"is_activation_checkpointing": True, "is_gradient_checkpointing": False}, False, False),
+        (True, {"is_activation_checkpointing": False, "is_gradient_checkpointing": True}, False, True),
+        (False, {"is_activation_checkpointing": True}, True, True),
+    ],
+)
+def test_ddp_looks_for_unused_parameters_unless_layers_are_recomputed(
+    monkeypatch, is_theirs, attributes, recomputes, unused
+):
+    monkeypatch.setattr(translation, "is_pretrained_model", lambda model: is_theirs)
+    args = TrainingArguments("out", use_cpu=True, activation_checkpointing=recomputes)
+    assert translation.ddp_options(args, pretrained(**attributes)) == {"find_unused_parameters": unused}
+    assert translation.ddp_options(args, None) == {}
+    args.ddp_find_unused_parameters = not unused
+    assert translation.ddp_options(args, pretrained(**attributes)) == {"find_unused_parameters": not unused}
+
+
+@pytest.mark.parametrize(
+    ("interval", "updates", "found"), [(1, 9, 1), (1.0, 9, 1), (7, 3, 7), (0.5, 9, 5), (0.01, 9, 1), (0.999, 1000, 999)]
+)
+def test_an_interval_becomes_updates(interval, updates, found):
+    assert translation._updates_of(interval, updates) == found
+
+
+def test_a_current_plan_tells_of_an_evaluation_once_for_the_same_arguments(monkeypatch):
+    told, current, args = [], CurrentPlan(), TrainingArguments("out", use_cpu=True)
+    monkeypatch.setattr(translation, "inert_settings", lambda args, parts, in_evaluation: told.append(args.seed) or [])
+    for seed in (1, 1, 2, 2):
+        args.seed = seed
+        current.of(args)
+        current.tell_in_evaluation(args, lambda: None)
+    assert told == [1, 2]
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(0, 1), (1, 0)])
+def test_rank_0_shows_a_warning_of_the_plan_once(monkeypatch, recwarn, rank, shown):
+    args, current = TrainingArguments("out", use_cpu=True), CurrentPlan()
+    monkeypatch.setattr(type(args), "process_index", rank)
+    monkeypatch.setattr(
+        translation, "translate", lambda args, model: warnings.warn("told", UserWarning, 2) or LightningPlan()
+    )
+    for seed in (1, 2):
+        args.seed = seed
+        current.of(args)
+    assert sum("told" in str(one.message) for one in recwarn) == shown
