@@ -1,0 +1,169 @@
+"""The Trainer's own decisions: what its constructor refuses, what ranks exchange first, and what a trial sets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import hf_compat.trainer as trainers
+from helpers import toy
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import ArgumentError, HfCompatError, UnknownArgument
+from hf_compat.hf.argument_values import AcceleratorConfig
+from hf_compat.search.trials import HPSearchBackend
+
+OPTUNA, RAY, WANDB = HPSearchBackend.OPTUNA, HPSearchBackend.RAY, HPSearchBackend.WANDB
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"tokenizer": 1, "processing_class": 2}, ArgumentError, "`tokenizer` is the old name"),
+        ({"optimizers": None}, ArgumentError, "must be a pair"),
+        ({"optimizers": (None,)}, ArgumentError, "must be a pair"),
+        ({"optimizers": (None, None, None)}, ArgumentError, "must be a pair"),
+        ({"optimizers": {None, 1}}, ArgumentError, "must be a pair"),
+        ({"tokeniser": 1}, UnknownArgument, "did you mean `tokenizer`"),
+        ({"compute_loss_func": 1}, HfCompatError, "compute_loss_func"),
+        ({"callbacks": "x"}, ArgumentError, "`callbacks` must be a list"),
+    ],
+)
+def test_what_a_trainer_is_not_made_of(make_args, given, error, said):
+    with pytest.raises(error, match=said):
+        Trainer(toy.Classifier(), make_args(), **given)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "processing_class"])
+def test_the_old_name_of_a_processing_class_is_taken(make_args, name):
+    given = SimpleNamespace()
+    made = Trainer(toy.Classifier(), make_args(), optimizers=[None, None], **{name: given})
+    assert made.processing_class is given and Trainer(toy.Classifier(), make_args()).processing_class is None
+
+
+def facts(**changed):
+    args = {"world_size": 2, "accelerator_config": AcceleratorConfig(), "auto_find_batch_size": False}
+    owner = {"train_dataset": [1, 2, 3], "model_init": None, "_train_batch_size": 4, "_flag_sources": lambda: "sources"}
+    args |= {name: value for name, value in changed.items() if name in args}
+    owner |= {name: value for name, value in changed.items() if name in owner}
+    return Trainer._start_facts(SimpleNamespace(args=SimpleNamespace(**args), **owner))
+
+
+@pytest.mark.parametrize(
+    ("changed", "data"),
+    [
+        ({}, "(3, 4)"),
+        ({"train_dataset": toy.Stream([1])}, None),
+        ({"train_dataset": toy.SizedStream([1])}, None),
+        ({"train_dataset": None}, None),
+        ({"has_own": True}, None),
+        ({"model_init": print}, None),
+        ({"auto_find_batch_size": True}, None),
+        ({"accelerator_config": AcceleratorConfig(split_batches=True)}, None),
+        ({"accelerator_config": AcceleratorConfig(even_batches=False)}, None),
+    ],
+)
+def test_the_length_of_plain_data_is_told_before_a_training(monkeypatch, changed, data):
+    monkeypatch.setattr(trainers, "has_own_methods", lambda owner: "has_own" in changed)
+    found = facts(**changed)
+    assert (found.data, found.sources) == (data, "sources")
+    alone = facts(world_size=1, **changed)
+    assert alone.data is None and alone.sources != "sources"
+
+
+@pytest.mark.parametrize(
+    ("lightning", "max_time", "has"), [([], None, False), ([1], None, True), ([], 0, True), ([1], 2, True)]
+)
+def test_lightnings_callbacks_and_timer_may_stop_a_run(monkeypatch, lightning, max_time, has):
+    monkeypatch.setattr(trainers, "flag_sources", lambda callbacks, has_lightning, owner, count: has_lightning)
+    owner = SimpleNamespace(_callbacks=SimpleNamespace(lightning=lightning), _lightning_options={"max_time": max_time})
+    owner.callback_handler = SimpleNamespace(callbacks=[])
+    owner.args = SimpleNamespace(gradient_accumulation_steps=1)
+    assert Trainer._flag_sources(owner) is has
+
+
+@pytest.mark.parametrize(
+    ("backend", "trial", "ranks", "has_states", "calls"),
+    [
+        (None, {"seed": 1}, 1, True, []),
+        (OPTUNA, None, 1, True, []),
+        (OPTUNA, SimpleNamespace(params="p"), 1, False, ["set", "Trial: p"]),
+        (RAY, {}, 1, False, ["set"]),
+        (WANDB, {}, 1, True, ["restore", "set", "W&B Sweep parameters: {}"]),
+        (RAY, {}, 2, False, ["set", "compared"]),
+    ],
+)
+def test_a_trial_sets_arguments(monkeypatch, backend, trial, ranks, has_states, calls):
+    seen = []
+    owner = SimpleNamespace(hp_search_backend=backend, _check_optimization=lambda: None, _make_accelerator=lambda: None)
+    owner.args = SimpleNamespace(world_size=ranks, train_batch_size=7)
+    owner._fresh_states = SimpleNamespace(restore=lambda: seen.append("restore")) if has_states else None
+    monkeypatch.setattr(trainers, "space_of", lambda *given: {"seed": 1})
+    monkeypatch.setattr(trainers, "set_from_trial", lambda *given: seen.append("set"))
+    monkeypatch.setattr(trainers, "log_line", seen.append)
+    monkeypatch.setattr(trainers, "check_supported", lambda args: None)
+    monkeypatch.setattr(trainers, "compare_arguments", lambda *given: seen.append("compared"))
+    Trainer._hp_search_setup(owner, trial)
+    assert seen == calls and owner._trial is trial
+    assert getattr(owner, "_train_batch_size", None) == (7 if calls else None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "trial", "calls"),
+    [
+        (None, 1, []),
+        (OPTUNA, None, []),
+        (OPTUNA, 1, ["objective", "report"]),
+        (WANDB, 1, ["objective"]),
+        (RAY, 1, ["transformers"]),
+    ],
+)
+def test_an_evaluation_is_reported_to_the_search(monkeypatch, backend, trial, calls):
+    seen = []
+    theirs = SimpleNamespace(_report_to_hp_search=lambda *given: seen.append("transformers"))
+    monkeypatch.setattr(trainers, "checked_objective", lambda *given: seen.append("objective"))
+    monkeypatch.setattr(trainers, "of_transformers", lambda *given: theirs)
+    monkeypatch.setattr("hf_compat.search.with_optuna.report", lambda *given: seen.append("report"))
+    Trainer._report_to_hp_search(SimpleNamespace(hp_search_backend=backend), trial, 1, {})
+    assert seen == calls
+
+
+@pytest.mark.parametrize(("skips", "updates", "found"), [(False, 7, (2, 2)), (True, 7, (2, 0)), (False, 6, (2, 0))])
+def test_where_a_resumed_run_goes_on(tmp_path, skips, updates, found):
+    made = Trainer(toy.Classifier(), TrainingArguments(str(tmp_path), use_cpu=True, gradient_accumulation_steps=2))
+    made.args.ignore_data_skip = skips
+    made._resumer.restore = lambda *given: setattr(made.state, "global_step", updates)
+    assert made._init_training_state(9, 3, 3, "checkpoint", None) == found
+    assert made.state.is_hyper_param_search is False
+    made._init_training_state(9, 3, 3, "checkpoint", {"seed": 1})
+    assert made.state.is_hyper_param_search is True
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, ["trainer", "callbacks"]), (1, [])])
+def test_rank_0_tells_of_names(monkeypatch, rank, told):
+    seen = []
+    monkeypatch.setattr(trainers, "tell_of_trainer_names", lambda *given: seen.append("trainer"))
+    monkeypatch.setattr(trainers, "tell_of_callback_names", lambda *given: seen.append("callbacks"))
+    owner = SimpleNamespace(
+        args=SimpleNamespace(process_index=rank), _own_attributes=(), _callbacks=SimpleNamespace(order=[])
+    )
+    Trainer._tell_of_names(owner)
+    assert seen == told
+
+
+@pytest.mark.parametrize("loads_best", [True, False])
+@pytest.mark.parametrize(
+    ("checks", "differs", "later"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_what_is_told_after_a_training(monkeypatch, loads_best, checks, differs, later):
+    seen = []
+    names = ("tell_of_flags", "tell_of_best", "tell_of_no_evaluation", "tell_of_later_parameters")
+    for name in names:
+        monkeypatch.setattr(trainers, name, lambda *given, name=name: seen.append(name))
+    sources = SimpleNamespace(sources=SimpleNamespace(in_updates=differs))
+    owner = SimpleNamespace(
+        control=None, args=SimpleNamespace(load_best_model_at_end=loads_best), state=None, model=None, optimizer=None
+    )
+    owner._run, owner._checks_optimizer = SimpleNamespace(updates_before=0, flag_agreement=sources, frozen=()), checks
+    Trainer._tell_after_training(owner)
+    assert seen == [names[0], names[1] if loads_best else names[2], *names[3:][:later]]
