@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from hf_compat.checkpoint.run_state import DataPosition
+from hf_compat.checkpoint.run_state import DataPosition, RunState, SavedAt, resume_point
 from hf_compat.errors import CheckpointError
+from hf_compat.plan.translate import ENDLESS_EPOCHS, RunCounts
 
 
 def test_the_values_come_back():
@@ -37,3 +40,103 @@ def test_a_wrong_value_is_named(change, what):
     plain = None if change is None else {**DataPosition(epoch=2).to_plain(), **change}
     with pytest.raises(CheckpointError, match=what):
         DataPosition.read(plain)
+
+
+def counts(epochs=3, updates=4, micro_batches=8, most=12):
+    return RunCounts(epochs, updates, 32, 96.0, 8, micro_batches, most)
+
+
+def arguments(window=2, world_size=1, skips=False):
+    return SimpleNamespace(world_size=world_size, gradient_accumulation_steps=window, ignore_data_skip=skips)
+
+
+def state(moment=SavedAt.UPDATE, samples=4, window=2, length=8, world_size=1, **data):
+    usual = {"epoch": 1, "micro_batches_done": 4, "updates_done": 2, "is_open": True, "shuffle_seed": 7}
+    position = DataPosition(**{**usual, "window_size": window, "micro_batches_per_epoch": length, **data})
+    return RunState(data=position, moment=moment, samples_per_micro_batch=samples, world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    ("updates", "args", "epoch", "skip", "is_finished"),
+    [
+        (0, arguments(), 0, 0, False),
+        (5, arguments(), 1, 2, False),
+        (8, arguments(), 2, 0, False),
+        (11, arguments(window=3), 2, 9, False),
+        (12, arguments(), 3, 0, True),
+        (13, arguments(), 3, 2, True),
+        (5, arguments(skips=True), 1, 0, False),
+    ],
+)
+def test_a_checkpoint_of_transformers_goes_on_after_as_many_updates(updates, args, epoch, skip, is_finished):
+    point = resume_point(None, updates, counts(), args, samples=4)
+    assert (point.epoch, point.skip_micro_batches, point.is_finished) == (epoch, skip, is_finished)
+    assert point.position is None and not point.has_same_cut and point.shuffle_seed is None
+
+
+def test_the_last_update_or_epoch_finishes_whichever_comes_first():
+    assert resume_point(None, 6, counts(most=6), arguments(), samples=4).is_finished
+    assert resume_point(None, 4, counts(epochs=1, most=9), arguments(), samples=4).is_finished
+    assert not resume_point(None, 3, counts(epochs=1, most=9), arguments(), samples=4).is_finished
+
+
+@pytest.mark.parametrize(
+    ("held", "updates", "most", "is_over", "is_finished"),
+    [
+        (state(), 6, 12, False, False),
+        (state(micro_batches_done=7), 7, 12, False, False),
+        (state(micro_batches_done=8), 8, 12, True, False),  # the end of the epoch is left
+        (state(micro_batches_done=9), 8, 12, True, False),
+        (state(micro_batches_done=8, is_open=False), 8, 12, False, False),  # it has been told
+        (state(is_over=True), 6, 12, True, False),  # a script ended it
+        (state(), 6, 6, True, False),  # the log and the evaluation of the last update come first
+        (state(moment=SavedAt.EPOCH_END), 6, 6, False, True),
+        (state(is_open=False), 6, 6, False, True),
+        (state(), 7, 6, False, True),  # there are fewer updates than were made
+        (state(epoch=3), 6, 12, False, True),
+        (state(epoch=3), 12, 12, False, True),
+        (state(epoch=2), 12, 12, True, False),
+    ],
+)
+def test_an_exact_position_is_taken(held, updates, most, is_over, is_finished):
+    point = resume_point(held, updates, counts(most=most), arguments(), samples=4)
+    assert (point.epoch_is_over, point.is_finished) == (is_over, is_finished)
+    assert point.position is held.data and point.has_same_cut and point.epoch == held.data.epoch
+    assert point.skip_micro_batches == 0 and point.shuffle_seed == 7
+
+
+@pytest.mark.parametrize(
+    ("held", "args", "samples", "told", "epoch", "skip"),
+    [
+        (state(samples=None), arguments(), 4, None, 1, 0),  # not known: as now
+        (state(world_size=2), arguments(), 4, "is of 2 process(es) with 4 samples", 1, 4),
+        (state(samples=8), arguments(), 4, "with 8 samples to a micro-batch, now there are 1", 1, 8),
+        (state(samples=2), arguments(), 4, "with 2 samples", 1, 2),
+        (state(), arguments(window=1), 4, "in windows of 2, now they have 8 in windows of 1", 1, 4),
+        (state(length=10), arguments(), 4, "had 10 micro-batches", 1, 2),  # five updates each
+        (state(window=None), arguments(), 4, "in windows of None", 1, 4),  # updates are counted
+        (state(length=None), arguments(), 4, "had None micro-batches", 1, 4),
+        (state(world_size=2), arguments(skips=True), 4, "is of 2 process(es)", 1, 0),
+        (state(), arguments(skips=True), 4, None, 1, 0),
+    ],
+)
+def test_data_that_were_cut_in_another_way_go_on_after_as_many_samples(caplog, held, args, samples, told, epoch, skip):
+    point = resume_point(held, 6, counts(), args, samples=samples)
+    assert (point.epoch, point.skip_micro_batches) == (epoch, skip) and point.shuffle_seed == 7
+    assert (told or "") in caplog.text and (told is not None) == bool(caplog.text)
+
+
+@pytest.mark.parametrize(("sharing", "sequence"), [(2, 1), (1, 2)])
+def test_other_groups_of_processes_are_told(caplog, sharing, sequence):
+    point = resume_point(state(), 6, counts(), arguments(), 4, sharing=sharing, sequence=sequence)
+    group = "2 to a model" if sharing == 2 else "2 to a sequence"
+    assert group in caplog.text and not point.has_same_cut
+    assert "1 process(es) with 4 samples" in caplog.text
+
+
+def test_endless_data_is_one_epoch():
+    endless = counts(epochs=ENDLESS_EPOCHS, updates=12, micro_batches=24)
+    point = resume_point(state(epoch=0, length=None), 6, endless, arguments(), samples=4)
+    assert point.has_same_cut and point.epoch == 0  # however long it is now
+    point = resume_point(state(epoch=0, samples=8), 6, endless, arguments(), samples=4)
+    assert (point.epoch, point.skip_micro_batches) == (0, 24)
