@@ -11,12 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from helpers import toy
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import model_state as shards
 from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.dcp_reader import _problem
 from hf_compat.checkpoint.model_state import PlainState
 from hf_compat.errors import CheckpointError
 
@@ -165,3 +174,55 @@ def test_an_index_of_other_objects_is_refused_by_name(folder):
     path.write_bytes(pickle.dumps(np.zeros(3)))
     with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))} cannot be read: it names numpy"):
         load(folder)
+
+
+def tensor_entry(size=(4, 3), chunks=(((0, 0), (4, 3)),), dtype=torch.float32):
+    made = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), made)
+
+
+def index_of(entries, places=None, info=("__0_0.distcp", 0, 48)):
+    held = {MetadataIndex(name): _StorageInfo(*info) for name in (entries if places is None else places)}
+    return Metadata(state_dict_metadata=entries, storage_data=held)
+
+
+def changed(index, **values):
+    for name, value in values.items():
+        setattr(index, name, value)
+    return index
+
+
+HALVES = (((0, 0), (2, 3)), ((2, 0), (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong"),
+    [
+        (index_of({"a": tensor_entry(), "b": BytesStorageMetadata()}), None),
+        (index_of({"a": tensor_entry(chunks=HALVES)}), None),
+        (index_of({"a": tensor_entry(size=(), chunks=[((), ())])}), None),
+        (index_of({"a": tensor_entry(size=(0, 3), chunks=[])}), None),
+        ({}, "not an index"),
+        (changed(index_of({}), storage_data=[]), "not an index"),
+        (index_of({"a": tensor_entry()}, info=("__0_0.distcp", "0", 48)), "not an index"),
+        (index_of({"a": tensor_entry()}, info=("__0_0.distcp", 0, 48.0)), "not an index"),
+        (index_of({"a": tensor_entry()}, info=("__0_0.distcp", -1, 48)), "not an index"),
+        (index_of({"a": tensor_entry()}, info=("__0_0.distcp", 0, 0)), "not an index"),
+        (index_of({"a": tensor_entry()}, info=("__0_0.distcp", 0, 1)), None),
+        (index_of({"a": tensor_entry()}, info=(Path("x"), 0, 48)), "not an index"),
+        (changed(index_of({}), storage_data={"a": _StorageInfo("x", 0, 1)}), "not an index"),
+        (index_of({"a": tensor_entry()}, places=["a", "b"]), "of each entry where it is"),
+        (index_of({"a": tensor_entry(), "b": tensor_entry()}, places=["a"]), "of each entry where it is"),
+        (index_of({3: tensor_entry()}), "does not say what 3 is"),
+        (index_of({"a": "text"}), "does not say what 'a' is"),
+        (index_of({"a": tensor_entry(chunks=HALVES[:1])}), "where all of 'a' is stored"),
+        (index_of({"a": tensor_entry(chunks=(*HALVES, HALVES[0]))}), "where all of 'a' is stored"),
+        (index_of({"a": tensor_entry(chunks=(((0, 0), (2, 3)), ((3, 0), (2, 3))))}), "where all of 'a' is stored"),
+        (index_of({"a": tensor_entry(chunks=(((-1, 0), (4, 3)),))}), "where all of 'a' is stored"),
+        (index_of({"a": tensor_entry(dtype="float32")}), "where all of 'a' is stored"),
+        (index_of({"a": changed(tensor_entry(), properties=None)}), "where all of 'a' is stored"),
+    ],
+)
+def test_what_an_index_has_to_say(index, wrong):
+    found = _problem(index)
+    assert found is None if wrong is None else wrong in found
