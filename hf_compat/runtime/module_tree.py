@@ -60,7 +60,7 @@ class ModuleTree:
                 parameter.grad = None
 
     def _follow(self, model: nn.Module) -> bool:
-        """Walk a model unless it is as it was. Whether its parameters are those that its modules hold."""
+        """Walk a model unless it is as it was. Whether it is, and its parameters are those that its modules hold."""
         if self._model is model:
             held = self._look()
             if held is None or (len(held) == len(self._held or ()) and all(map(is_, held, self._held or ()))):
@@ -72,7 +72,7 @@ class ModuleTree:
         )
         self._held = [] if is_plain else None
         self._held = self._look()
-        return is_plain
+        return False
 
     def _look(self) -> list[object] | None:
         if self._held is None:

@@ -477,3 +477,12 @@ def test_an_argument_of_ours_is_checked_by_its_annotation_and_row(monkeypatch):
     for wrong in (-1.0, "high"):
         with pytest.raises(ArgumentError, match="alarm"):
             check.read(wrong)
+
+
+def test_a_row_that_says_no_more_has_an_effect_everywhere_and_takes_no_none():
+    assert dataclasses.asdict(Row("somewhere", "nothing")) == {
+        "to": "somewhere", "ejected": "nothing", "says": "the project has no word for it", "subject": None,
+        "kind": None, "allowed": None, "takes_none": False, "none_means": None, "way_out": "", "form": None,
+        "native": None, "data": False, "loader": "", "of_trainer": False, "reaches_out": False, "normal": None,
+        "derived": None, "inert": (), "per_rank": False,
+    }  # fmt: skip
