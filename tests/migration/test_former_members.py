@@ -221,6 +221,19 @@ def test_safe_serialization_has_no_effect_on_a_model_of_5(file, loads, target):
     assert told == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "effect"),
+    [
+        ("model.config.max_length", "fails"),
+        ("length if length is not None else model.config.max_length", "to look at"),
+        ("length or model.config.max_length", "to look at"),
+    ],
+)
+def test_a_fallback_to_a_setting_of_the_model_depends(value, effect):
+    (found,) = rewrite_python(f"{HEAD}print({value})\n", Target.TRANSFORMERS_5).findings
+    assert (found.what, found.effect.value) == ("model.config.max_length", effect)
+
+
 def test_generation_settings_of_4_0_are_told():
     source = (
         "from transformers import Seq2SeqTrainer\nclass T(Seq2SeqTrainer):\n"

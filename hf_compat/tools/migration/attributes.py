@@ -229,7 +229,8 @@ def list_former_members(source: Source) -> None:
             if _is_model(owner.value) and (value is None or value.value is not None):
                 taken = f"{source.code(owner.value)}.generation_config.{name} alone"
                 reason = f"transformers 5 takes settings of generation from {taken}"
-                source.list(node, source.code(node), reason, Effect.FAILS)
+                is_fallback = isinstance(outer, (cst.IfExp, cst.BooleanOperation))
+                source.list(node, source.code(node), reason, Effect.LOOK if is_fallback else Effect.FAILS)
 
 
 def list_chat_templates(source: Source) -> None:
