@@ -288,3 +288,25 @@ def test_metrics_that_cannot_be_computed_are_refused(metrics, sets, is_by_batch,
     else:
         with pytest.raises(ArgumentError, match=error):
             check_metrics(metrics, sets, is_by_batch)
+
+
+class Endless:
+    """A loader without a length."""
+
+    def __iter__(self):
+        return iter(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("loader", "length", "last"), [(["a", "b", "c"], 3, [False, False, True]), (Endless(), None, [False, False])]
+)
+def test_the_last_batch_of_a_loader_of_another_kind_is_known_by_its_length(loader, length, last):
+    batches = evaluation.EvaluationBatches(loader)
+    found = list(batches)
+    assert [one.inputs for one in found] == list(loader) and [one.is_last for one in found] == last
+    assert {one.remainder for one in found} == {-1} and batches.length == length
+    if length is None:
+        with pytest.raises(TypeError, match="no length"):
+            len(batches)
+    else:
+        assert len(batches) == length
