@@ -1,6 +1,7 @@
 """Which optimizer the arguments make, which parameters decay, and label smoothing bit for bit."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers.optimization import Adafactor as UpstreamAdafactor
 from transformers.trainer_pt_utils import LabelSmoother as UpstreamLabelSmoother
 
 from hf_compat.errors import ArgumentError
+from hf_compat.optim import lr_schedulers, optimizers, stepping
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.optim.optimizers import get_decay_parameter_names, get_optimizer_cls_and_kwargs
 
@@ -65,3 +67,143 @@ def test_label_smoothing(shift, with_ignored):
         labels[0, 2:] = -100
     ours = LabelSmoother(epsilon=0.2)({"logits": logits}, labels, shift_labels=shift)
     assert torch.equal(ours, UpstreamLabelSmoother(epsilon=0.2)({"logits": logits}, labels, shift_labels=shift))
+
+
+def adam(*parameters):
+    return torch.optim.Adam(parameters or [torch.nn.Parameter(torch.ones(1))])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind", "switches", "in_backward"),
+    [
+        ({}, "OptimizerBehaviour", False, False),
+        ({"fused_backward": print}, "FusedStepping", False, True),
+        ({"train": print}, "ScheduleFreeStepping", True, False),
+        ({"eval": print}, "ScheduleFreeStepping", True, False),
+        ({"train": True}, "OptimizerBehaviour", False, False),
+    ],
+)
+def test_how_an_optimizer_steps(attributes, kind, switches, in_backward):
+    optimizer = adam()
+    vars(optimizer).update(attributes)
+    found = stepping.behaviour_of(optimizer)
+    assert (type(found).__name__, found.switches, found.steps_in_backward) == (kind, switches, in_backward)
+    both = stepping.behaviour_of(adam(), optimizer)
+    assert (both.switches, both.steps_in_backward) == (switches, in_backward)
+
+
+def test_a_layerwise_optimizer_steps_where_a_parameter_has_its_gradient():
+    trained, frozen = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer = stepping.LayerWiseDummyOptimizer({one: torch.optim.SGD([one], lr=0.5) for one in (trained, frozen)})
+    found = stepping.behaviour_of(optimizer)
+    assert type(found).__name__ == "LayerwiseStepping" and found.steps_in_backward
+    for _ in range(2):
+        found.attach()  # the second one does nothing
+    optimizer._step_one(frozen)  # it has no gradient
+    trained.sum().backward()
+    assert (trained.item(), frozen.item(), trained.grad) == (0.5, 1.0, None)
+    optimizer.schedulers[trained] = torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer_dict[trained], 0.1, 1)
+    trained.sum().backward()
+    assert trained.item() == pytest.approx(0.45) and optimizer.schedulers[trained].last_epoch == 1
+    found.detach()
+    trained.sum().backward()
+    assert trained.item() == pytest.approx(0.45)
+    assert optimizer.step() is None and optimizer.step(lambda: 3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"), [([], 0), ([{}], 0), ([{"train_mode": False}], 0), ([{}, {"train_mode": True}], 1)]
+)
+def test_weights_that_are_no_average_are_told_when_they_are_saved(monkeypatch, groups, told):
+    seen = []
+    monkeypatch.setattr(stepping, "warn_once", seen.append)
+    stepping.ScheduleFreeStepping(SimpleNamespace(param_groups=groups)).tell_of_saving()
+    stepping.ScheduleFreeStepping(SimpleNamespace()).tell_of_saving()
+    assert len(seen) == told
+
+
+@pytest.mark.parametrize("switch", ["train", "eval"])
+def test_an_optimizer_that_averages_is_switched(switch):
+    seen = []
+    optimizer = SimpleNamespace(**{switch: lambda: seen.append(switch)})
+    found = stepping.ScheduleFreeStepping(optimizer)
+    found.to_training(), found.to_evaluation()  # it may lack one of them
+    assert seen == [switch]
+
+
+MODEL, OTHER = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+FROZEN = torch.nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("held", "model", "refused", "told"),
+    [
+        (MODEL.parameters, MODEL, False, False),
+        (OTHER.parameters, MODEL, True, False),
+        (lambda: [MODEL.weight], MODEL, False, False),
+        (lambda: [MODEL.weight, OTHER.bias], MODEL, False, True),
+        (lambda: [*MODEL.parameters(), OTHER.bias], MODEL, False, False),
+        (OTHER.parameters, FROZEN, False, False),
+    ],
+)
+def test_an_optimizer_holds_what_is_trained(recwarn, held, model, refused, told):
+    optimizer = torch.optim.SGD(held(), lr=0.1)
+    if refused:
+        with pytest.raises(ArgumentError, match="so nothing is trained"):
+            optimizers.check_optimized(optimizer, model)
+    else:
+        optimizers.check_optimized(optimizer, model, warns=False)
+        assert not recwarn
+        optimizers.check_optimized(optimizer, model)
+    assert len(recwarn) == told
+    optimizers.check_optimized(SimpleNamespace(param_groups=()), model)
+    optimizers.check_optimized(stepping.LayerWiseDummyOptimizer(), model)
+
+
+@pytest.mark.parametrize(
+    ("held", "frozen", "said"),
+    [
+        ([MODEL.weight, MODEL.bias], [], ""),
+        ([MODEL.weight], [MODEL.bias], "were unfrozen after"),
+        ([MODEL.weight], [], ""),
+        ([MODEL.weight, OTHER.bias], [], "does not have, and does not train"),
+        ([MODEL.weight, OTHER.bias], [MODEL.bias], "were unfrozen after"),
+    ],
+)
+def test_parameters_that_an_optimizer_lacks_are_told(recwarn, held, frozen, said):
+    optimizers.tell_of_later_parameters(torch.optim.SGD(held, lr=0.1), MODEL, frozen)
+    optimizers.tell_of_later_parameters(SimpleNamespace(), MODEL, frozen)
+    assert len(recwarn) == bool(said) and said in "".join(str(one.message) for one in recwarn)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("adamw_torch", None, 8),
+        ("adamw_bnb_8bit", None, 2),
+        ("adamw_torch_4bit", None, 1),
+        ("galore_adamw", "rank=8", None),
+    ],
+)
+def test_the_bytes_of_an_optimizers_states(name, options, found):
+    assert optimizers.state_bytes(name, options) == found
+
+
+@pytest.mark.parametrize(
+    ("schedule_of", "trained", "told"),
+    [("same", "same", 0), ("same", "other", 1), ("same", "wrapper", 0), ("none", "same", 0)],
+)
+def test_a_schedule_of_another_optimizer_is_told(recwarn, schedule_of, trained, told):
+    own = adam()
+    schedule = torch.optim.lr_scheduler.ConstantLR(own) if schedule_of == "same" else SimpleNamespace()
+    optimizer = {"same": own, "other": adam(), "wrapper": SimpleNamespace(param_groups=own.param_groups)}[trained]
+    recwarn.clear()
+    lr_schedulers.tell_of_other_optimizer(schedule, optimizer)
+    assert len(recwarn) == told
+    assert lr_schedulers.is_schedule_of(schedule, optimizer) is (schedule_of == trained == "same")
+
+
+def test_which_schedules_follow_a_metric():
+    theirs = type("GreedyLR", (), {})()
+    assert lr_schedulers.follows_metric(torch.optim.lr_scheduler.ReduceLROnPlateau(adam()))
+    assert lr_schedulers.follows_metric(theirs) and not lr_schedulers.follows_metric(SimpleNamespace())
