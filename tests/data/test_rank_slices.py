@@ -151,3 +151,72 @@ def test_neighbours_that_hold_parts_of_one_model_read_the_same():
     rows = torch.arange(12).reshape(12, 1)
     assert slices[3].once_each({"logits": rows})["logits"].flatten().tolist() == [0, 1, 4, 5, 8, 9]
     assert RankSlice(rank=1, world_size=6).once_each(rows) is rows
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "batches"),
+    [
+        (10, {"world_size": 2, "dispatch_batches": True}, 3),
+        (8, {"world_size": 2, "dispatch_batches": True}, 2),
+        (10, {"world_size": 2, "dispatch_batches": True, "drop_last": True}, 2),
+        (10, {"world_size": 2, "dispatch_batches": True, "split_batches": True}, 5),
+        (10, {"world_size": 2, "dispatch_batches": False}, 3),
+        (10, {}, 5),
+    ],
+)
+def test_the_length_of_a_loader_counts_rounds(count, options, batches):
+    options = dict(options)
+    drops = {"drop_last": options.pop("drop_last", False)}
+    assert len(PreparedDataLoader(range(count), batch_size=2, rank_slice=RankSlice(**options), **drops)) == batches
+
+
+class Told(Numbers):
+    """Data that note the epochs they are told."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.epochs = []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "split", "size", "read"),
+    [
+        (1, False, 2, [[0, 1], [2, 3], [4, 5], [6]]),
+        (2, False, 2, [[2, 3], [6, 0]]),
+        (2, True, 2, [[1], [3], [5], [0]]),
+        (2, False, None, [0, 1, 2, 3, 4, 5, 6]),  # the data set makes its own batches
+    ],
+)
+def test_a_stream_is_read_by_each_rank(world_size, split, size, read):
+    slices = RankSlice(rank=world_size - 1, world_size=world_size, split_batches=split, dispatch_batches=False)
+    data = Told(7)
+    loader = PreparedDataLoader(data, batch_size=size, rank_slice=slices)
+    assert [one.tolist() if isinstance(one, torch.Tensor) else one for one in loader] == read
+    loader.set_epoch(5)
+    assert data.epochs[-1] == 5
+
+
+def test_a_sampler_of_batches_is_cut_for_each_rank():
+    batches = BatchSampler(SequentialSampler(range(8)), 2, False)
+    slices = RankSlice(rank=1, world_size=2)
+    alone = PreparedDataLoader([torch.tensor(one) for one in range(8)], batch_sampler=batches, rank_slice=slices)
+    assert [one.tolist() for one in alone] == [[2, 3], [6, 7]] and alone.samples_of_a_batch == 2
+    assert alone.get_sampler() is batches.sampler
+    any_length = PreparedDataLoader(range(8), batch_sampler=OfAnyLength(), rank_slice=slices)
+    assert any_length.samples_of_a_batch is None and any_length.total_batch_size is None
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(7)])
+def test_ranks_shuffle_alike_without_a_generator(generator):
+    read = []
+    for rank in (0, 1):
+        torch.manual_seed(3)
+        sampler = RandomSampler(range(8), generator=generator)
+        slices = RankSlice(rank=rank, world_size=2)
+        PreparedDataLoader(range(8), sampler=sampler, use_seedable_sampler=False, batch_size=2, rank_slice=slices)
+        assert (sampler.generator is generator) is (generator is not None)
+        read.append(list(sampler) if generator is None else 0)
+    assert read[0] == read[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import os
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from helpers.toy import Classifier
-from hf_compat import TrainingArguments
+from hf_compat import TrainerState, TrainingArguments
 from hf_compat.errors import ArgumentError, HubError, SearchError, UnknownArgument
 from hf_compat.hub import client, model_card
+from hf_compat.hub.pushes import Pushes
 from hf_compat.search import with_optuna
 from hf_compat.search.trials import check_search, set_from_trial
 
@@ -222,3 +224,81 @@ def test_memory_of_a_trial_is_given_back():
         name: value for name, value in itertools.chain(vars(host).items(), vars(handler).items()) if value is not None
     }
     assert rest.keys() == {"callback_handler", "accelerator"} and cleared == [1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "folder", "epoch", "message"),
+    [
+        ("steps", "checkpoint-3", None, "step 3"),
+        ("steps", "other", None, "step 7"),
+        ("epoch", "checkpoint-3", None, "epoch 2"),
+        ("epoch", "checkpoint-3", 1.0, "epoch 1"),
+    ],
+)
+def test_a_push_within_a_training_names_its_checkpoint(tmp_path, strategy, folder, epoch, message):
+    checkpoint = tmp_path / folder
+    checkpoint.mkdir()
+    if epoch is not None:
+        TrainerState(epoch=epoch).save_to_json(str(checkpoint / "trainer_state.json"))
+    host = SimpleNamespace(args=SimpleNamespace(save_strategy=strategy), state=TrainerState(global_step=7, epoch=2.5))
+    assert Pushes._progress(SimpleNamespace(_host=host), str(checkpoint)) == f"Training in progress, {message}"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "trains", "found"),
+    [
+        (3, False, 3),
+        (3, True, 3),
+        (ValueError("odd"), True, None),
+        (ValueError("odd"), False, "odd"),
+        (KeyboardInterrupt(), False, None),
+        ("never", False, "the Hub has not taken it"),
+    ],
+)
+def test_a_push_that_is_waited_for_fails_outside_of_a_training(tmp_path, outcome, trains, found):
+    future = Future()
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    elif outcome != "never":
+        future.set_result(outcome)
+    host = SimpleNamespace(args=SimpleNamespace(output_dir=tmp_path), hub_model_id="a/b", is_in_train=trains)
+    hub = SimpleNamespace(submit=lambda commit: future, wait=lambda: None, missing={"": "message"})
+    pushes = SimpleNamespace(_host=host, client=hub, _push_later=lambda: "push it later")
+    push = functools.partial(Pushes.push_folder, pushes, "message", blocking=True, token=None, revision=None)
+    if isinstance(found, str):
+        with pytest.raises(HubError, match=f"(?s){found}.*push it later"):
+            push()
+        assert not hub.missing
+    else:
+        assert push() == found and hub.missing
+
+
+@pytest.mark.parametrize(
+    ("strategy", "folders"),
+    [
+        ("every_save", [""]),
+        ("checkpoint", ["", "last-checkpoint"]),
+        ("all_checkpoints", ["", "checkpoint-3"]),
+        ("end", [""]),
+    ],
+)
+def test_a_strategy_of_pushes_sends_checkpoints_too(tmp_path, strategy, folders):
+    checkpoint = tmp_path / "checkpoint-3"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part", "b": "absent"}}')
+    (checkpoint / "part").write_text("")
+    sent, tokenizers = [], []
+    saving = SimpleNamespace(save_pretrained=tokenizers.append)
+    for tokenizer in (None, saving):
+        args = SimpleNamespace(output_dir=tmp_path, hub_strategy=strategy)
+        pushes = SimpleNamespace(_host=SimpleNamespace(args=args, processing_class=tokenizer))
+        pushes.client = SimpleNamespace(files_of=lambda folder, ignored=(): {folder: folder})
+        pushes._progress = lambda checkpoint: "message"
+        pushes._submit = lambda files, unchanging, message, folder: sent.append((folder, message, sorted(unchanging)))
+        assert len(Pushes.submit_checkpoint(pushes, str(checkpoint))) == len(folders)
+    assert [folder for folder, *_ in sent] == folders * 2 and tokenizers == [str(tmp_path)]
+    assert sent[0][2] == ["config.json", "model.safetensors.index.json", "part"]
+    assert (tmp_path / "part").exists() and all(
+        message == "message, checkpoint" for folder, message, _ in sent if folder
+    )
