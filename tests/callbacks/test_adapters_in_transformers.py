@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from datetime import timedelta
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
 from lightning.pytorch import callbacks as plc
 
 from helpers.toy import Classifier, rows
-from hf_compat import LightningCallbackAdapter
+from hf_compat import LightningCallbackAdapter, TrainerControl, TrainerState, TrainingArguments
 from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 
 
@@ -198,3 +199,65 @@ def test_a_prediction_without_a_training_is_heard(tmp_path):
     ours.predict(rows(8))
     one = [(hook, "test", 0, 0) for hook in ("on_test_start", "on_test_epoch_end", "on_test_end")]
     assert hears.heard == one * 2
+
+
+class Heard(pl.Callback):
+    """Notes its hooks. It may ask for the end of a training at one of them."""
+
+    def __init__(self, stops_at=None):
+        self.hooks, self.stops_at = [], stops_at
+
+    def _note(self, hook, trainer):
+        self.hooks.append(hook)
+        trainer.should_stop |= hook == self.stops_at
+
+    def on_train_start(self, trainer, module):
+        self._note("start", trainer)
+
+    def on_validation_end(self, trainer, module):
+        self._note("validation", trainer)
+        assert trainer.validating and trainer.callback_metrics["eval_loss"] == 0.5
+
+    def on_test_end(self, trainer, module):
+        self._note("test", trainer)
+        assert trainer.testing
+
+    def load_state_dict(self, state):
+        self.hooks.append(f"loads {state['a']}")
+
+
+@pytest.mark.parametrize("stops_at", [None, "start", "validation"])
+@pytest.mark.parametrize("saved", [None, {"a": 1}])
+def test_hooks_of_an_adapter_at_events(tmp_path, stops_at, saved):
+    adapter = LightningCallbackAdapter(Heard(stops_at))
+    adapter._saved = saved
+    args, control = TrainingArguments(str(tmp_path), use_cpu=True), TrainerControl()
+    state, model = TrainerState(max_steps=4, num_train_epochs=1), torch.nn.Linear(1, 1)
+    assert adapter.on_evaluate(args, state, control, metrics={"eval_loss": 0.5}) is control
+    assert adapter.on_log(args, state, control, logs={"loss": 1.0}) is control and not adapter.callback.hooks
+    adapter.on_train_begin(args, state, control, model=model)
+    assert control.should_training_stop is (stops_at == "start")
+    adapter.on_log(args, state, control, logs={"loss": 1.0})
+    assert adapter.trainer.callback_metrics["loss"] == 1.0
+    adapter.on_evaluate(args, state, control, metrics={"eval_loss": 0.5})
+    assert control.should_training_stop is (stops_at is not None) and adapter.trainer.training
+    adapter.on_predict(args, state, control, model=model, metrics=None)
+    loads = ["loads 1"] if saved else []
+    assert adapter.callback.hooks == [*loads, "start", "validation", "test"]
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "settings"),
+    [
+        ({}, {"num_train_epochs": 1.5}, {"max_epochs": 2, "check_val_every_n_epoch": 1, "log_every_n_steps": 50}),
+        ({"eval_strategy": "steps"}, {"eval_steps": 3}, {"val_check_interval": 3, "check_val_every_n_epoch": None}),
+        ({"eval_strategy": "steps"}, {"eval_steps": 0.5}, {"val_check_interval": 1}),
+        ({}, {"logging_steps": 7, "num_train_epochs": 0}, {"log_every_n_steps": 7, "max_epochs": -1}),
+    ],
+)
+def test_an_adapters_trainer_has_the_settings_of_the_run(tmp_path, values, state, settings):
+    adapter = LightningCallbackAdapter(plc.Timer("00:08:00:00"))
+    args = TrainingArguments(str(tmp_path), use_cpu=True, **values)
+    given = {"logging_steps": 50, "eval_steps": 500} | state
+    adapter._make(args, TrainerState(**given), torch.nn.Linear(1, 1), None, None)
+    assert {name: getattr(adapter.trainer, name) for name in settings} == settings

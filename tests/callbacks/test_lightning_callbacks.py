@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -14,8 +16,9 @@ from lightning.pytorch.loggers import CSVLogger
 import hf_compat
 from helpers.toy import EVENTS, Classifier, Stream, rows
 from hf_compat import EarlyStoppingCallback, HFDataModule, HFModule, Trainer, TrainerCallback
+from hf_compat.callbacks import callback_set
 from hf_compat.callbacks.callback_set import SavedCallbackStates, check_lightning_callback
-from hf_compat.errors import CallbackError, HfCompatWarning
+from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
 
 TOLD = [event for event in EVENTS if event != "on_init_end"]  # which comes before any run
 HOOKS = [
@@ -525,3 +528,108 @@ def test_a_tracker_is_the_loggers_experiment_in_the_first_process(make_args):
     assert trainer._callbacks.loggers()[-1].experiment == (trainer.args, trainer.state)
     trainer.state.is_world_process_zero = False
     assert type(trainer._callbacks.loggers()[-1].experiment).__name__ == "_DummyExperiment"
+
+
+def taking(name):
+    return type("Taking", (pl.Callback,), {name: lambda self, *given: None})()
+
+
+@pytest.mark.parametrize(
+    ("callback", "hooks", "found"),
+    [
+        (taking("on_predict_start"), ["on_predict_start", "on_fit_start"], ["on_predict_start"]),
+        (plc.EarlyStopping("a"), ["on_validation_end"], []),  # Lightning's own
+        (plc.LambdaCallback(on_predict_start=print), ["on_predict_start"], ["on_predict_start"]),
+        (pl.Callback(), ["on_predict_start"], []),
+    ],
+)
+def test_the_hooks_that_a_user_wrote(callback, hooks, found):
+    assert callback_set.hooks_of_user(callback, hooks) == found
+
+
+def holding(**parts):
+    model = torch.nn.Module()
+    for name, part in parts.items():
+        setattr(model, name, part)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "trained", "refused"),
+    [
+        (holding(), holding(), True),
+        (holding(backbone=torch.nn.Linear(1, 1)), holding(), False),
+        (holding(base_model=torch.nn.Linear(1, 1)), holding(), False),
+        (holding(), holding(backbone=torch.nn.Linear(1, 1)), False),
+        (holding(backbone=3), holding(backbone=3), True),
+    ],
+)
+def test_a_backbone_is_needed_where_one_is_unfrozen(model, trained, refused):
+    callback_set.check_model_of(plc.EarlyStopping("a"), model, trained)
+    if refused:
+        with pytest.raises(CallbackError, match="has none"):
+            callback_set.check_model_of(plc.BackboneFinetuning(), model, trained)
+    else:
+        callback_set.check_model_of(plc.BackboneFinetuning(), model, trained)
+    own = torch.nn.Module()
+    object.__setattr__(own, "base_model", own)  # a model of transformers without a head
+    assert callback_set.backbone_of(own) is None
+
+
+@pytest.mark.parametrize(
+    ("callback", "norms", "refused"),
+    [
+        (plc.StochasticWeightAveraging(0.1), True, True),
+        (plc.StochasticWeightAveraging(0.1), False, False),
+        (plc.EarlyStopping("a"), True, False),
+    ],
+)
+def test_an_average_of_a_batch_norm_is_refused(callback, norms, refused):
+    model = holding(norm=torch.nn.BatchNorm1d(2) if norms else torch.nn.LayerNorm(2))
+    try:
+        callback_set.check_averaging_of(callback, model)
+        assert not refused
+    except CallbackError:
+        assert refused
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_checkpoint_of_an_exception_is_gone_on_from(tmp_path, exists):
+    callback = plc.OnExceptionCheckpoint(tmp_path)
+    if exists:
+        Path(callback.ckpt_path).write_text("")
+    held = callback_set.CallbackSet(None)
+    held.lightning = [plc.EarlyStopping("a"), callback]
+    assert held.checkpoint_of_exception() == (callback.ckpt_path if exists else None)
+
+
+class Writer(TrainerCallback):
+    def experiment(self, args, state):
+        return "writer"
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "is_first", "found"), [([Writer()], True, "writer"), ([], True, None), ([], False, None)]
+)
+def test_the_experiment_is_the_first_trackers(callbacks, is_first, found):
+    host = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[object(), *callbacks]), _log_of_lightning=print)
+    host.args, host.state = None, SimpleNamespace(is_world_process_zero=is_first)
+    assert callback_set.CallbackSet(host).loggers()[-1].experiment == found
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("x", ArgumentError),
+        ({1}, ArgumentError),
+        ([object()], CallbackError),
+        ((EarlyStoppingCallback(2),), None),
+        (None, None),
+    ],
+)
+def test_callbacks_are_a_list(make_args, given, error):
+    if error is None:
+        assert len(Trainer(Classifier(), make_args(), callbacks=given).callback_handler.callbacks) >= 2
+    else:
+        with pytest.raises(error):
+            Trainer(Classifier(), make_args(), callbacks=given)

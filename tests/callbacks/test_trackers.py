@@ -14,12 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 import hf_compat
 from helpers.toy import Classifier, rows, tiny_gpt2
-from hf_compat import Trainer
+from hf_compat import Trainer, TrainerState
 from hf_compat.callbacks import trackers as trackers_module
+from hf_compat.callbacks.loggers import LoggerCallback, mark_as_failed
+from hf_compat.callbacks.trackers import MLflowRuns
 from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.hf import enums
 
 TIMED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
 SCRIPT = """
@@ -575,3 +579,81 @@ def test_a_lightning_logger_gets_predictions_metrics_of_the_first_process_alone(
     assert calls[1][1:] == (({"train/loss": 1.0, "train/global_step": 3},), {"step": 3})
     assert calls[3][1:] == (({"test/loss": 1.0},), {"step": 3})
     assert calls[5][1] == ("success",)
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing", "out"),
+    [
+        ({}, (), ()),
+        ({}, ("wandb",), ("wandb",)),
+        ({"WANDB_DISABLED": "TRUE"}, (), ("wandb",)),
+        ({"WANDB_DISABLED": "1"}, (), ("wandb",)),
+        ({"WANDB_DISABLED": "false"}, (), ()),
+    ],
+)
+def test_all_trackers_are_those_that_are_here_and_on(monkeypatch, variables, missing, out):
+    monkeypatch.setattr(enums, "environment", variables)
+    monkeypatch.setattr(enums, "is_installed", lambda module: module not in missing)
+    expected = set(enums.PACKAGES) - {"flyte", "kubeflow", *out}
+    assert set(enums.available_trackers()) == expected
+
+
+@pytest.mark.parametrize(
+    ("installed", "off", "trackers", "found"),
+    [
+        (True, "", ["wandb"], ["wandb", "kubeflow"]),
+        (False, "", ["wandb"], ["wandb"]),
+        (True, "true", ["wandb"], ["wandb"]),
+        (True, "no", ["wandb"], ["wandb", "kubeflow"]),
+        (True, "", ["kubeflow"], ["kubeflow"]),
+    ],
+)
+def test_a_platforms_tracker_is_added_once(monkeypatch, installed, off, trackers, found):
+    monkeypatch.setattr(enums, "environment", {"DISABLE_KUBEFLOW_INTEGRATION": off})
+    monkeypatch.setattr(enums, "is_installed", lambda module: installed)
+    assert enums.with_platforms_tracker(trackers) == found
+
+
+def test_names_of_logs_are_upstreams():
+    names = ("loss", "eval_loss", "test_a_b", "eval", "test", "evaluation_x", "train_x")
+    logs = dict.fromkeys(names, 1)
+    assert enums.rewrite_logs(logs) == transformers.integrations.integration_utils.rewrite_logs(logs)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("config", [None, SimpleNamespace(to_dict=lambda: {"width": 3}), SimpleNamespace(to_dict=1)])
+def test_a_lightning_logger_is_written_by_the_first_process(is_first, config):
+    seen = []
+    noting = SimpleNamespace(
+        log_hyperparams=lambda values: seen.append(values.get("width")),
+        log_metrics=lambda logs, step: seen.append((logs, step)),
+        save=lambda: seen.append("save"),
+        finalize=seen.append,
+    )
+    callback, state = LoggerCallback(noting), TrainerState(global_step=4, is_world_process_zero=is_first)
+    args, control, model = SimpleNamespace(to_sanitized_dict=dict), None, SimpleNamespace(config=config)
+    callback.on_train_begin(args, state, control, model=model)
+    callback.on_log(args, state, control, logs={"eval_loss": 0.5, "name": "x"})
+    callback.on_predict(args, state, control, metrics={"test_loss": 0.5})
+    callback.on_train_end(args, state, control)
+    width = 3 if callable(getattr(config, "to_dict", None)) else None
+    logs = [({"eval/loss": 0.5, "train/global_step": 4}, 4), "save", ({"test/loss": 0.5}, 4), "save", "success"]
+    assert seen == ([width, *logs] if is_first else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (SystemExit(), "KILLED"), (ValueError(), "FAILED")]
+)
+def test_a_run_that_fails_is_marked(error, status):
+    seen = []
+
+    class Runs(MLflowRuns):
+        def __init__(self):
+            pass
+
+        def finalize(self, status):
+            seen.append(status)
+            raise OSError("away")
+
+    mark_as_failed([LoggerCallback(SimpleNamespace(finalize=seen.append)), Runs(), object()], error)
+    assert seen == ["failed", status] and error.__notes__ == ["Runs could not end its run: OSError: away"]
