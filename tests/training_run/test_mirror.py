@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hf_compat.errors import OutputFolderError, StoreError
 from hf_compat.training_run.mirror import StoreMirror
 
 
@@ -36,3 +37,28 @@ def test_before_a_process_ends_it_waits_for_what_has_begun(has_begun, expected):
     )
     mirror.settle_now()
     assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("store", "begun", "missing", "error", "lost", "notes"),
+    [
+        ("memory://run", True, "checkpoint-2 is not stored", ValueError("own"), False, ["checkpoint-2 is not stored"]),
+        ("memory://run", True, "", ValueError("own"), False, None),
+        ("memory://run", True, "checkpoint-2 is not stored", StoreError("gone"), False, None),
+        ("memory://run", True, "checkpoint-2 is not stored", OutputFolderError("taken"), False, None),
+        ("memory://run", True, "checkpoint-2 is not stored", ValueError("own"), True, None),
+        ("memory://run", False, "checkpoint-2 is not stored", ValueError("own"), False, None),
+        (None, True, "checkpoint-2 is not stored", ValueError("own"), False, None),
+    ],
+)
+def test_an_error_that_ends_a_training_says_what_is_not_stored(store, begun, missing, error, lost, notes):
+    told = []
+    mirror = StoreMirror(SimpleNamespace(args=SimpleNamespace(output_store=store)), lambda name: False)
+    mirror._uploads = SimpleNamespace(
+        has_begun=begun, missing=lambda: missing, retry=lambda: told.append("retry"), settle=lambda: told.append("all")
+    )
+    mirror.send_held = lambda: told.append("held")
+    mirror.settle(error, lost)
+    assert getattr(error, "__notes__", None) == notes
+    waits = store is not None and begun and not lost and isinstance(error, ValueError)
+    assert told == (["held", "retry", "all"] if waits else [])
