@@ -167,3 +167,31 @@ def test_what_is_told_after_a_training(monkeypatch, loads_best, checks, differs,
     owner._run, owner._checks_optimizer = SimpleNamespace(updates_before=0, flag_agreement=sources, frozen=()), checks
     Trainer._tell_after_training(owner)
     assert seen == [names[0], names[1] if loads_best else names[2], *names[3:][:later]]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_own", "level", "says"),
+    [
+        ({"log_level": "passive"}, False, None, False),
+        ({"log_level": "passive", "should_log": False}, False, 7, False),
+        ({"log_level": "passive"}, True, 7, False),
+        ({"log_level": "info"}, False, 7, False),
+        ({"log_level": "passive", "max_steps": 1}, False, None, True),
+        ({"log_level": "passive", "max_steps": 0}, False, None, False),
+    ],
+)
+@pytest.mark.parametrize("has_deepspeed", [True, False])
+def test_a_process_is_set_up(monkeypatch, values, is_own, level, says, has_deepspeed):
+    seen, planned = [], []
+    for name in ("check_supported", "compilation_of", "start_processes"):
+        monkeypatch.setattr(trainers, name, lambda args: None)
+    monkeypatch.setattr(trainers, "uses_deepspeed", lambda args, variables: has_deepspeed)
+    monkeypatch.setattr(trainers, "parallel_sizes", lambda *given: planned.append("sizes"))
+    monkeypatch.setattr(trainers.CurrentPlan, "of", lambda plan, args: planned.append("plan"))
+    monkeypatch.setattr(trainers, "is_replaced", lambda *given: is_own)
+    for name in ("show_logs", "follow_level", "log_line"):
+        monkeypatch.setattr(trainers, name, seen.append)
+    args = {"should_log": True, "max_steps": -1, "_refuse_claims": lambda: None, "get_process_log_level": lambda: 7}
+    Trainer._set_up_process(SimpleNamespace(_seed=lambda: None), SimpleNamespace(**(args | values)))
+    assert seen[:2] == [level, level] and len(seen) == 2 + says
+    assert planned == (["sizes"] if has_deepspeed else ["plan"])

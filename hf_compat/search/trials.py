@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum
-from numbers import Real
-
-import torch
 
 from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError, warn_once
 from hf_compat.hf import search
@@ -27,12 +25,8 @@ def checked_objective(host: TrainerApi, metrics: Metrics) -> Objective:
         _tell_of_direction(host._search_direction, metrics)
     objective = host.compute_objective(metrics.copy())
     values = objective if isinstance(objective, Sequence) and not isinstance(objective, str) else [objective]
-    if values and all(
-        (isinstance(value, torch.Tensor) and value.numel() == 1)
-        or (isinstance(value, Real) and not isinstance(value, complex))
-        or hasattr(value, "__float__")
-        for value in values
-    ):
+    # also one of NumPy's or torch's
+    if values and all(hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1 for value in values):
         return objective
     known = ", ".join(metrics)
     raise OverrideError(

@@ -175,3 +175,58 @@ def test_an_update_ends(monkeypatch, batch, given, calls, stops):
     made.on_train_batch_end(trainer, None, None, window, 0)
     assert seen == calls and run.losses == ["end_update"] * ("trained" in batch)
     assert (trainer.should_stop, made.host.control.should_training_stop) == stops
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "has_writer", "requeues", "is_first", "calls"),
+    [
+        (3, False, False, True, ["settle", "obey"]),
+        (2, False, False, True, ["save", "on_save", "end", "settle", "obey"]),
+        (3, True, False, True, ["wait", "settle", "obey"]),
+        (3, False, True, True, ["settle", "requeue", "obey"]),
+        (3, False, True, False, ["settle", "obey"]),
+    ],
+)
+def test_a_signal_is_obeyed(monkeypatch, saved_at, has_writer, requeues, is_first, calls):
+    seen = []
+    monkeypatch.setattr("hf_compat.callbacks.bridge.requeue", lambda folder: seen.append("requeue"))
+    signals = SimpleNamespace(asks_for_requeue=requeues, obey=lambda: seen.append("obey"))
+    made = bridge(
+        SimpleNamespace(trial=None),
+        state=TrainerState(global_step=3, is_world_process_zero=is_first),
+        stop_signals=signals,
+        model=None,
+        args=SimpleNamespace(output_dir="out"),
+        _save_checkpoint=lambda *given: seen.append("save"),
+    )
+    made._last_saved, made.fire = saved_at, seen.append
+    made._writer = SimpleNamespace(wait=lambda: seen.append("wait")) if has_writer else None
+    mirror = SimpleNamespace(settle_now=lambda: seen.append("settle"))
+    made.saver = SimpleNamespace(end_of_event=lambda: seen.append("end"), mirror=mirror)
+    made._obey_signals()
+    assert seen == calls and made.host.control.should_training_stop
+
+
+@pytest.mark.parametrize(
+    ("differs", "flags", "stops_after", "outcome"),
+    [
+        (False, {}, False, (0, -1, False)),
+        (True, {}, False, (1, -1, False)),
+        (False, {"should_save": True}, False, (0, 3, False)),
+        (False, {}, True, (0, -1, True)),
+    ],
+)
+def test_flags_are_acted_on(differs, flags, stops_after, outcome):
+    agreed = []
+    losses = SimpleNamespace(since_last_log=0.0)
+    run = SimpleNamespace(losses=losses, grad_norm=None, learning_rate=None, trial=None, ignore_keys_for_eval=None)
+    run.start_time, run.flag_agreement = 0.0, SimpleNamespace(agree=agreed.append)
+    made = bridge(run, control=TrainerControl(**flags), state=TrainerState(global_step=3), model=None)
+    trainer = SimpleNamespace(should_stop=False)
+
+    def act(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None):
+        trainer.should_stop = stops_after
+
+    made.host._maybe_log_save_evaluate, made.epoch, made._last_saved = act, 0, -1
+    made._act_on_flags(trainer, differs)
+    assert (len(agreed), made._last_saved, made.host.control.should_training_stop) == outcome

@@ -207,3 +207,28 @@ def test_which_schedules_follow_a_metric():
     theirs = type("GreedyLR", (), {})()
     assert lr_schedulers.follows_metric(torch.optim.lr_scheduler.ReduceLROnPlateau(adam()))
     assert lr_schedulers.follows_metric(theirs) and not lr_schedulers.follows_metric(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("made", "loaded", "rates", "told"),
+    [
+        ({"lr": 0.1}, {"lr": 0.2}, [], []),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.1}, [], []),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.2}, [], ["weight_decay is 0.2 (now set to 0.1)"]),
+        ({"weight_decay": 0.1}, {}, [], []),
+        ({}, {"weight_decay": 0.1}, [], []),
+        ({"initial_lr": 0.1}, {"initial_lr": 0.3}, [0.2], ["initial_lr is 0.2 (now set to 0.1)"]),
+        ({"initial_lr": 0.1}, {"initial_lr": 0.3}, [], []),
+        ({"betas": 1, "momentum": 2}, {"betas": 3, "momentum": 4}, [], ["betas is 3", "momentum is 4"]),
+        (
+            {"betas": 1, "momentum": 2, "eps": 5},
+            {"betas": 3, "momentum": 4, "max_momentum": 1, "eps": 6},
+            [],
+            ["eps is 6"],
+        ),
+    ],
+)
+def test_options_that_a_checkpoint_replaces_are_told(recwarn, made, loaded, rates, told):
+    optimizers.tell_of_kept_options([made], [loaded], rates)
+    said = "".join(str(one.message) for one in recwarn)
+    assert len(recwarn) == bool(told) and all(one in said for one in told) and said.count(" is ") == len(told)

@@ -7,17 +7,19 @@ import importlib
 import itertools
 import os
 from concurrent.futures import Future
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.toy import Classifier
 from hf_compat import TrainerState, TrainingArguments
-from hf_compat.errors import ArgumentError, HubError, SearchError, UnknownArgument
+from hf_compat.errors import ArgumentError, HubError, MissingSearchBackend, OverrideError, SearchError, UnknownArgument
 from hf_compat.hub import client, model_card
 from hf_compat.hub.pushes import Pushes
-from hf_compat.search import with_optuna
+from hf_compat.search import trials, with_optuna
 from hf_compat.search.trials import check_search, set_from_trial
 
 
@@ -302,3 +304,103 @@ def test_a_strategy_of_pushes_sends_checkpoints_too(tmp_path, strategy, folders)
     assert (tmp_path / "part").exists() and all(
         message == "message, checkpoint" for folder, message, _ in sent if folder
     )
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_one"),
+    [
+        (0.5, True),
+        (1, True),
+        ([0.5, 1], True),
+        (torch.tensor(0.5), True),
+        (torch.ones(2), False),
+        (np.ones(2), False),
+        (np.ones(1), True),
+        ([torch.tensor([1.0])], True),
+        ([], False),
+        ("0.5", False),
+        ([0.5, "x"], False),
+        (1j, False),
+        (None, False),
+        (Fraction(1, 2), True),
+        (np.float32(0.5), True),
+    ],
+)
+def test_an_objective_is_a_number_or_several(objective, is_one):
+    host = SimpleNamespace(compute_objective=lambda metrics: objective)
+    try:
+        assert trials.checked_objective(host, {"eval_loss": 1.0}) is objective and is_one
+    except OverrideError:
+        assert not is_one
+
+
+@pytest.mark.parametrize(
+    ("direction", "metrics", "told"),
+    [
+        ("minimize", {"eval_loss": 1.0}, ""),
+        ("maximize", {"eval_loss": 1.0}, "direction='minimize'"),
+        ("minimize", {"eval_accuracy": 1.0}, "direction='maximize'"),
+        ("maximize", {"eval_accuracy": 1.0}, ""),
+        (["maximize"], {"eval_loss": 1.0}, ""),
+        (None, {"eval_loss": 1.0}, ""),
+    ],
+)
+def test_a_search_in_the_wrong_direction_is_told(monkeypatch, direction, metrics, told):
+    seen = []
+    monkeypatch.setattr(trials, "warn_once", seen.append)
+    host = SimpleNamespace(compute_objective=trials.search.default_compute_objective, _search_direction=direction)
+    trials.checked_objective(host, metrics)
+    assert len(seen) == bool(told) and told in "".join(seen)
+    host.compute_objective = lambda metrics: 1.0  # the user's own
+    trials.checked_objective(host, metrics)
+    assert len(seen) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("backend", "named", "found"),
+    [
+        ("optuna", None, "run-3"),
+        ("optuna", "mine", "mine"),
+        ("wandb", None, "run-w"),
+        ("ray", None, "run-r"),
+        ("optuna", "", None),
+        ("optuna", 3, None),
+    ],
+)
+def test_a_trial_has_a_name(monkeypatch, backend, named, found):
+    tune = SimpleNamespace(get_context=lambda: SimpleNamespace(get_trial_id=lambda: "r"))
+    modules = {"wandb": SimpleNamespace(run=SimpleNamespace(id="w")), "ray.tune": tune}
+    monkeypatch.setattr(trials.importlib, "import_module", modules.get)
+    name = functools.partial(
+        trials.name_of_trial,
+        trials.HPSearchBackend(backend),
+        SimpleNamespace(number=3),
+        None if named is None else lambda trial: named,
+    )
+    if found is None:
+        with pytest.raises(ArgumentError, match="`hp_name` has returned"):
+            name()
+    else:
+        assert name() == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "installed", "found"),
+    [
+        (None, {"optuna", "wandb", "transformers"}, "optuna"),
+        (None, {"wandb", "transformers"}, "wandb"),
+        (None, {"wandb"}, None),
+        (None, set(), None),
+        ("wandb", {"optuna", "wandb", "transformers"}, "wandb"),
+        ("wandb", {"optuna", "wandb"}, None),
+        ("optuna", {"optuna"}, "optuna"),
+        ("ray", {"optuna"}, None),
+    ],
+)
+def test_a_backend_is_one_that_is_installed(monkeypatch, wanted, installed, found):
+    monkeypatch.setattr(trials, "is_installed", lambda module: module in installed)
+    if found is None:
+        with pytest.raises(MissingSearchBackend):
+            trials.chosen_backend(wanted)
+    else:
+        assert trials.chosen_backend(wanted).value == found
