@@ -8,6 +8,7 @@ import warnings
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -18,7 +19,7 @@ from helpers.toy import Classifier, NanAt
 from hf_compat import HFCallbackAdapter, TrainingArguments
 from hf_compat.callbacks import hf_in_lightning
 from hf_compat.callbacks.hf_in_lightning import AdaptedRun, arguments_of
-from hf_compat.errors import ArgumentError, MissingMetric
+from hf_compat.errors import ArgumentError, CallbackError, MissingMetric
 from hf_compat.hf.state import TrainerState
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
@@ -408,3 +409,161 @@ def test_a_restored_epoch_is_that_of_the_same_update(step, saved, epoch):
 def test_the_progress_of_an_epoch(batches, progress):
     trainer = SimpleNamespace(num_training_batches=batches, train_dataloader=None)
     assert hf_in_lightning._epoch_progress(trainer, {}, 1) == progress
+
+
+class Noted(hf_compat.TrainerCallback):
+    """Notes events, and asks for something at one of them."""
+
+    def __init__(self, at=None, flag=None):
+        self.seen, self.at, self.flag = [], at, flag
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def method(args, state, control, **kwargs):
+            self.seen.append(name)
+            if name == self.at:
+                setattr(control, self.flag, True)
+
+        return method
+
+
+def adapted(noted=None, flags_decide=False, **values):
+    """A run of an adapter without a trainer, and the events that it fires."""
+    run = AdaptedRun(TrainingArguments("a", use_cpu=True, **values), True)
+    noted = noted or Noted()
+    run.callback_handler.callbacks[:] = [noted]
+    run.flags_decide = flags_decide
+    sources = SimpleNamespace(in_updates=False, in_epochs=False, in_windows=False)
+    run.run.flag_agreement = SimpleNamespace(sources=sources, agree=lambda control: noted.seen.append("agrees"))
+    for name in ("_act_on_flags", "_save", "_obey"):
+        setattr(run, name, lambda *given, name=name: noted.seen.append(name))
+    return run, noted.seen
+
+
+@pytest.mark.parametrize(
+    ("checks", "function", "cause", "values", "noted", "events"),
+    [
+        (True, "fit", "interval", {}, None, []),
+        (False, "validate", "interval", {}, None, ["on_log", "on_evaluate"]),
+        (False, "fit", "start", {}, None, ["on_log", "on_evaluate"]),
+        (False, "fit", "flag", {}, None, ["on_log", "on_evaluate", "agrees", "_obey"]),
+        (False, "fit", "interval", {}, ("on_evaluate", "should_save"),
+         ["on_log", "on_evaluate", "agrees", "_save", "_obey"]),
+        (False, "fit", "flag", {}, ("on_evaluate", "should_save"), ["on_log", "on_evaluate", "agrees", "_obey"]),
+        (False, "fit", "interval", {"save_strategy": "best", "metric_for_best_model": "loss"}, None,
+         ["on_log", "on_evaluate", "agrees", "_save", "_obey"]),
+    ],
+)  # fmt: skip
+def test_an_evaluation_of_lightning_ends(checks, function, cause, values, noted, events):
+    run, seen = adapted(Noted(*noted or ()), **values)
+    run.evaluation_cause = cause
+    run._metrics = lambda trainer, prefix: {"eval_loss": 0.5}
+    trainer = SimpleNamespace(sanity_checking=checks, state=SimpleNamespace(fn=function))
+    run.on_validation_end(trainer, None)
+    assert seen == events
+
+
+@pytest.mark.parametrize(
+    ("has_own", "metrics", "tracks"),
+    [(True, {"eval_loss": 0.5}, True), (False, {"eval_loss": 0.5}, True), (False, {"eval_f1": 0.5}, False)],
+)
+def test_a_default_metric_is_followed_where_it_is_there(has_own, metrics, tracks):
+    run, _ = adapted(metric_for_best_model="loss", greater_is_better=False)
+    run.has_own_arguments, run._metrics = has_own, lambda trainer, prefix: metrics
+    run.on_validation_end(SimpleNamespace(sanity_checking=False, state=SimpleNamespace(fn="fit")), None)
+    assert (run.state.best_metric is not None) is tracks
+
+
+@pytest.mark.parametrize(
+    ("checks", "tests", "loader"), [(True, False, None), (False, False, "val"), (False, True, "test")]
+)
+def test_a_batch_of_an_evaluation_is_counted(checks, tests, loader):
+    run, seen = adapted()
+    trainer = SimpleNamespace(sanity_checking=checks, testing=tests, test_dataloaders="test", val_dataloaders="val")
+    run.on_validation_batch_end(trainer, None, None, {"x": torch.ones(3)}, 0)
+    assert (run._evaluated_batches, run._evaluated_samples) == ((0, 0) if checks else (1, 3))
+    assert run.callback_handler.eval_dataloader == loader and seen == ["on_prediction_step"] * (not checks)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "step", "told", "automatic", "decide", "interval", "events", "logs"),
+    [
+        (torch.tensor(0.5), 1, False, True, False, 2,
+         ["on_optimizer_step", "on_step_end", "_act_on_flags", "_obey"], False),
+        ({"loss": torch.tensor(0.5)}, 2, False, True, False, 2,
+         ["on_optimizer_step", "on_step_end", "_act_on_flags", "_obey"], True),
+        (None, 2, False, True, True, 2, ["on_optimizer_step", "on_step_end", "_act_on_flags", "_obey"], False),
+        (None, 2, False, True, False, 0, ["on_optimizer_step", "on_step_end", "_act_on_flags", "_obey"], False),
+        (torch.tensor(0.5), 1, True, True, False, 2, ["on_step_end", "_act_on_flags", "_obey"], False),
+        (torch.tensor(0.5), 0, False, True, False, 2, ["on_substep_end", "_obey"], False),
+        ({"loss": 0.5}, 0, False, False, False, 2, ["_obey"], False),
+    ],
+)  # fmt: skip
+def test_a_batch_of_lightning_ends(outputs, step, told, automatic, decide, interval, events, logs):
+    run, seen = adapted(flags_decide=decide)
+    run._is_told, run.in_update, added = told, True, []
+    run.micro_batch_done = lambda loss, batch: added.append(float(loss))
+    trainer = SimpleNamespace(global_step=step, current_epoch=1, num_training_batches=4, train_dataloader=None)
+    trainer.log_every_n_steps = interval
+    module = SimpleNamespace(automatic_optimization=automatic)
+    run.on_train_batch_end(trainer, module, outputs, {"x": torch.ones(3)}, 1)
+    loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+    assert seen == events and added == [0.5] * (isinstance(loss, torch.Tensor) and not told)
+    assert run.control.should_log is logs and run._samples == 3 and run._is_told is False
+    made = step > 0
+    assert (run.state.global_step, run.state.epoch, run.in_update) == (step, 1.5 if made else 0, not made)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_run_leaves_its_trainer(sees):
+    run, _ = adapted()
+    other, module = object(), hf_compat.HFModule.__new__(hf_compat.HFModule)
+    module.__dict__["observer"] = run if sees else other
+    trainer = SimpleNamespace(callbacks=[other, run])
+    run.teardown(trainer, module, "fit")
+    run.teardown(trainer, object(), "fit")
+    assert trainer.callbacks == [other] and (module.__dict__["observer"] is other) is not sees
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"),
+    [({}, (False, 0)), ({"should_training_stop": True}, (True, 0)), ({"should_epoch_stop": True}, (False, 1))],
+)
+def test_flags_stop_lightnings_loop(monkeypatch, stop, end):
+    ended = []
+    monkeypatch.setattr(hf_in_lightning, "end_epoch_after_this_batch", ended.append)
+    run = AdaptedRun(TrainingArguments("a", use_cpu=True), True)
+    run.control, trainer = hf_compat.TrainerControl(**stop), SimpleNamespace(should_stop=False)
+    run._obey(trainer)
+    assert (trainer.should_stop, len(ended)) == end
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ((), ArgumentError),
+        (([],), ArgumentError),
+        (([pl.Callback()],), CallbackError),
+        ((Noted(),), None),
+        (([Noted], Noted()), None),
+        (((Noted(),),), None),
+    ],
+)
+def test_what_an_adapter_is_made_of(given, error):
+    if error is not None:
+        with pytest.raises(error):
+            HFCallbackAdapter(*given)
+    else:
+        assert {type(one) for one in HFCallbackAdapter(*given).handler.callbacks} == {Noted}
+
+
+@pytest.mark.parametrize(
+    ("metric", "found"),
+    [(None, None), ("loss", "loss"), ("eval_loss", "eval_loss"), ("val_loss", "eval_loss"), ("val/f1", "eval_f1")],
+)
+def test_a_metric_by_its_name_in_the_module_is_found(metric, found):
+    args = TrainingArguments("a", use_cpu=True, metric_for_best_model=metric)
+    given = HFCallbackAdapter(Noted(), args=args)._given_args
+    assert given.metric_for_best_model == found and args.metric_for_best_model == metric
