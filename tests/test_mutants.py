@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mutation import command, places
+from mutation.trials import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = '''"""A module."""
@@ -103,3 +104,19 @@ def test_a_planted_mistake_is_killed_by_a_check_or_by_a_test_that_reaches_it(tmp
     assert (found["status"], found["key"]) == ("killed", change.key)
     assert found["by"].startswith(by)
     assert path.read_text() == before
+
+
+def test_a_case_that_ends_by_itself_does_not_run_again():
+    """Under load a test may run out of time without a mistake. It is named with its case, and chosen without."""
+    examiner = command.Examiner.__new__(command.Examiner)
+    examiner.sound, examiner.unsound = set(), set()
+
+    def outcome(killer, why):
+        return Outcome(killer, why, ran=["a::x[case]", "b::y"], seconds=1.0, killer_seconds=1.0, said="")
+
+    work = examiner._is_killed(None, ["a::x", "b::y"], outcome("b::y", "failed"))
+    assert next(work) == (None, ["a::x", "b::y"])
+    assert work.send(outcome("a::x[case]", "timeout")) == (None, ["b::y"])
+    with pytest.raises(StopIteration) as ended:
+        work.send(outcome("", ""))
+    assert ended.value.value is True and examiner.sound == {"b::y"}

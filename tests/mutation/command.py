@@ -146,14 +146,14 @@ class Examiner:
         if self._is_unsound(killer):
             return False
         place = _place(tests, killer)
-        before = tests[: place + 1]
+        before = [test for test in tests[: place + 1] if not self._is_unsound(test)]
         if killer not in self.sound:
             without = yield None, before
             if without.killer and not without.ran:
                 raise RuntimeError(f"tests do not start without a mistake: {before}\n{without.said}")
             if without.killer:
                 print(f"    fails without a mistake, and does not count: {without.killer} ({without.why})", flush=True)
-                self.unsound.add(without.killer)
+                self.unsound |= {without.killer, *before[_place(before, without.killer) :][:1]}
                 return (yield from self._is_killed(change, tests, outcome)) if without.killer != killer else False
             self.sound.add(killer)
         if outcome.why != "failed" or outcome.killer_seconds > SURE_SECONDS:
