@@ -10,7 +10,7 @@ from accelerate.utils import DeepSpeedSequenceParallelConfig
 from helpers import toy
 from hf_compat import Trainer, explain, translate
 from hf_compat.errors import ArgumentError, HfCompatError, UnsupportedArgument
-from hf_compat.plan.parallelism import SequencePlan, check_shared_model, parallel_sizes, sequence_plan
+from hf_compat.plan.parallelism import SequencePlan, asked_sizes, check_shared_model, parallel_sizes, sequence_plan
 
 FSDP = {"fsdp": True}
 ZERO = {"deepspeed": {"zero_optimization": {"stage": 2}}}
@@ -146,3 +146,98 @@ def test_a_loss_function_beside_shared_sequences_is_refused(make_args):
     trainer.accelerator.sequence = SequencePlan(sp_size=2)
     with pytest.raises(UnsupportedArgument, match=r"`compute_loss_func` is set, and processes share"):
         trainer._validate_args()
+
+
+def asking(sizes, **values):
+    """Arguments that ask for sizes of a mesh, and nothing else."""
+    every = {"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1, "sp_size": 1, "sp_handler": None}
+    args = {"deepspeed": None, "fsdp": None, "label_smoothing_factor": 0.0, "world_size": 4}
+    return SimpleNamespace(parallelism_config=SimpleNamespace(**(every | sizes)), **(args | values))
+
+
+def handler(length, is_variable, attention=None):
+    names = {"sp_seq_length": length, "sp_seq_length_is_variable": is_variable, "sp_attn_implementation": attention}
+    return {"sp_handler": SimpleNamespace(**names)}
+
+
+def by_launcher(length, is_variable, attention=None):
+    names = {"SP_SEQ_LENGTH": length, "SP_SEQ_LENGTH_IS_VARIABLE": is_variable, "SP_ATTN_IMPLEMENTATION": attention}
+    return {f"PARALLELISM_CONFIG_{name}": text for name, text in names.items() if text is not None}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "variables", "found"),
+    [
+        ({}, {}, {}, (None, None)),
+        ({"sp_size": 1}, {}, {}, None),
+        ({}, {"deepspeed": None}, {}, "`deepspeed` is not set"),
+        ({}, {"deepspeed": None}, {"ACCELERATE_USE_DEEPSPEED": "true"}, (None, None)),
+        ({"tp_size": 2}, {}, {}, "layers are split"),
+        ({}, ZERO_OF_PARTS, {}, "layers are split"),
+        ({}, {"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor=0.1"),
+        ({"dp_replicate_size": 2}, {"world_size": 8}, {}, (None, None)),
+        ({"dp_shard_size": 2}, {"world_size": 8}, {}, (None, None)),
+        ({"dp_replicate_size": 2}, {}, {}, "for 8 processes"),
+        (handler(16, False, "sdpa"), {}, {}, (16, "sdpa")),
+        (handler(16, True), {}, {}, (None, None)),
+        (handler(None, True), {}, {}, (None, None)),
+        (handler(None, False), {}, {}, "is not given"),
+        ({}, {}, by_launcher("16", "FALSE", "sdpa"), (16, "sdpa")),
+        ({}, {}, by_launcher("16", "True"), (None, None)),
+        ({}, {}, by_launcher("16", None), (None, None)),
+        ({}, {}, by_launcher("None", "false"), "is not given"),
+    ],
+)
+def test_how_processes_share_sequences(sizes, values, variables, found):
+    args = asking({"sp_size": 4} | sizes, **(ZERO | values))
+    try:
+        plan = sequence_plan(args, variables)
+        assert plan is None if found is None else (plan.sp_size, plan.length, plan.attention) == (4, *found)
+    except HfCompatError as error:
+        assert isinstance(found, str) and found in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "split", "found"),
+    [
+        ({}, {}, None, None),
+        ({"cp_size": 2}, FSDP, None, "cp_size=2"),
+        ({"sp_size": 4, "dp_shard_size": 1}, ZERO, None, None),
+        ({"tp_size": 2}, {}, 2, None),
+        ({"tp_size": 2}, {}, 4, "tp_size=2, and 4 processes share"),
+        ({"tp_size": 1}, {}, 4, None),
+        ({"dp_shard_size": 2, "tp_size": 2}, FSDP, 2, (1, 2)),
+        ({"dp_shard_size": 2}, FSDP, 2, (1, 2)),
+        ({"dp_shard_size": 2, "tp_size": 2}, FSDP, None, (1, 2)),
+        ({"dp_shard_size": 2}, FSDP, None, "for 2 processes"),
+        ({"dp_replicate_size": 4}, {}, None, (4, 1)),
+        ({"dp_replicate_size": 4}, FSDP, None, "`fsdp` is on"),
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, {}, None, "`fsdp` is off"),
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, FSDP, None, (2, 2)),
+    ],
+)
+def test_the_copies_and_shards_of_a_model(sizes, values, split, found):
+    try:
+        assert parallel_sizes(asking(sizes, **values), {}, split) == found
+    except HfCompatError as error:
+        assert isinstance(found, str) and found in str(error)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, {}),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "false", "PARALLELISM_CONFIG_TP_SIZE": "0"}, {}),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 1),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "1"}, 1),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}, 2),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "0"}, None),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "x"}, None),
+    ],
+)
+def test_sizes_of_the_launcher(variables, found):
+    try:
+        sizes = asked_sizes(SimpleNamespace(parallelism_config=None), variables)
+        assert sizes == {} if found == {} else sizes["tp_size"] == found and sizes["dp_shard_size"] == 1
+    except ArgumentError:
+        assert found is None
