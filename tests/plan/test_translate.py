@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -246,3 +247,115 @@ def test_rank_0_shows_a_warning_of_the_plan_once(monkeypatch, recwarn, rank, sho
         args.seed = seed
         current.of(args)
     assert sum("told" in str(one.message) for one in recwarn) == shown
+
+
+@pytest.mark.parametrize(
+    ("facts", "fsdp_config", "world", "found"),
+    [
+        ("", None, 1, ("one_device", {})),
+        ("", None, 2, ("ddp", "options")),
+        ("megatron", None, 2, UnsupportedArgument),
+        ("split", None, 2, "spread"),
+        ("sharded", None, 2, "spread"),
+        ("split sharded deepspeed", None, 2, "spread"),
+        ("deepspeed", None, 2, ("deepspeed", {"config": {"zero_optimization": {"stage": 2}}})),
+        ("deepspeed sequence fsdp", None, 2,
+         ("deepspeed", {"config": {"zero_optimization": {"stage": 2}}, "sequence": "sequence"})),
+        ("deepspeed parts", None, 2, ArgumentError),
+        ("deepspeed parts stage3", None, 2, ("deepspeed", {"config": {"zero_optimization": {"stage": 3}}})),
+        ("parts", None, 2, ArgumentError),
+        ("fsdp", None, 2, ("fsdp2", {"plan": "plan"})),
+        ("told", {"cpu_offload": True}, 1, ("one_device", {})),
+        ("", {"cpu_offload": False}, 1, ("one_device", {})),
+        ("told", "file", 2, ("ddp", "options")),
+    ],
+)  # fmt: skip
+def test_a_strategy_is_chosen(monkeypatch, facts, fsdp_config, world, found):
+    facts, told = facts.split(), []
+    config = {"zero_optimization": {"stage": 3 if "stage3" in facts else 2}}
+    stand_ins = {
+        "parse_switch": "megatron" in facts,
+        "tensor_ranks": 2 if "split" in facts else 1,
+        "is_sharded_when_loaded": "sharded" in facts,
+        "_strategy_of_spread": "spread",
+        "parallel_sizes": None,
+        "is_partitioned": "parts" in facts,
+        "uses_deepspeed": "deepspeed" in facts,
+        "_deepspeed_config": (config, "sequence" if "sequence" in facts else None),
+        "uses_fsdp": "fsdp" in facts,
+        "_plan_of_fsdp": "plan",
+        "ddp_options": "options",
+    }
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(translation, name, lambda *given, value=value: value)
+    monkeypatch.setattr(translation, "warn_inert", lambda *given: told.append(1))
+    args = SimpleNamespace(fsdp_config=fsdp_config, world_size=world)
+    if isinstance(found, type):
+        with pytest.raises(found):
+            translation._strategy(args, torch.nn.Linear(1, 1))
+        if "parts" in facts:  # it is the model that was made in parts
+            translation._strategy(args, None)
+    else:
+        assert translation._strategy(args, torch.nn.Linear(1, 1)) == found
+    assert len(told) == ("told" in facts)
+
+
+@pytest.mark.parametrize(
+    ("split", "world", "facts", "found"),
+    [
+        (2, 4, "deepspeed", "`deepspeed` is set"),
+        (1, 4, "", ("fsdp2", {"plan": "loaded"})),
+        (2, 4, "sharded", ("fsdp2", {"plan": "loaded"})),
+        (2, 2, "", ("tensor_parallel", {})),
+        (2, 4, "fsdp", ("fsdp2", {"plan": "plan"})),
+        (2, 2, "fsdp", "`fsdp` has none to shard over"),
+        (2, 4, "", "each of 2 models has its own batches"),
+    ],
+)
+def test_a_strategy_for_a_model_that_is_spread_already(monkeypatch, split, world, facts, found):
+    stand_ins = {
+        "tensor_ranks": split,
+        "uses_deepspeed": facts == "deepspeed",
+        "uses_fsdp": facts == "fsdp",
+        "parallel_sizes": None,
+        "_plan_of_loaded": "loaded",
+        "_plan_of_fsdp": "plan",
+    }
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(translation, name, lambda *given, value=value: value)
+    monkeypatch.setattr(translation, "FSDPModule", torch.nn.Linear if facts == "sharded" else torch.nn.Conv1d)
+    args, model = SimpleNamespace(world_size=world), torch.nn.Sequential(torch.nn.Linear(1, 1))
+    try:
+        assert translation._strategy_of_spread(args, {}, model) == found
+        if split == 2 and facts == "":
+            assert translation._strategy_of_spread(args, {}, None) == found
+    except ArgumentError as error:
+        assert isinstance(found, str) and found in str(error)
+
+
+@pytest.mark.parametrize(
+    ("world", "has_rendezvous", "shares", "has_model", "found"),
+    [
+        (1, False, False, True, None),
+        (1, True, False, True, ("auto", 0)),
+        (4, False, False, True, ("auto", 0)),
+        (4, False, True, True, (3 * 5 * 2, 1)),
+        (4, False, True, False, (3 * 5 * 2, 0)),
+    ],
+)
+def test_deepspeeds_configuration_counts_models_that_share_sequences(
+    monkeypatch, world, has_rendezvous, shares, has_model, found
+):
+    checked, sequence = [], SimpleNamespace(sp_size=2) if shares else None
+    config = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5}
+    monkeypatch.setattr(translation, "has_rendezvous", lambda: has_rendezvous)
+    monkeypatch.setattr(translation, "deepspeed_config", lambda *given: config)
+    monkeypatch.setattr(translation, "sequence_plan", lambda *given: sequence)
+    monkeypatch.setattr(translation, "check_shared_model", lambda *given: checked.append(1))
+    args, model = SimpleNamespace(world_size=world), torch.nn.Linear(1, 1) if has_model else None
+    if found is None:
+        with pytest.raises(ArgumentError, match="needs a launcher"):
+            translation._deepspeed_config(args, model)
+    else:
+        assert translation._deepspeed_config(args, model) == (config, sequence)
+        assert (config["train_batch_size"], len(checked)) == found
