@@ -272,3 +272,74 @@ def test_skipped_batches_are_not_given(dataset, ranks, dispatches, read):
     loader = PreparedDataLoader(dataset, batch_size=2, rank_slice=slices)
     loader.skip_batches = 2 if ranks == 1 else 1
     assert [int(batch[0]) // 2 for batch in loader] == read
+
+
+class Positioned(toy.Stream):
+    """A stream that tells and takes its position."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.loaded = None
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+@pytest.mark.parametrize(
+    ("dataset", "lookahead", "source", "skipped", "loaded"),
+    [
+        (Positioned, None, None, 3, False),
+        (Positioned, {"x": 1}, None, 4, False),
+        (Positioned, None, {"a": 1}, 0, True),
+        (toy.Stream, None, {"a": 1}, 3, False),
+        (type("OfRows", (Rows,), {"load_state_dict": Positioned.load_state_dict}), None, {"a": 1}, 3, False),
+    ],
+)
+def test_a_pass_is_resumed_at_its_position(dataset, lookahead, source, skipped, loaded):
+    data = dataset(range(8))
+    loader = PreparedDataLoader(data, batch_size=2)
+    loader.resume_at(3, lookahead, source)
+    assert loader.skip_batches == skipped and (getattr(data, "loaded", None) is not None) is loaded
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("lookahead", [None, torch.tensor([0, 1])])
+def test_a_resumed_pass_starts_before_it_reads(lookahead, waits):
+    seen, loader = [], PreparedDataLoader(range(8), batch_size=2)
+    loader.resume_at(1, lookahead, after_start=lambda: seen.append("started"), waits=waits)
+    batches = iter(loader)
+    first = next(batches)
+    assert seen == ["started"] and (first is None) is waits
+    read = [one.tolist() for one in ([] if waits else [first]) + list(batches)]
+    assert read == ([[2, 3]] if lookahead is None else [[0, 1]]) + [[4, 5], [6, 7]]
+    assert loader.skip_batches == 0 and [one.tolist() for one in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert seen == ["started"] and loader.iteration == 2
+
+
+@pytest.mark.parametrize(("ends", "state"), [(True, (True, 3, 1)), (False, (False, -1, 0))])
+def test_the_last_round_of_dispatched_batches_is_noted(ends, state):
+    loader = PreparedDataLoader(range(8), batch_size=2)
+    assert list(loader._dispatched(iter([(1, 4, False), (2, 3, ends)]))) == [1, 2]
+    assert (loader.end_of_dataloader, loader.remainder, loader.iteration) == state
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, ValueError])
+@pytest.mark.parametrize("persists", [False, True])
+def test_workers_of_a_pass_that_is_left_end_unless_they_are_kept(monkeypatch, error, persists):
+    seen, loader = [], PreparedDataLoader(range(8), batch_size=2)
+    inner = DataLoader.__iter__(DataLoader(range(8), batch_size=2))
+    inner._shutdown_workers = lambda: seen.append("ended")
+    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: inner)
+    batches = iter(loader)
+    next(batches)
+    loader.__dict__["persistent_workers"], loader.__dict__["_iterator"] = persists, inner
+    if error is GeneratorExit:
+        batches.close()
+    else:
+        with pytest.raises(ValueError):
+            batches.throw(ValueError())
+    keeps = persists and error is GeneratorExit
+    assert seen == ["ended"] * (not keeps) and (loader._iterator is inner) is keeps
