@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
 import hf_compat.trainer as trainers
 from helpers import toy
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainerState, TrainingArguments
 from hf_compat.errors import ArgumentError, HfCompatError, UnknownArgument
 from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.search.trials import HPSearchBackend
@@ -195,3 +196,95 @@ def test_a_process_is_set_up(monkeypatch, values, is_own, level, says, has_deeps
     Trainer._set_up_process(SimpleNamespace(_seed=lambda: None), SimpleNamespace(**(args | values)))
     assert seen[:2] == [level, level] and len(seen) == 2 + says
     assert planned == (["sizes"] if has_deepspeed else ["plan"])
+
+
+@pytest.mark.parametrize(
+    ("facts", "calls"),
+    [
+        ("", ["tells", "end"]),
+        ("other rank", ["end"]),
+        ("unpushed", ["pushes", "tells", "end"]),
+        ("requeued", ["unlinks", "tells", "end"]),
+        ("requeued other rank", ["end"]),
+        ("memory", ["memory", "tells", "end"]),
+        ("load best", ["tells", "loads", "end"]),
+        ("load", ["tells", "end"]),
+        ("best", ["tells", "end"]),
+        ("save", ["tells", "folder", "end"]),
+        ("save limit", ["tells", "folder", "end"]),
+        ("save limit best", ["tells", "folder", "keeps", "end"]),
+        ("save best", ["tells", "folder", "end"]),
+        ("limit best", ["tells", "end"]),
+        ("hub", ["tells", "end", "missing"]),
+    ],
+)
+def test_a_training_is_finished(monkeypatch, facts, calls):
+    seen, facts = [], facts.split()
+
+    def note(name, result=None):
+        return lambda *given, **named: seen.append(name) or result
+
+    quiet = lambda *given, **named: None  # noqa: E731
+    monkeypatch.setattr(trainers, "failing_together", lambda *given, **named: contextlib.nullcontext())
+    monkeypatch.setattr(trainers, "is_requeued", lambda folder: "requeued" in facts)
+    monkeypatch.setattr(trainers.os, "unlink", note("unlinks"))
+    summed = []
+    monkeypatch.setattr(trainers, "run_summary", lambda *given: summed.append(given) or {})
+    losses = SimpleNamespace(mean=lambda updates: 0.5, nonfinite_updates=0)
+    saver = SimpleNamespace(background=SimpleNamespace(wait=quiet), check_folder=quiet, keep_best_alone=note("keeps"))
+    pushes = SimpleNamespace(unpushed="a" if "unpushed" in facts else None, push_checkpoint=note("pushes"))
+    pushes.warn_of_missing = note("missing")
+    memory = SimpleNamespace(skip_memory_metrics="memory" not in facts, stop=note("memory"), update_metrics=quiet)
+    args = SimpleNamespace(output_dir="out", load_best_model_at_end="load" in facts, should_save="save" in facts)
+    args.save_total_limit, args.push_to_hub = 1 if "limit" in facts else 2, "hub" in facts
+    state = TrainerState(global_step=6, max_steps=8, best_model_checkpoint="best" if "best" in facts else None)
+    owner = SimpleNamespace(
+        args=args, state=state, control=None, _saver=saver, _pushes=pushes, _memory_tracker=memory, store_flos=quiet,
+        _run=SimpleNamespace(losses=losses, updates_before=2), is_world_process_zero=lambda: "other" not in facts,
+        log=quiet, _tell_after_training=note("tells"), _loading_whole_weights=contextlib.nullcontext,
+        _load_best_model=note("loads"), _get_output_dir=note("folder", "out"), _finish_current_push=quiet,
+        callback_handler=SimpleNamespace(on_train_end=note("end")), _remove_neftune_noise=quiet,
+    )  # fmt: skip
+    found = Trainer._finalize_training(owner, None, 16.0, 0.0)
+    assert seen == calls and (found.global_step, found.training_loss) == (6, 0.5) and owner.is_in_train is False
+    assert summed[0][1:3] == (8.0, 4)  # 4 of 8 updates are half of the 16 samples
+
+
+@pytest.mark.parametrize(
+    ("given", "trial", "lightning", "wanted"),
+    [
+        ({}, None, True, "of an exception"),
+        ({}, None, False, None),
+        ({}, 1, True, None),
+        ({"resume_from_checkpoint": "a"}, None, True, "a"),
+        ({"model_path": "b"}, None, True, "b"),
+        ({"model_path": "b", "resume_from_checkpoint": "a"}, None, True, "a"),
+    ],
+)
+def test_the_checkpoint_from_which_a_training_goes_on(monkeypatch, given, trial, lightning, wanted):
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def start(found, unloadable):
+        asked.append(found)
+        raise Asked
+
+    monkeypatch.setattr(trainers, "wanted_checkpoint", lambda found: found)
+    monkeypatch.setattr(trainers, "close_bars", lambda handler: None)
+    failed = []
+    monkeypatch.setattr(trainers, "mark_as_failed", lambda callbacks, error: failed.append(error))
+    quiet = lambda *given, **named: None  # noqa: E731
+    taking = lambda *given: contextlib.nullcontext()  # noqa: E731
+    owner = SimpleNamespace(
+        _saver=SimpleNamespace(background=SimpleNamespace(wait=quiet), taking_folder=taking),
+        _memory_tracker=SimpleNamespace(start=quiet), hp_search_backend=None, args=None, _refuse_late_overrides=quiet,
+        _callbacks=SimpleNamespace(lightning=[1] * lightning, checkpoint_of_exception=lambda: "of an exception"),
+        _tell_before_training=quiet, _start_facts=quiet, _resumer=SimpleNamespace(attempting_resume=start),
+        callback_handler=SimpleNamespace(callbacks=[]), _remove_neftune_noise=quiet,
+        is_world_process_zero=lambda: trial is None, _explain_error=quiet,
+    )  # fmt: skip
+    with pytest.raises(Asked):
+        Trainer.train(owner, trial=trial, **given)
+    assert asked == [wanted] and owner.is_in_train is False and len(failed) == (trial is None)
