@@ -63,6 +63,13 @@ def test_a_commands_help_is_a_message():
     assert {one.old for one in places.changes_in("hf_compat/x.py", source)} == {'"seed"', "2", source.strip()}
 
 
+def test_so_is_what_a_missing_package_is_for():
+    source = 'found = need("wandb", "[wandb]", "report_to")\n'
+    found = {(one.old, one.kind) for one in places.changes_in("hf_compat/x.py", source)}
+    assert not any("report_to" in old and kind != "call left out" for old, kind in found)
+    assert ('"wandb", "[wandb]"', "swapped arguments") in found and ('"wandb"', "constant") in found
+
+
 @pytest.mark.parametrize("file", ["engine/evaluation.py", "hf/fields.py"])
 def test_every_mistake_is_python_and_leaves_the_lines_in_place(file):
     path = places.PACKAGE / file

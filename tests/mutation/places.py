@@ -9,6 +9,7 @@ dataclass's `frozen`, `slots` and `kw_only`.
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 import re
 from collections import Counter
@@ -246,7 +247,7 @@ class _Finder:
     def _at_call(self, node: ast.Call, around: _Around) -> Iterator[tuple[int, int, str, str]]:
         if SPEAKS.search(_called(node)) or _called(node) in ("isinstance", "issubclass", "cast", "TypeVar"):
             return
-        for left, right in zip(node.args, node.args[1:], strict=False):
+        for left, right in itertools.pairwise(_heard(node)):
             if isinstance(left, ast.Starred) or isinstance(right, ast.Starred):
                 continue
             first, second = self._source(left), self._source(right)
@@ -325,8 +326,13 @@ def _worth_of_call(node: ast.Call) -> Iterator[ast.AST]:
     left_out = {"zip": ("strict",), "dataclass": ("frozen", "slots", "kw_only")}.get(called, ())
     if called.endswith("add_argument"):
         left_out = ("help", "metavar")
-    yield from node.args
+    yield from _heard(node)
     yield from (keyword.value for keyword in node.keywords if keyword.arg not in left_out)
+
+
+def _heard(node: ast.Call) -> list[ast.expr]:
+    """A call's arguments, without the part of a message that `need` takes last."""
+    return node.args[:-1] if _called(node) == "need" else node.args
 
 
 def _called(node: ast.Call) -> str:
