@@ -58,7 +58,7 @@ def having(value, *path):
     ],
 )
 def test_a_state_that_an_optimizer_can_go_on_with(change):
-    check(change)
+    assert check(change) is None
 
 
 @pytest.mark.parametrize(
