@@ -96,7 +96,7 @@ def test_a_resumed_pass_reads_what_was_left(loader, before_last, made):
     torch.manual_seed(99)
     resumed = make(loader(5))
     resumed.load_state_dict(stored)
-    assert [one for one in iter_epochs(resumed, 2 - resumed.next_epoch)] == left
+    assert list(iter_epochs(resumed, 2 - resumed.next_epoch)) == left
 
 
 def iter_epochs(windows, epochs):
@@ -473,8 +473,6 @@ class Exchange:
     """Stands in for the exchange of two processes that share sequences: each batch comes as two parts."""
 
     def __init__(self, batches, model):
-        from collections import deque
-
         self.batches, self.micro_batches = iter(batches), deque()
 
     def __iter__(self):
