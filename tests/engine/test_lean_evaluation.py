@@ -6,6 +6,7 @@ import gc
 import inspect
 import multiprocessing
 import weakref
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
+from hf_compat.engine.evaluation import WHOLE, EvaluationBatches, EvaluationPart
 from hf_compat.engine.window_trainer import LeanEvaluationLoop
 from hf_compat.trainer_methods import evaluator
 from hf_compat.trainer_methods.fit import TrainerModule, make_module
@@ -216,6 +219,7 @@ def test_evaluations_outside_a_fit_share_a_trainer_while_nothing_changes(make_ar
     first = trainer.evaluate()["eval_loss"]
     shared = trainer.lightning_trainer
     assert trainer.evaluate()["eval_loss"] == first and trainer.lightning_trainer is shared
+    assert "_run_stage" not in vars(shared)  # whoever takes it finds Lightning's own
     assert trainer.predict(toy.rows(5)).predictions.shape == (5, 3) and trainer.lightning_trainer is shared
     trainer.model = toy.Classifier()
     assert trainer.evaluate()["eval_loss"] != first and trainer.lightning_trainer is not shared
@@ -263,3 +267,128 @@ def test_gradients_that_a_script_has_computed_outlive_an_evaluation(make_args, c
     for _ in range(2):  # the second uses the kept Lightning trainer
         getattr(trainer, command)(toy.rows()[:4])
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in trainer.model.parameters())
+
+
+class OwnBatches(EvaluationBatches):
+    pass
+
+
+BATCHES, STREAM = EvaluationBatches([1, 2]), EvaluationBatches(iter([1, 2]))
+
+
+def lean(source, stage="validation", limits=(1.0, 1.0), world_size=1, callbacks=()):
+    """A lean loop of a trainer that does nothing."""
+    loop = LeanEvaluationLoop.__new__(LeanEvaluationLoop)
+    vars(loop).update(
+        trainer=SimpleNamespace(
+            testing=stage == "test",
+            limit_val_batches=limits[0],
+            limit_test_batches=limits[1],
+            world_size=world_size,
+            callbacks=list(callbacks),
+        ),
+        _data_source=SimpleNamespace(instance=source),
+        _data_fetcher=None,
+    )
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("options", "is_known", "most"),
+    [
+        ({"source": BATCHES}, True, 2),
+        ({"source": STREAM}, True, float("inf")),
+        ({"source": BATCHES}, False, None),
+        ({"source": OwnBatches([1])}, True, None),
+        ({"source": [1, 2]}, True, None),
+        ({"source": BATCHES, "limits": (1, 1.0)}, True, None),
+        ({"source": BATCHES, "limits": (0.5, 1.0)}, True, None),
+        ({"source": BATCHES, "limits": (0.5, 1.0), "stage": "test"}, True, 2),
+        ({"source": BATCHES, "limits": (1.0, 2), "stage": "test"}, True, None),
+        ({"source": BATCHES, "world_size": 2}, True, None),
+    ],
+)
+def test_which_batches_are_taken_as_they_are(options, is_known, most, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_EvaluationLoop, "setup_data", lambda self: asked.append(1))
+    monkeypatch.setattr(lean_loop, "IS_KNOWN", is_known)
+    loop = lean(**options)
+    loop.setup_data()
+    assert len(asked) == (most is None)
+    if most is not None:
+        assert loop._max_batches == [most] and loop._seen_batches_per_dataloader[0] == 0
+        assert loop._combined_loader.flattened == [options["source"]]
+
+
+@pytest.mark.parametrize("of_loop", [False, True])
+@pytest.mark.parametrize(
+    ("part", "noted", "is_heard", "at_end"),
+    [
+        (WHOLE, [], True, True),
+        (EvaluationPart(is_first=True, is_last=False), [], True, False),
+        (EvaluationPart(is_first=False, is_last=False, earlier={"a": 1}), [], False, False),
+        (EvaluationPart(is_first=False, is_last=True, earlier={"a": 1}), [{"a": 1}], False, True),
+        (EvaluationPart(is_first=False, is_last=True), [], False, True),
+    ],
+)
+def test_callbacks_hear_of_the_first_part_and_of_the_last(part, noted, is_heard, at_end, of_loop, monkeypatch):
+    heard, told, looked, spy = [], [], [], pl.Callback()
+    for name in ("on_run_start", "on_run_end"):
+        monkeypatch.setattr(_EvaluationLoop, name, lambda self: heard.append(list(self.trainer.callbacks)))
+    monkeypatch.setattr(lean_loop, "note_metrics", lambda trainer, metrics: told.append(metrics))
+    monkeypatch.setattr(LeanEvaluationLoop, "_look_up", lambda self: looked.append(1))
+    loop = lean(EvaluationBatches([1, 2], part), callbacks=[spy])
+    loop._seen = [spy] if of_loop else [spy, spy]
+    loop.on_run_start()
+    assert told == noted and heard == [[spy] if is_heard else []] and loop.trainer.callbacks == [spy]
+    assert bool(looked) is (is_heard or not of_loop)
+    loop.on_run_end()
+    assert heard[1] == ([spy] if at_end else []) and loop.trainer.callbacks == [spy]
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("has_listeners", [False, True])
+@pytest.mark.parametrize(("is_first", "is_last"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_part_that_nobody_hears_of_calls_no_hook(is_plain, has_listeners, is_first, is_last, monkeypatch):
+    told = []
+    for name in ("_on_evaluation_start", "_on_evaluation_epoch_start", "_on_evaluation_end"):
+        monkeypatch.setattr(_EvaluationLoop, name, lambda self, *_, name=name, **__: told.append(name))
+    loop = lean(BATCHES)
+    loop._part, loop._is_plain = EvaluationPart(is_first=is_first, is_last=is_last), is_plain
+    loop._listeners = object() if has_listeners else None
+    loop.trainer._logger_connector = SimpleNamespace(reset_results=lambda: told.append("reset"))
+    loop._on_evaluation_start()
+    loop._on_evaluation_epoch_start()
+    loop._on_evaluation_end()
+    is_unheard = is_plain and has_listeners and not is_first and not is_last
+    assert told == (
+        ["reset"] if is_unheard else ["_on_evaluation_start", "_on_evaluation_epoch_start", "_on_evaluation_end"]
+    )
+
+
+@pytest.mark.parametrize("stage", ["validation", "test"])
+@pytest.mark.parametrize(
+    ("of_module", "of_strategy", "is_plain"),
+    [
+        ([], [], True),
+        (["on_{}_start"], [], False),
+        (["on_{}_epoch_start"], [], False),
+        (["on_{}_end"], [], False),
+        (["on_{}_epoch_end", "on_{}_batch_end"], [], True),
+        ([], ["on_{}_start"], False),
+        ([], ["on_{}_end"], False),
+        ([], ["setup"], True),
+    ],
+)
+def test_a_hook_of_module_or_strategy_is_called_in_each_part(stage, of_module, of_strategy, is_plain, monkeypatch):
+    def made(base, names):
+        return type("Own", (base,), {name.format(stage): lambda self, *_: None for name in names})
+
+    monkeypatch.setattr(lean_loop, "find_listeners", lambda trainer, found: found)
+    loop, spy = lean(BATCHES, stage, callbacks=[pl.Callback()]), pl.Callback()
+    loop.trainer.lightning_module = made(pl.LightningModule, of_module)()
+    loop.trainer.strategy = made(SingleDeviceStrategy, of_strategy)()
+    loop.trainer.callbacks.append(spy)
+    loop._look_up()
+    assert loop._is_plain is is_plain and loop._listeners == stage and loop._seen == loop.trainer.callbacks
+    assert loop._seen is not loop.trainer.callbacks

@@ -29,7 +29,7 @@ from hf_compat import HFDataModule, HFModule, Seq2SeqTrainingArguments, Trainer,
 from hf_compat.checkpoint.files import Named
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError, HfCompatWarning
-from hf_compat.native.loading import _plain
+from hf_compat.native.loading import _plain, arguments_among
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -580,3 +580,45 @@ def test_what_stands_for_enums_and_options_becomes_their_values():
     assert _plain((1, named("IntervalStrategy", "steps"))) == [1, "steps"]
     for stays in (named("getattr", other, "COSINE"), named("Unknown", "text"), named("SchedulerType", 1)):
         assert _plain(stays) is stays
+
+
+WHOLE = {"output_dir": "o", "per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ({"args": {"learning_rate": 0.5}}, ["args"]),
+        ({"options": WHOLE}, ["options"]),
+        ({"options": {**WHOLE, "learning_rate": 0.5}}, ["options"]),
+        ({"options": {"output_dir": "o", "learning_rate": 0.5}}, []),
+        ({"args": 3, "options": [*WHOLE], "classes": 2}, []),
+        ({"args": WHOLE, "options": WHOLE, "classes": 2}, ["args", "options"]),
+        ({"args": WHOLE, "_instantiator": "cli"}, []),
+        ({}, []),
+    ],
+)
+def test_hyperparameters_that_were_arguments_become_arguments(held, found):
+    made = arguments_among("here", held)
+    assert list(made) == found and all(isinstance(one, TrainingArguments) for one in made.values())
+    assert all(made[name].learning_rate == held[name].get("learning_rate", 5e-5) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("held", "kind", "values"),
+    [
+        (
+            {"learning_rate": 0.5, "seed": None, "logging_steps": 3},
+            TrainingArguments,
+            {"learning_rate": 0.5, "seed": 42},
+        ),
+        ({"predict_with_generate": True}, Seq2SeqTrainingArguments, {"predict_with_generate": True}),
+        ({"hub_token": "secret", "unknown": 1}, TrainingArguments, {"hub_token": None}),
+        ({"num_train_epochs": 7}, TrainingArguments, {"num_train_epochs": 3}),  # Lightning's trainer sets it
+    ],
+)
+def test_arguments_of_a_checkpoint_are_taken_over(held, kind, values):
+    made = arguments_among("here", {"args": held})["args"]
+    assert type(made) is kind and {name: getattr(made, name) for name in values} == values
+    with pytest.raises(CheckpointError, match="arguments in here"):
+        arguments_among("here", {"args": {"learning_rate": "fast"}})

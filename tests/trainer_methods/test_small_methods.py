@@ -370,3 +370,23 @@ def test_how_much_too_large_a_loss_is_that_nothing_divides(tmp_path, monkeypatch
         monkeypatch.setattr(trainer, "compute_loss", lambda *_: None)
     trainer.current_gradient_accumulation_steps = 2
     assert trainer._count_factor() == factor
+
+
+@pytest.mark.parametrize(
+    ("batch", "items", "is_averaged", "weight"),
+    [
+        ({}, torch.tensor(6.0), True, 3.0),
+        ({}, torch.tensor(6.0), False, 6.0),
+        ({"labels": torch.tensor([[-100, 1, 2], [3, -100, 4]])}, None, False, 4),
+        ({"labels": torch.tensor([[-100, 1, 2], [3, -100, 4]])}, 9, True, 4),
+        ({"labels": torch.tensor([[0.5, 1.0]])}, None, False, 1),
+        ({"x": torch.zeros(3, 2)}, None, False, 3),
+        ((torch.zeros(3, 2),), None, False, 3),
+        ({}, None, False, 0),
+    ],
+)
+def test_a_batch_weighs_as_many_tokens_as_it_has_targets(batch, items, is_averaged, weight, tmp_path, monkeypatch):
+    trainer = made("hf_compat", tmp_path, {"average_tokens_across_devices": is_averaged}, nn.Linear(2, 2))
+    monkeypatch.setattr(type(trainer), "_get_num_items_in_batch", lambda self, batches, device: items)
+    monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(rank_slice=SimpleNamespace(world_size=2)))
+    assert trainer._weight_in_evaluation(batch) == weight
