@@ -223,7 +223,8 @@ def evaluating(monkeypatch, **values):
         callback_handler=SimpleNamespace(), num_examples=len, compute_metrics=None,
         preprocess_logits_for_metrics="logits", _run=SimpleNamespace(module=None, lightning_trainer=None),
         _plan=SimpleNamespace(of=lambda args, model: plan, tell_in_evaluation=lambda *_: told.append("told")),
-        _call_wrap_model=lambda training: told.append(("wrapped", training)), compiled=lambda model: ("compiled", model),
+        _call_wrap_model=lambda training: told.append(("wrapped", training)),
+        compiled=lambda model: ("compiled", model),
         accelerator=SimpleNamespace(
             gather="gather", gather_for_metrics=facade().gather_for_metrics,
             passes=SimpleNamespace(reading=lambda loader: contextlib.nullcontext()),
