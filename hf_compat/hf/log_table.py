@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
 _FIRST = ("update", "epoch", "loss")
 _LAST = ("grad_norm", "learning_rate")
-_NARROWEST = {"update": 6, "epoch": 6}
 _USUAL_WIDTH = 9  # of a number with four digits, such as 4.327e-05
+_COUNTS, _COUNT_WIDTH = ("update", "epoch"), 6  # columns that are narrower
 _LONGEST_TEXT = 20  # characters
 _LINES_BETWEEN_HEADS = 40
 
@@ -47,7 +47,9 @@ class LogTable:
         cells |= {name: _cell(value) for name, value in logs.items() if name != "total_flos"}
         cells = {name: cell for name, cell in cells.items() if not name.endswith(_TIMES)}
         wanted = {
-            name: max(self._widths.get(name, 0), len(name), len(cell), _NARROWEST.get(name, _USUAL_WIDTH))
+            name: max(
+                self._widths.get(name, 0), len(name), len(cell), _COUNT_WIDTH if name in _COUNTS else _USUAL_WIDTH
+            )
             for name, cell in cells.items()
         }
         is_new = wanted != {name: self._widths.get(name) for name in wanted}

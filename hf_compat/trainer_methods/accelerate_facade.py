@@ -11,7 +11,7 @@ import functools
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -320,7 +320,9 @@ class AcceleratorFacade(ProcessMembers):
         if not state.end_of_dataloader or state.remainder <= 0:
             return gathered
         if as_objects:
-            return gathered[: state.remainder] if isinstance(gathered, Sequence) else gathered
+            with contextlib.suppress(TypeError, KeyError):  # as upstream, what has no slices stays whole
+                return gathered[: state.remainder]
+            return gathered
         return slice_nested(gathered, 0, state.remainder)
 
     def _half_precision(self) -> torch.dtype | None:

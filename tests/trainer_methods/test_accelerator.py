@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from torch.utils.data import DataLoader
 import hf_compat
 from helpers import toy
 from hf_compat import Trainer
+from hf_compat.data.order import RankSlice
 from hf_compat.errors import MissingPackage
+from hf_compat.trainer_methods.accelerate_facade import processes
 
 # What Accelerate alone is about: FP8, its handlers, its own profiler, devices that share a tensor.
 NOT_HERE = {
@@ -168,3 +171,37 @@ def test_a_schedule_takes_accelerates_wrapper_and_without_it_that_is_said(tmp_pa
     monkeypatch.setitem(sys.modules, "accelerate.scheduler", None)
     with pytest.raises(MissingPackage, match="a schedule in `accelerator"):
         ours.prepare(schedule)
+
+
+@pytest.mark.parametrize(
+    ("data", "as_objects", "ranks", "sharing", "is_last", "remainder", "expected"),
+    [
+        (torch.arange(3), False, 1, 1, True, 2, [0, 1]),
+        (torch.arange(3), False, 1, 1, False, 2, [0, 1, 2]),
+        (torch.arange(3), False, 1, 1, True, 0, [0, 1, 2]),
+        (torch.arange(3), False, 1, 1, True, -1, [0, 1, 2]),
+        (torch.arange(3), False, 1, 1, True, 1, [0]),
+        (torch.arange(2), False, 2, 1, True, 3, [0, 1, 10]),
+        (torch.arange(2), False, 2, 2, True, 1, [0]),
+        (torch.arange(2), True, 1, 1, True, 1, [0]),
+        ([1, 2], False, 1, 1, True, 1, [1]),
+        ([1, 2], False, 1, 1, False, 1, [1, 2]),
+        ([1, 2], True, 2, 1, True, 3, [1, 2, 1]),
+        ([1, 2], True, 2, 2, False, 3, [1, 2]),
+        ({"a": "b"}, True, 1, 1, True, 1, {"a": "b"}),
+        ({}, True, 1, 1, True, 1, {}),
+        ("ab", True, 1, 1, True, 1, "a"),
+        (3, True, 1, 1, True, 1, 3),
+    ],
+)
+def test_what_all_ranks_give_is_cut_at_the_end(
+    data, as_objects, ranks, sharing, is_last, remainder, expected, tmp_path, monkeypatch
+):
+    ours = list(both(tmp_path))[1]
+    ours.rank_slice = RankSlice(world_size=ranks // sharing, sharing=sharing)
+    ours.gradient_state = SimpleNamespace(end_of_dataloader=is_last, remainder=remainder)
+    monkeypatch.setattr(processes, "is_distributed", lambda: ranks > 1)
+    monkeypatch.setattr(processes, "gather", lambda rows: torch.cat([rows + 10 * rank for rank in range(ranks)]))
+    monkeypatch.setattr(processes, "gather_objects", lambda one: [one] * ranks)
+    found = ours.gather_for_metrics(data, as_objects)
+    assert (found.tolist() if isinstance(found, torch.Tensor) else found) == expected
