@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pickle
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -431,3 +432,50 @@ def test_a_check_reads_a_value(check, value, found):
             check.read(value)
     else:
         assert check.read(value) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "is_complete", "near"),
+    [
+        ("learning_ratee", True, "learning_rate"),
+        ("warmup_stepz", True, "warmup_steps"),
+        ("learning_ratee", False, None),
+        ("_learning_ratee", True, None),
+        ("learning_rate", True, None),
+        ("known_learning_rate", True, None),
+        ("my_own", True, None),
+    ],
+)
+def test_an_attribute_that_is_almost_an_argument_is_told(name, is_complete, near):
+    args = type("Own", (TrainingArguments,), {"known_learning_rate": 1.0})("out", use_cpu=True)
+    if not is_complete:
+        del args.__dict__["mixed_precision"]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        setattr(args, name, 0.5)
+    assert getattr(args, name) == 0.5 and len(told) == (near is not None)
+    assert near is None or f"did you mean `{near}`?" in str(told[0].message)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (True, ["simple"]),
+        (False, []),
+        ("", []),
+        ("zero_dp_2 offload", ["zero_dp_2", "offload"]),
+        (["zero_dp_3"], ["zero_dp_3"]),
+        (("auto_wrap",), ["auto_wrap"]),
+        ("zero_dp_4", None),
+        (3, None),
+    ],
+)
+def test_fairscales_sharding_is_read_as_4_x_read_it(value, found):
+    if found is None:
+        with pytest.raises(ValueError, match="sharded_ddp"):
+            TrainingArguments("out", use_cpu=True, sharded_ddp=value)
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        args = TrainingArguments("out", use_cpu=True, sharded_ddp=value)
+    assert args.sharded_ddp == found and any("sharded_ddp" in str(one.message) for one in told) is bool(found)

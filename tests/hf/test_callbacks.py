@@ -99,6 +99,11 @@ def test_callbacks_are_added_found_and_removed():
     assert made.callback_list == "Greedy\nRecorder"
     assert isinstance(made.pop_callback(Greedy), Greedy) and made.pop_callback(Greedy) is None
     made.remove_callback(Recorder)
+    made.remove_callback(Recorder)  # as upstream, of a class there may be none
+    kept = Recorder()
+    made.add_callback(kept)
+    made.remove_callback(kept)
+    assert made.callbacks == []
     with pytest.raises(ValueError, match="not among"):
         made.remove_callback(Recorder())
     with pytest.raises(CallbackError, match="not a callback"):

@@ -390,3 +390,20 @@ def test_a_batch_weighs_as_many_tokens_as_it_has_targets(batch, items, is_averag
     monkeypatch.setattr(type(trainer), "_get_num_items_in_batch", lambda self, batches, device: items)
     monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(rank_slice=SimpleNamespace(world_size=2)))
     assert trainer._weight_in_evaluation(batch) == weight
+
+
+@pytest.mark.parametrize("kind", [hf_compat.TrainerCallback, pl.Callback])
+def test_a_callback_is_removed_once(kind, tmp_path):
+    class Own(kind):
+        def on_train_end(self, *args, **kwargs):
+            """Be a callback."""
+
+    trainer, one = made("hf_compat", tmp_path), Own()
+    trainer.add_callback(one)
+    trainer.remove_callback(one)
+    with pytest.raises(ValueError, match="is not among the callbacks"):
+        trainer.remove_callback(one)
+    trainer.add_callback(one)
+    trainer.remove_callback(Own)
+    trainer.remove_callback(Own)  # as upstream, of a class there may be none
+    assert trainer.pop_callback(Own) is None and trainer.pop_callback(one) is None
