@@ -310,3 +310,97 @@ def test_the_last_batch_of_a_loader_of_another_kind_is_known_by_its_length(loade
             len(batches)
     else:
         assert len(batches) == length
+
+
+@pytest.mark.parametrize(
+    ("loss", "kept"),
+    [
+        (torch.tensor(3.0), [3.0, 3.0]),
+        (torch.tensor([3.0, 4.0]), [3.0, 4.0, 3.0, 4.0]),
+        (torch.tensor([3.0]), [3.0, 3.0]),
+        (torch.nn.Parameter(torch.tensor(3.0)), [3.0, 3.0]),
+        (3.0, None),
+        (3, None),
+    ],
+)
+@pytest.mark.parametrize("ranks", [None, TWO])
+def test_a_loss_counts_once_for_each_sample(loss, kept, ranks):
+    steps = Steps(ranks)
+    run = EvaluationRun(steps, steps.model, [], "eval")
+    if kept is None:
+        with pytest.raises(OverrideError, match="losses are gathered as tensors"):
+            run._repeated(loss, batch(1.0, 2.0), None)
+    else:
+        assert run._repeated(loss, batch(1.0, 2.0), None).tolist() == kept * (1 if ranks is None else 2)
+
+
+IDS = torch.tensor([[1, -100, 2], [3, 4, -100]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "differ"),
+    [
+        ([IDS, IDS], False),
+        ([IDS, IDS[:1], IDS], False),
+        ([IDS, torch.tensor([[1, 2, 3]])], True),
+        ([IDS, IDS, torch.tensor([[1, 2, 3]])], False),  # two batches are looked at
+        ([IDS], False),
+        ([IDS[0], torch.tensor([[1, 2, 3]])], False),
+        ([IDS.float(), torch.tensor([[1.0, 2.0, 3.0]])], False),
+        ([None, torch.tensor([[1, 2, 3]])], False),
+    ],
+)
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("index", [0, 1])
+def test_batches_with_other_numbers_of_tokens_are_noted(labels, differ, by_token, index, monkeypatch):
+    told = []
+    monkeypatch.setattr(evaluation, "tell_of_breaches", told.append)
+    steps = Steps(eval_loss_by_token=by_token)
+    steps.accelerator.process_index = index
+    steps.prediction_step = lambda model, inputs, *_, **__: (inputs["x"].mean(), None, None)
+    batches = [EvaluationBatch({"x": torch.ones(2), "labels": one}, False, 0) for one in labels]
+    run = EvaluationRun(steps, steps.model, batches, "eval", loss_only=True)
+    for one in batches:
+        run.step(one)
+    run.finish()
+    assert len(told) == (index == 0)
+    assert all(facts.weighs_batches_alike is (differ and not by_token) for facts in told)
+
+
+@pytest.mark.parametrize("is_prediction", [False, True])
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("has_metrics", [False, True])
+@pytest.mark.parametrize("reads_all", [False, True])
+@pytest.mark.parametrize("ranks", [None, TWO])
+def test_what_an_evaluation_is_judged_by(is_prediction, joins, has_metrics, reads_all, ranks, monkeypatch):
+    told = []
+    monkeypatch.setattr(evaluation, "tell_of_breaches", told.append)
+    steps = Steps(ranks, eval_do_concat_batches=joins)
+    steps.accelerator.process_index = 0
+    options = {"compute_metrics": (lambda prediction: {}) if has_metrics else None}
+    loader = torch.utils.data.DataLoader(range(4), batch_size=2)
+    run = EvaluationRun(steps, steps.model, loader, "eval", is_prediction=is_prediction, reads_all=reads_all, **options)
+    for one in BATCHES:
+        run.step(one)
+    run.finish()
+    (facts,) = told
+    rows = (4 if ranks is None else 7) if joins and (is_prediction or has_metrics) else None
+    assert (facts.rows, facts.label_rows) == (rows, rows)
+    assert facts.expected_batches == (2 if reads_all else None)
+    assert facts.expected_rows == (4 if reads_all and ranks is None else None)
+    assert (facts.is_prediction, facts.batches, facts.samples, facts.rows_read) == (is_prediction, 2, 4, 4)
+    assert (facts.has_metrics, facts.called_metrics, facts.has_loss, facts.has_labels) == (
+        has_metrics,
+        has_metrics,
+        True,
+        True,
+    )
+    assert (facts.dropped, facts.unsampled, facts.names, facts.removed) == (0, 0, ("x", "labels"), ())
+    assert facts.has_own_step and not facts.weighs_batches_alike and not facts.loss_only
+
+
+def test_inputs_that_a_batch_lacks_are_named():
+    steps = Steps(include_for_metrics=["inputs"])
+    steps.model.main_input_name = "ids"
+    with pytest.raises(ArgumentError, match="keeps the input 'ids', and the batch has x, labels"):
+        finished(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import multiprocessing
@@ -15,11 +16,12 @@ import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import window_trainer as lean_loop
-from hf_compat.engine.evaluation import WHOLE, EvaluationBatches, EvaluationPart
+from hf_compat.engine.evaluation import WHOLE, EvaluationBatch, EvaluationBatches, EvaluationPart
 from hf_compat.engine.window_trainer import LeanEvaluationLoop
 from hf_compat.trainer_methods import evaluator
 from hf_compat.trainer_methods.fit import TrainerModule, make_module
@@ -392,3 +394,55 @@ def test_a_hook_of_module_or_strategy_is_called_in_each_part(stage, of_module, o
     loop._look_up()
     assert loop._is_plain is is_plain and loop._listeners == stage and loop._seen == loop.trainer.callbacks
     assert loop._seen is not loop.trainer.callbacks
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize("takes_index", [False, True])
+def test_a_batch_is_counted_and_a_signal_heard(is_told, is_last, logs, takes_index):
+    told = []
+    counts = dict.fromkeys(("ready", "started", "processed", "completed"), 0)
+    total, current = SimpleNamespace(**counts), SimpleNamespace(**counts)
+    module = pl.LightningModule()
+    module._current_fx_name = "outer"
+    step = (
+        (lambda batch, index: told.append(index) or "out")
+        if takes_index
+        else (lambda batch: told.append("one") or "out")
+    )
+    loop = lean(BATCHES)
+    loop.trainer._logger_connector = SimpleNamespace(
+        _first_loop_iter=None, on_batch_end=lambda: told.append("end"), update_eval_step_metrics=told.append
+    )
+    loop.trainer._signal_connector = SimpleNamespace(received_sigterm=is_told)
+    loop.batch_progress = SimpleNamespace(total=total, current=current, is_last_batch=is_last)
+    results = type("Results", (SimpleNamespace,), {"__bool__": lambda self: logs})(
+        batch=1, batch_size=1, dataloader_idx=1
+    )
+    vars(loop).update(_results=results, _seen=[], _seen_batches_per_dataloader={0: 5}, _has_run=False)
+    loop._listeners = SimpleNamespace(
+        module=module, names=("before", "step", "after"), step=step, takes_index=takes_index,
+        before=[lambda batch, index: told.append(("before", index, module._current_fx_name))],
+        after=[lambda output, batch, index: told.append((output, index, module._current_fx_name))],
+    )  # fmt: skip
+    batch = EvaluationBatch({"x": 1}, is_last, 0)
+    with pytest.raises(SIGTERMException) if is_told and not is_last else contextlib.nullcontext():
+        loop._evaluation_step(batch, 3, 0, None)
+    noted = ["end", 5] if logs else []
+    assert told == [("before", 3, "before"), 3 if takes_index else "one", ("out", 3, "after"), *noted]
+    assert set(vars(total).values()) == set(vars(current).values()) == {1} and loop._has_run
+    assert loop._seen_batches_per_dataloader == {0: 6} and module._current_fx_name == "outer"
+    assert (results.batch is batch) is logs and loop.trainer._logger_connector._first_loop_iter is True
+
+
+@pytest.mark.parametrize("case", ["no listeners", "another batch"])
+def test_other_batches_are_lightnings(case, monkeypatch):
+    told = []
+    monkeypatch.setattr(_EvaluationLoop, "_evaluation_step", lambda self, *what: told.append(what))
+    loop = lean(BATCHES)
+    loop.batch_progress, loop._results, loop._seen = SimpleNamespace(), None, []
+    loop._listeners = None if case == "no listeners" else object()
+    batch = EvaluationBatch({}, True, 0) if case == "no listeners" else {"x": 1}
+    loop._evaluation_step(batch, 3, 1, None)
+    assert told == [(batch, 3, 1, None)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
 
 import pytest
@@ -27,3 +29,21 @@ def test_a_warning_that_says_nothing_to_the_user_is_hidden(text):
             warnings.warn("the user's", stacklevel=1)
         warnings.warn(text, FutureWarning, stacklevel=1)
     assert [str(one.message) for one in shown] == ["the user's", text]
+
+
+@pytest.mark.parametrize("name", ["lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"])
+def test_announcements_are_hidden_and_warnings_heard(name, caplog):
+    chatty = logging.getLogger(name)
+    with caplog.at_level(logging.DEBUG, name):
+        for context in (quietly(), contextlib.nullcontext()):
+            with context:
+                for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+                    chatty.log(level, "said")
+    assert [one.levelno for one in caplog.records] == [30, 40, 10, 20, 30, 40]
+
+
+def test_what_is_raised_within_leaves_everything_as_it_was():
+    before = list(logging.getLogger("lightning.pytorch.utilities.rank_zero").filters)
+    with pytest.raises(ValueError, match="within"), quietly():
+        raise ValueError("within")
+    assert logging.getLogger("lightning.pytorch.utilities.rank_zero").filters == before
