@@ -150,3 +150,34 @@ def test_a_file_of_options_holds_an_object(monkeypatch, tmp_path, content, found
     monkeypatch.setattr(value_types, "_LARGEST_FILE", 2)
     path.write_text(json.dumps({}))
     assert value_types.read_options_file(str(path)) == {}
+
+
+ARRAY = np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.array(2.0), 2.0),
+        (ARRAY, ARRAY),
+        (np.dtype("float32"), np.dtype("float32")),
+        (torch.tensor(3), 3),
+        (torch.tensor(True), True),
+        (IntervalStrategy.STEPS, "steps"),
+        ("text", "text"),
+        (None, None),
+    ],
+)
+def test_scalars_and_members_become_values_of_python(value, found):
+    got = value_types.plain(value)
+    assert got is found or (got == found and type(got) is type(found))
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(2), torch.ones((), device="meta"), type("Own", (), {"ndim": 0, "item": 3})()]
+)
+def test_what_is_no_scalar_is_kept(value):
+    assert value_types.plain(value) is value
