@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.callbacks import trackers
 
 HERE = Path(__file__).resolve().parent
 TRAIN = """
@@ -185,3 +187,99 @@ def test_a_run_that_fails_is_marked_and_one_that_is_gone_is_begun_anew(tmp_path,
     found = train(None, checkpoint)
     assert sorted(found.values()) == ["FINISHED"] * 2 and f"names MLflow's run {'0' * 32}" in caplog.text
     assert json.loads(record.read_text())["mlflow"]["id"] in found.keys() - {first}
+
+
+class Asked:
+    """Stands in for transformers' callback: it starts a run, or takes the one that `MLFLOW_RUN_ID` names."""
+
+    def setup(self, args, state, model):
+        self.told.append(("setup", os.environ.pop("MLFLOW_RUN_ID", None)))
+        if self.fails and len(self.told) == 1:
+            self.active = "broken" if self.fails == "within" else None
+            raise RuntimeError("of another server")
+        self.active = self.active or "new"
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.told.append(("log", state.global_step))
+
+
+class Tracked(trackers.MLflowRuns, Asked):
+    """A callback beside an MLflow of the test's own."""
+
+    def __init__(self, active=None, fails="", ends=True, points=()):
+        self.told, self.active, self.fails, self._auto_end_run, self._initialized = [], active, fails, ends, False
+        history = [SimpleNamespace(step=step) for step in points]
+        self._ml_flow = SimpleNamespace(
+            active_run=lambda: self.active and SimpleNamespace(info=SimpleNamespace(run_id=self.active)),
+            MlflowClient=lambda: SimpleNamespace(get_metric_history=lambda run, name: history),
+            end_run=lambda status: self.told.append(status),
+        )
+
+
+@pytest.mark.parametrize(
+    ("done", "searches", "first", "stored", "variable", "active", "continues"),
+    [
+        (3, False, True, "old", None, None, True),
+        (1, False, True, "old", None, None, True),
+        (0, False, True, "old", None, None, False),
+        (3, True, True, "old", None, None, False),
+        (3, False, False, "old", None, None, False),
+        (3, False, True, None, None, None, False),
+        (3, False, True, "old", "given", None, False),
+        (3, False, True, "old", None, "begun", False),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_which_mlflow_run_is_used(
+    done, searches, first, stored, variable, active, continues, ends, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    if variable:
+        monkeypatch.setenv("MLFLOW_RUN_ID", variable)
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    if stored:
+        (tmp_path / "trackers.json").write_text(json.dumps({"mlflow": {"id": stored}}))
+    state = SimpleNamespace(global_step=done, is_hyper_param_search=searches, is_world_process_zero=first)
+    callback = Tracked(active, ends=ends, points=[1, 1, 2])
+    callback.setup(args, state, None)
+    assert callback.told == [("setup", stored if continues else variable)]
+    assert sum(callback._has.values()) == (3 if continues else 0)
+    known = trackers.RunMemory(str(tmp_path), "mlflow").read().get("id")
+    assert known == ((active or "new") if first and ends and not continues else stored)
+
+
+@pytest.mark.parametrize("fails", ["before", "within"])
+def test_an_mlflow_run_that_cannot_go_on_is_named(fails, tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    (tmp_path / "trackers.json").write_text(json.dumps({"mlflow": {"id": "old"}}))
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=3, is_hyper_param_search=False, is_world_process_zero=True)
+    callback = Tracked(fails=fails)
+    with pytest.raises(RuntimeError, match="another server") if fails == "within" else contextlib.nullcontext():
+        callback.setup(args, state, None)
+    is_new = fails == "before"
+    assert callback.told == [("setup", "old"), *[("setup", None)] * is_new]
+    assert ("names MLflow's run old, and a new run is started: of another server" in caplog.text) is is_new
+    assert trackers.RunMemory(str(tmp_path), "mlflow").read() == {"id": "new" if is_new else "old"}
+
+
+def test_logs_that_a_continued_mlflow_run_has_are_skipped(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    (tmp_path / "trackers.json").write_text(json.dumps({"mlflow": {"id": "old"}}))
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    callback = Tracked(points=[3, 3, 4])
+    for step in (3, 3, 3, 4, 4, 5):
+        state = SimpleNamespace(global_step=step, is_hyper_param_search=False, is_world_process_zero=True)
+        callback.on_log(args, state, None, logs={})
+        callback._initialized = True
+    assert callback.told == [("setup", "old"), ("log", 3), ("log", 4), ("log", 5)]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("active", [None, "run"])
+def test_an_mlflow_run_ends_where_it_was_started(ends, active):
+    callback = Tracked(active, ends=ends)
+    callback._initialized = True
+    callback.finalize("FAILED")
+    is_ended = ends and active is not None
+    assert callback.told == ["FAILED"] * is_ended and callback._initialized is not is_ended
