@@ -75,6 +75,7 @@ def test_a_changed_setting_that_changes_the_run_is_named(make_args, tmp_path, da
     assert f"`{setting}`, in the interrupted run {before}: " in caplog.text
 
 
+@pytest.mark.matrix  # test_resumer.py has the table of what is said
 def test_a_changed_setting_that_changes_nothing_is_not_named(make_args, tmp_path, caplog):
     none = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
     one = {"dataloader_num_workers": 1, "dataloader_persistent_workers": False, "dataloader_prefetch_factor": 3}

@@ -91,6 +91,7 @@ def exactly(logs):
     return [*logs[:-1], [loss, None if norm is None else f"{norm:.7g}", *rest]]
 
 
+@pytest.mark.matrix
 def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_path):
     found = found_by(tmp_path, [*ROWS, DECAYS])
     *ours, decayed, resumed = found["hf_compat"]

@@ -25,7 +25,7 @@ BF16 = ', "bf16": {"enabled": "auto"}'
     [
         pytest.param(2, ("tp=2",), id="tp_plan"),
         pytest.param(4, ("tp=2",), id="tp_plan, two models", marks=pytest.mark.matrix),
-        pytest.param(2, ("whole=True", zero(2)), id="2"),
+        pytest.param(2, ("whole=True", zero(2)), id="2", marks=pytest.mark.matrix),
         # its loss is the very tensor that the model returned, whose gradients DeepSpeed once divided twice
         pytest.param(1, ("whole=True", zero(0, split=1)), id="one process"),
         pytest.param(2, ("whole=True", zero(0)), id="0", marks=pytest.mark.matrix),

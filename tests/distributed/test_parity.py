@@ -84,6 +84,9 @@ IN_THE_MATRIX = {
     "accumulation_larger_than_epoch", "max_steps_over_epochs", "drop_last", "no_clipping", "hard_clipping", "data_seed",
     "sequential", "random_collator", "activation_checkpointing", "optim_adafactor", "inputs_and_losses_for_metrics",
     "batches_not_joined", "nested_outputs", "one_eval_set_without_a_batch", "with_a_tokenizer", "flags_at_substeps",
+    "count_all_tokens", "label_smoothing_padded", "stream_told_its_epoch", "global_random_sampler", "bert",
+    "save_limit", "optim_schedule_free_adamw", "schedule_reduce_lr_on_plateau", "each_metric_over_each_data",
+    "stop_within_a_window", "seq2seq_marian_beams", "seq2seq_best",
 }  # fmt: skip
 
 

@@ -159,7 +159,7 @@ class Reader:
 
 WITH_LONG = [page for page in PAGES if any(start in PAGES[page] for start in LONG)]
 # Pages that take long: what they show is tested in the rooms that they describe, too.
-SLOW = {"command_line", "command_run", "libraries", "migration", "scale"}
+SLOW = {"command_eject", "command_line", "command_run", "libraries", "migration", "scale", "tutorial"}
 ROWS = [pytest.param(page, marks=[pytest.mark.matrix] if page in SLOW else []) for page in PAGES if blocks(page)]
 ROWS += [pytest.param(f"{page}-whole", marks=pytest.mark.matrix) for page in WITH_LONG]
 

@@ -40,9 +40,16 @@ def call(trainer: Trainer, method: str, rows: object) -> object:
     return trainer.predict(rows) if method == "predict" else getattr(trainer, method)()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 77)])
+SIGNALS = [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 77)]
+# an interrupted loader waits four seconds for its worker
+WAITS = [(signal.SIGINT, 77, method, 1) for method in METHODS[1:]]
+CASES = [(*end, method, workers) for end in SIGNALS for method in METHODS for workers in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "method", "workers"),
+    [pytest.param(*case, marks=[pytest.mark.matrix] * (case in WAITS)) for case in CASES],
+)
 def test_a_signal_is_obeyed_at_once(make_args, tmp_path, method, number, status, workers):
     mark = tmp_path / "reading"
     rows = SlowRows(mark)

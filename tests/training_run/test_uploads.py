@@ -91,6 +91,7 @@ class StopsAt(TrainerCallback):
             raise self.error
 
 
+@pytest.mark.matrix
 def test_a_trainer_that_has_stored_can_be_sent_to_another_process(store, tmp_path, caplog):
     trainer = make(tmp_path / "run")
     trainer.save_model()
