@@ -258,8 +258,9 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
     aliases = keywords.pop("aliases", [])
     options += [aliases] if isinstance(aliases, str) else list(aliases)
     if isinstance(keywords.get("help"), str):  # argparse formats it, and a lone percent sign is text
-        keywords["help"] = re.sub(r"%(?![(%])", "%%", keywords["help"])
-    default: dict[str, Value] = {"default": False} if field.type in (bool, "bool") else {"required": True}
+        keywords["help"] = re.sub(r"%([(%]?)", lambda found: found[0] if found[1] else "%%", keywords["help"])
+    is_flag = _without_none(hint) == (bool,)
+    default: dict[str, Value] = {"default": False if hint is bool else None} if is_flag else {"required": True}
     if default_of(field) is not NO_DEFAULT:
         default = {"default": default_of(field)}
     keywords = {**_reading(hint, field), **default, **keywords}
@@ -283,7 +284,7 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
             f"Two of the dataclasses have a field `{field.name}`: a command line can give it to one of them only.\n\n"
             "Hint: rename your own field. TrainingArguments has gained arguments since your script was written."
         ) from error
-    if field.default is True and _without_none(hint) == (bool,):
+    if field.default is True and is_flag:
         off = dict.fromkeys((f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"))
         group.add_argument(*off, action="store_false", dest=field.name, default=False, help=keywords.get("help"))
 
@@ -303,8 +304,8 @@ def _reading(hint: Hint, field: DataclassField) -> dict[str, Any]:
     if origins[0] is Literal:
         return {"choices": [choice for choice in typing.get_args(kinds[0]) if choice is not None]}
     if bool in kinds:
-        optional = field.default is None or (len(kinds) > 1 and str not in kinds)
-        words = {} if optional and kinds == (bool,) else {"nargs": "?", "const": True}
+        takes_word = kinds == (bool,) and hint is not bool and field.default in (None, dataclasses.MISSING)
+        words = {} if takes_word else {"nargs": "?", "const": True}
         return {"type": partial(read_word, kinds=kinds), **words}
     if str in kinds:
         return {"type": partial(read_word, kinds={str, *origins})}

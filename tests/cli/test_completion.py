@@ -17,6 +17,9 @@ import pytest
 import yaml
 
 from hf_compat.cli.main import COMMANDS, main, parser_of
+from hf_compat.cli.schema import _NUMBER, _values
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.value_types import Unreadable, ValueType
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
@@ -181,3 +184,51 @@ def test_the_schema_judges_a_value_as_the_arguments_do(line, is_right, schema):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_says_what_the_exit_status_means(command):
     assert "Exit status:" in " ".join(parser_of(command).format_help().split())
+
+
+NUMBER = {"type": "string", "pattern": _NUMBER}
+SWITCH = {"enum": ["true", "false", "yes", "no", "on", "off"]}
+AB = ["a", "b"]
+
+
+def taking(*samples, expected="a value", takes_text=False):
+    def read(value):
+        if value == "told":
+            raise ArgumentError("it is refused")
+        if repr(value) not in map(repr, samples):
+            raise Unreadable
+
+    return ValueType(expected, read, takes_text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "is_unset", "expected"),
+    [
+        (None, [], True, {}),
+        (taking(None), [], False, {"type": ["null"]}),
+        (taking({}), [], True, {"type": ["null", "object"]}),
+        (taking(2), [], False, {"anyOf": [{"type": ["integer"]}, NUMBER]}),
+        (taking(0.5), [], False, {"anyOf": [{"type": ["number"]}, NUMBER]}),
+        (taking(0.5, 2), [], False, {"anyOf": [{"type": ["number"]}, NUMBER]}),
+        (taking(2, takes_text=True), [], False, {"type": ["integer", "string"]}),
+        (taking(True), [], False, {"type": ["boolean"]}),
+        (taking(False), [], False, {"type": ["boolean"]}),
+        (taking(False, "true"), [], False, {"anyOf": [{"type": ["boolean"]}, SWITCH]}),
+        (taking(False, "true", 2), [], False, {"anyOf": [{"type": ["boolean", "integer"]}, NUMBER]}),
+        (taking(False, "true", takes_text=True), [], False, {"type": ["boolean", "string"]}),
+        (taking("true", "", None), [], False, {"type": ["null"]}),
+        (taking(expected="a path"), [], False, {"type": ["string"]}),
+        (taking(expected="JSON"), [], False, {"type": ["string"]}),
+        (taking(["a"]), [], False, {"type": ["array"]}),
+        (taking([0.5], []), [], False, {"type": ["array"]}),
+        (taking([0.5], "told", takes_text=True), AB, False, {"enum": AB}),
+        (taking(expected="a path", takes_text=True), AB, True, {"anyOf": [{"type": ["null"]}, {"enum": AB}]}),
+        (taking(""), ["a"], False, {"enum": ["a", ""]}),
+        (taking(["a"]), AB, False, {"anyOf": [{"enum": AB}, {"type": "array", "items": {"enum": AB}}]}),
+        (taking("a b"), AB, False, {"anyOf": [{"enum": AB}, {"type": "string", "pattern": "^(a|b)( (a|b))*$"}]}),
+        (taking("a"), ["a"], False, {"enum": ["a"]}),
+        (taking("told", None), ["told"], False, {"anyOf": [{"type": ["null"]}, {"enum": ["told"]}]}),
+    ],
+)
+def test_the_schema_of_values_is_found_by_samples(kind, words, is_unset, expected):
+    assert _values(kind, words, is_unset) == expected

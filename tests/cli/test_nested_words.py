@@ -15,6 +15,7 @@ from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.cli.fit import Run
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.interop.object_parser import take_words
 
 MODULE = """
 import torch
@@ -327,3 +328,26 @@ def test_an_old_name_and_its_successor_contradict_each_other(words):
         config["model"]["args"]["init_args"] |= {"evaluation_strategy": "steps"}
     with pytest.raises(ArgumentError, match=r"is an old name for .*`eval_strategy='epoch'`"):
         lightning_cli(*words, config=config)
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "taken"),
+    [
+        (["--data", "1"], [], [("data", (), "1")]),
+        (["--data=1", "x"], ["x"], [("data", (), "1")]),
+        (["--data="], [], [("data", (), "")]),
+        (["--data.a.b", "1", "--a", "2"], ["--a", "2"], [("data", ("a", "b"), "1")]),
+        (["--datas", "1"], ["--datas", "1"], []),
+        (["data", "data.a=1"], ["data", "data.a=1"], []),
+        (["--model", "a", "b"], ["--model", "a", "b"], []),
+        (["--model=a", "b"], ["--model=a", "b"], []),
+        (["--model", " {a: 1}", "b"], ["b"], [("model", (), " {a: 1}")]),
+        (["--model.a=1"], [], [("model", ("a",), "1")]),
+        (["--model.help", "--data.help"], ["--model.help", "--data.help"], []),
+    ],
+)
+def test_options_of_objects_are_taken_from_a_line(line, rest, taken):
+    sections = {"data": True, "model": False}
+    assert take_words(line, sections) == (rest, taken)
+    with pytest.raises(ArgumentError, match=r"`--model.x` has no value"):
+        take_words([*line, "--model.x"], sections)

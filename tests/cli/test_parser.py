@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
 import warnings
 from dataclasses import dataclass, field
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any, Literal, Optional
 
 import pytest
@@ -16,7 +18,7 @@ from transformers.hf_argparser import HfArg as TheirHfArg
 
 import hf_compat
 from hf_compat import HfArgumentParser, TrainingArguments
-from hf_compat.cli.parser import HfArg
+from hf_compat.cli.parser import HfArg, _add_field, _SeveralWords, read_word
 
 
 class Kind(Enum):
@@ -65,6 +67,116 @@ def test_the_same_words_give_the_same_instances(line):
     (theirs,) = transformers.HfArgumentParser(Model).parse_args_into_dataclasses(line.split())
     (ours,) = HfArgumentParser(Model).parse_args_into_dataclasses(line.split())
     assert ours == theirs
+
+
+MISSING = dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    ("hint", "default"),
+    [
+        *((kind, value) for kind in (bool, bool | None) for value in (MISSING, None, True, False)),
+        *((kind, value) for kind in (str, str | None) for value in (MISSING, None, "z")),
+        *((kind, value) for kind in (int, int | None) for value in (MISSING, None, 2)),
+        *((kind, MISSING) for kind in (Kind, Literal["a", 3], list[int], list[str] | None)),
+        (Literal["a", 3], "a"),
+        (Kind | None, None),
+        (list[int] | None, None),
+    ],
+)
+def test_a_field_of_each_kind_is_read_as_upstream_reads_it(hint, default):
+    made = dataclasses.make_dataclass("Made", [("x", hint, field(default=default, metadata={"help": "100% of it"}))])
+
+    def read(parser, line):
+        try:
+            return parser.parse_args_into_dataclasses(line.split(), return_remaining_strings=True)
+        except SystemExit as ended:
+            return ended.code
+
+    theirs, ours = transformers.HfArgumentParser(made), HfArgumentParser(made)
+    for line in ("", "--x", "--x true", "--x no", "--no_x", "--no-x", "--x a", "--x 3", "--x 1 2"):
+        assert read(ours, line) == read(theirs, line)
+
+
+def test_an_option_has_the_names_of_its_field_and_its_help():
+    @dataclass
+    class Mine:
+        one_two: bool = field(
+            default=True, metadata={"help": "5% and %(default)s 7%% of it", "aliases": ["-t", "--tt"]}
+        )
+        report_to: str = "none"
+        any_of: int = field(default=1, metadata={"choices": [1, 2]})
+
+    parser = HfArgumentParser(Mine)
+    found = {option: action for action in parser._actions for option in action.option_strings if "h" not in option}
+    assert [*found] == ["--one_two", "--one-two", "-t", "--tt", "--no_one_two", "--no-one-two",
+                        "--report_to", "--report-to", "--any_of", "--any-of"]  # fmt: skip
+    assert {found[name].help for name in ("-t", "--no-one-two")} == {"5%% and %(default)s 7%% of it"}
+    assert "5% and True 7% of it" in " ".join(parser.format_help().split())
+    assert found["--report_to"].nargs is None and found["--any_of"].choices == [1, 2]
+    assert parser.parse_args(["--any-of", "2"]).any_of == 2
+    training = {action.dest: action for action in HfArgumentParser(TrainingArguments)._actions}
+    assert (training["report_to"].nargs, training["run_name"].nargs) == ("+", None)
+
+
+def test_an_argument_translates_words_that_are_no_choice():
+    def read(word):
+        if word != "old":
+            raise hf_compat.errors.ArgumentError("it is refused")
+        return Kind.large
+
+    (one,) = dataclasses.fields(dataclasses.make_dataclass("Made", [("kind", Kind, Kind.tiny)]))
+    for check, words in ((SimpleNamespace(read=read), ("old", "tiny")), (None, ("large", "tiny"))):
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        _add_field(parser, one, Kind, check)
+        assert [parser.parse_args(["--kind", word]).kind for word in words] == ["large", "tiny"]
+        with pytest.raises(argparse.ArgumentError, match="invalid choice: 'new'"):
+            parser.parse_args(["--kind", "new"])
+
+
+@pytest.mark.parametrize(
+    ("word", "kinds", "value"),
+    [
+        ("yes", {bool}, True),
+        ("no", {bool, str}, False),
+        (True, {bool, list}, True),
+        ("yes", {str}, "yes"),
+        ("x", {bool, str}, "x"),
+        (" [1]", {str, list}, [1]),
+        (" [1]", {str}, " [1]"),
+        ("1", {str, list}, "1"),
+        ("x", {bool}, None),
+        ("[1]", {bool, list}, None),
+    ],
+)
+def test_a_word_is_read_by_the_kinds_that_are_allowed(word, kinds, value):
+    if value is None:
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a truth value"):
+            read_word(word, kinds)
+    else:
+        assert read_word(word, kinds) == value and type(read_word(word, kinds)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "takes_text", "values"),
+    [
+        (["2"], False, [2]),
+        (["2"], True, "2"),
+        (["2", "3"], True, [2, 3]),
+        ([' ["2", 3]'], True, [2, 3]),
+        (["[2]", "3"], False, None),
+        (None, False, []),
+    ],
+)
+def test_a_list_is_several_words_or_json(words, takes_text, values):
+    parser, namespace = HfArgumentParser(), argparse.Namespace()
+    action = _SeveralWords(["--x"], "x", type=int, takes_text=takes_text)
+    if values is None:
+        with pytest.raises(argparse.ArgumentError, match="invalid literal"):
+            action(parser, namespace, words)
+    else:
+        action(parser, namespace, words)
+        assert namespace.x == values
 
 
 TRAINING = [

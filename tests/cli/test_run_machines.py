@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from hf_compat.cli import run
 from hf_compat.cli.run import Machines
+from hf_compat.errors import ArgumentError
 from hf_compat.runtime import collectives
 from hf_compat.runtime import console as waiting
 
@@ -102,6 +103,72 @@ def test_all_gpus_of_a_machine_train_and_a_choice_that_nobody_made_is_told(
 def test_machines_that_cannot_be_are_one_error(asked, capsys, words, variables, told):
     assert asked(words, variables) == 2
     assert told in capsys.readouterr().err
+
+
+ONE = Machines()
+
+
+def place(is_machine=True, starts=True, world=None, address=None, port=None, rank=0):
+    launcher = SimpleNamespace(name="L", starts_machines=starts)
+    return SimpleNamespace(
+        launcher=launcher, is_machine=is_machine, world_size=world, address=address, port=port, rank=rank
+    )
+
+
+A_RANK = place(is_machine=False, world=4, address="p", port=29, rank=3)
+ALONE = place(is_machine=False, world=1, address="p", port=29)
+TASK = place(starts=False, world=2, address="p", port=29, rank=1)
+POD = place(world=3, address="p", port=29, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen", "expected"),
+    [
+        (None, {}, ONE),
+        (None, {"main_port": 7}, Machines(port=7)),
+        (A_RANK, {}, ONE),
+        (A_RANK, {"devices": "1", "nodes": (1, 1)}, ONE),
+        (A_RANK, {"devices": "2"}, "A launcher has started"),
+        (A_RANK, {"nodes": (1, 2)}, "A launcher has started"),
+        (ALONE, {"devices": "2"}, ONE),
+        (ALONE, {"nodes": (2, 2), "main_address": "a"}, Machines(2, 2, 0, "a")),
+        (place(is_machine=False), {"devices": "2"}, ONE),
+        (TASK, {}, ONE),
+        (TASK, {"devices": "1"}, Machines(2, 2, 1, "p", 29)),
+        (TASK, {"nodes": (1, 2)}, Machines(1, 2, 1, "p", 29)),
+        (POD, {}, Machines(3, 3, 1, "p", 29)),
+        (POD, {"nodes": (1, 3)}, Machines(1, 3, 1, "p", 29)),
+        (POD, {"nodes": (3, 4)}, Machines(3, 4, 1, "p", 29)),
+        (POD, {"nodes": (4, 4)}, "has started 3 process"),
+        (POD, {"nodes": (1, 2)}, "has started 3 process"),
+        (place(), {}, ONE),
+        (place(address="p"), {"nodes": (2, 2)}, Machines(2, 2, 0, "p")),
+        (place(), {"nodes": (1, 2)}, "is not set"),
+        (None, {"nodes": (1, 2)}, "is not set"),
+        (POD, {"main_port": 7}, Machines(3, 3, 1, "p", 7)),
+        (POD, {"main_address": "b"}, Machines(3, 3, 1, "b")),
+        (POD, {"main_address": "b:5"}, Machines(3, 3, 1, "b", 5)),
+        (POD, {"main_address": "b:7", "main_port": 7}, Machines(3, 3, 1, "b", 7)),
+        (POD, {"main_address": "b", "main_port": 7}, Machines(3, 3, 1, "b", 7)),
+        (POD, {"main_address": "b:8", "main_port": 7}, "differ"),
+        (None, {"main_address": "b:8", "main_port": 7}, "differ"),
+        (POD, {"node_rank": 0}, Machines(3, 3, 0, "p", 29)),
+        (POD, {"node_rank": 2}, Machines(3, 3, 2, "p", 29)),
+        (POD, {"node_rank": 3}, "is not one of 3 machines"),
+        (POD, {"node_rank": -1}, "is not one of 3 machines"),
+        (None, {"node_rank": 1}, "is not one of 1 machines"),
+    ],
+)
+def test_machines_follow_from_the_place_and_the_options(monkeypatch, found, chosen, expected):
+    monkeypatch.setattr(run, "find_place", lambda: found)
+    options = SimpleNamespace(
+        **{**dict.fromkeys(("devices", "nodes", "node_rank", "main_address", "main_port")), **chosen}
+    )
+    if isinstance(expected, Machines):
+        assert run._machines(options) == expected
+    else:
+        with pytest.raises(ArgumentError, match=expected):
+            run._machines(options)
 
 
 @pytest.mark.parametrize("nodes", ["0", "2:1", "two", "1:2:3", ""])

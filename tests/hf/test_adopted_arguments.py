@@ -13,7 +13,8 @@ import hf_compat
 from helpers import toy
 from hf_compat import HFModule, Trainer, TrainerCallback
 from hf_compat.errors import ArgumentError, HfCompatWarning
-from hf_compat.interop.arguments import as_our_arguments
+from hf_compat.hf.argument_values import checks_of
+from hf_compat.interop.arguments import _adopted_class, as_our_arguments
 
 
 def test_what_a_script_calls_compat_does_not_choose_a_profile(tmp_path):
@@ -148,3 +149,47 @@ def test_an_old_name_that_is_all_a_release_has_counts_where_values_are_checked(t
     older.__module__ = "transformers.training_args"  # as that of 4.40
     args = as_our_arguments(older(str(tmp_path), evaluation_strategy="steps", load_best_model_at_end=True))
     assert (args.eval_strategy, args.evaluation_strategy, args.load_best_model_at_end) == ("steps", "steps", True)
+
+
+def made_arguments(module="transformers.training_args", base=(), **content):
+    """A class of arguments as a release of transformers has it, or a script's subclass."""
+    made = type("Own" if base else "TrainingArguments", base, {"__module__": module, **content})
+    return dataclasses.dataclass(made)
+
+
+@pytest.mark.parametrize(
+    ("of_script", "changed"),
+    [
+        ({}, set()),
+        ({"to_dict": lambda self: {}, "__str__": lambda self: ""}, {"to_dict", "__str__"}),
+        ({"device": property(lambda self: "mine")}, {"device"}),
+        ({"evaluation_strategy": "no"}, {"evaluation_strategy"}),
+        ({"__annotations__": {"seed": str}, "seed": "x"}, set()),
+    ],
+)
+def test_a_class_of_a_script_gets_what_it_does_not_override(of_script, changed):
+    release = made_arguments(
+        __annotations__={"output_dir": str, "seed": int}, output_dir="o", seed=1, evaluation_strategy="no",
+        place_model_on_device=False,
+    )  # fmt: skip
+    own = made_arguments("script", (release,), **of_script)
+    content = vars(_adopted_class(made_arguments("script", (own,))))
+    wanted = {"to_dict", "__str__", "__getattr__", "device", "get_warmup_steps", "evaluation_strategy"}
+    assert wanted - content.keys() == changed
+    assert not content.keys() & {"__init__", "__post_init__", "__eq__", "seed", "output_dir"}
+    assert isinstance(content["place_model_on_device"], property)  # today's, though it is an old name as well
+    assert content["place_model_on_device"].fget.__module__.startswith("hf_compat.")
+    check = _adopted_class(own)._checks()["seed"]
+    assert (check == checks_of(hf_compat.TrainingArguments, hf_compat.TrainingArguments)["seed"]) is (
+        "seed" not in of_script
+    )
+
+
+def test_the_old_names_of_a_release_follow_their_successors():
+    release = made_arguments(
+        __annotations__={"output_dir": str, "evaluation_strategy": str}, output_dir="o", evaluation_strategy="no"
+    )
+    args = release()
+    adopted = object.__new__(_adopted_class(release))
+    vars(adopted).update(vars(hf_compat.TrainingArguments(output_dir="o", eval_strategy="epoch")))
+    assert (args.evaluation_strategy, adopted.evaluation_strategy) == ("no", "epoch")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import sysconfig
 import warnings
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
 import hf_compat
 from helpers import toy
 from hf_compat.errors import OverrideError
+from hf_compat.interop import patching
 
 READ = "import inspect\ndef rewrite(trainer):\n    return inspect.getsource(trainer._inner_training_loop)\n"
 COMPILED = "def evaluation_loop(self, *args, **kwargs):\n    raise RuntimeError('edited')\n"
@@ -55,6 +57,39 @@ def test_tools_and_notebooks_read_any_source(patched):
     assert "def " in cell.rewrite(transformers.Trainer)
     own = module_of("my_patches", "/home/me/p.py", "import inspect\ndef show(one):\n    return inspect.getsource(one)")
     assert "module_of" in own.show(module_of) and "class TrainerState" in own.show(transformers.TrainerState)
+
+
+def asked_for(home, name=None):
+    """What is read: a function of a module, or its class of a name."""
+    return type(name, (), {"__module__": home}) if name else FunctionType((lambda: 0).__code__, {"__name__": home})
+
+
+LIBRARY, STANDARD = (sysconfig.get_path(kind) for kind in ("purelib", "stdlib"))
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "file", "is_refused"),
+    [
+        (asked_for("hf_compat.trainer"), "mine", "/home/me/p.py", True),
+        (asked_for("hf_compat.trainer_methods.steps", "SomeTrainer"), "mine", "/home/me/p.py", True),
+        (hf_compat.trainer, "mine", "/home/me/p.py", True),
+        (asked_for("hf_compat.trainer", "Other"), "mine", "/home/me/p.py", False),
+        (asked_for("hf_compat.engine"), "mine", "/home/me/p.py", False),
+        (asked_for("transformers.trainer"), "mine", "/home/me/p.py", False),
+        (asked_for("hf_compat.trainer"), "tool", f"{LIBRARY}/tool.py", False),
+        (asked_for("hf_compat.trainer"), "tool", f"{STANDARD}/tool.py", False),
+        (asked_for("hf_compat.trainer"), "tool", "/other/site-packages/tool.py", False),
+        (asked_for("hf_compat.trainer"), "unsloth.tool", f"{LIBRARY}/tool.py", True),
+        (asked_for("hf_compat.trainer"), "__main__", None, False),
+        (asked_for("hf_compat.trainer"), "axolotl", None, True),
+    ],
+)
+def test_who_may_read_which_source(monkeypatch, read, name, file, is_refused):
+    monkeypatch.setattr(patching, "_getsource", lambda one: "its source")
+    caller = {"__name__": name, "read": patching._getsource_for_readers, **({"__file__": file} if file else {})}
+    exec("def ask(one):\n    return read(one)\n", caller)
+    with pytest.raises(OverrideError) if is_refused else contextlib.nullcontext():
+        assert caller["ask"](read) == "its source"
 
 
 def test_reading_is_as_ever_without_a_patch(patched):

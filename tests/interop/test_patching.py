@@ -8,8 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from hf_compat.interop import patching
 
 HERE = Path(__file__).resolve().parent
 
@@ -233,3 +236,55 @@ def test_the_signature_of_arguments_is_that_of_the_constructor():
 
     assert {"output_dir", "learning_rate", "bf16"} <= inspect.signature(TrainingArguments).parameters.keys()
     assert [*inspect.signature(Own).parameters] == ["output_dir", "extra", "others"]
+
+
+def modules(monkeypatch, **content):
+    """Let the patch see these modules alone, each with its names."""
+    made = {}
+    for name, names in content.items():
+        made[name.replace("_of_", ".")] = one = ModuleType(name.replace("_of_", "."))
+        vars(one).update(names)
+    monkeypatch.setattr(patching, "sys", SimpleNamespace(modules=made))
+    return made
+
+
+def test_holders_of_the_originals_are_found_in_other_packages(monkeypatch):
+    def subclass(base, module, name, **content):
+        return type(name, (base,), {"__module__": module, **content})
+
+    def function():
+        pass
+
+    original = type("Original", (), {"__module__": "transformers.trainer"})
+    theirs = subclass(original, "transformers.models.a", "Theirs")
+    ours = subclass(original, "hf_compat.trainer", "Ours")
+    stands_for = subclass(original, "transformers.trainer", "Original", _stands_for=original)
+    users = [subclass(base, "user", "User") for base in (original, theirs)]
+    hidden = [subclass(base, "user", "Hidden") for base in (ours, stands_for)]
+    deep = subclass(users[0], "user.deep", "Deep")
+    held = {"a": original, "b": function, "c": 1}
+    made = modules(monkeypatch, user=held, __main__=held, __mp_main__=held, hf_compat_of_x=held, transformers_of_x=held)
+    made["no_module"] = SimpleNamespace(**held)
+    found = [*patching._holders([original, function])]
+    assert sorted(found) == ["__main__.a", "__main__.b", "user.User", "user.User", "user.a", "user.b", "user.deep.Deep"]
+    assert hidden and deep
+
+
+def test_values_are_exchanged_under_names_and_in_lists_and_dicts(monkeypatch):
+    class Own(dict):
+        pass
+
+    old, new, other = "old", "new", ["other"]
+
+    def names():
+        return {"a": old, "both": [old, other], "one": [old], "known": {"k": old, "o": other}, "__known__": {"k": old},
+                "of_own_kind": Own(k=old), "pair": (old,), "none": [other], "number": 3}  # fmt: skip
+
+    made = modules(monkeypatch, transformers=names(), transformers_of_x=names(), user=names())
+    made["transformers.lazy"] = None
+    patching._exchange({id(old): new})
+    for name in ("transformers", "transformers.x"):
+        after = {key: value for key, value in vars(made[name]).items() if key in names()}
+        changed = {"a": new, "both": [new, other], "one": [new], "known": {"k": new, "o": other}}
+        assert after == {**names(), **changed}
+    assert {key: value for key, value in vars(made["user"]).items() if key in names()} == names()
