@@ -486,3 +486,41 @@ def test_a_row_that_says_no_more_has_an_effect_everywhere_and_takes_no_none():
         "native": None, "data": False, "loader": "", "of_trainer": False, "reaches_out": False, "normal": None,
         "derived": None, "inert": (), "per_rank": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("declared", "default", "given", "outcome"),
+    [
+        # again, with the type of before: read as before, with the new default
+        ("learning_rate: float", 0.5, "0.25", 0.25),
+        ("learning_rate: float", 0.5, None, ArgumentError),
+        ("learning_rate: float", 0.5, "fast", ArgumentError),
+        ("learning_rate: int", 1, "2", 2.0),
+        # with None allowed
+        ("learning_rate: 'float | None'", 0.5, None, None),
+        ("learning_rate: float", None, None, None),
+        ("learning_rate: 'float | None'", None, "0.25", 0.25),
+        # wider than before: kept as it is where it is no number
+        ("learning_rate: 'float | str'", 0.5, "fast", "fast"),
+        ("learning_rate: str", "fast", "slow", "slow"),
+        ("max_steps: float", 2.0, 2.5, 2.5),
+        # anew
+        ("own: float", 0.5, 0.25, 0.25),
+        ("own: str", "a", "b", "b"),
+        ("own: 'int | None'", None, None, None),
+        ("own: 'Unknown'", 1, "text", "text"),
+    ],
+)
+def test_a_field_of_a_subclass_is_read_by_its_hint(declared, default, given, outcome, tmp_path):
+    name, hint = declared.split(": ")
+    hints = {"float": float, "int": int, "str": str}
+    field = (name, hints.get(hint, hint.strip("'")), dataclasses.field(default=default))
+    place = {"__module__": __name__}
+    kind = dataclasses.make_dataclass("Own", [field], bases=(TrainingArguments,), namespace=place)
+    assert getattr(kind(str(tmp_path), use_cpu=True), name) == default
+    if outcome is ArgumentError:
+        with pytest.raises(ArgumentError, match=name):
+            kind(str(tmp_path), use_cpu=True, **{name: given})
+    else:
+        found = getattr(kind(str(tmp_path), use_cpu=True, **{name: given}), name)
+        assert found == outcome and type(found) is type(outcome)

@@ -1,5 +1,6 @@
 """Numbers about runs against transformers' own functions."""
 
+import re
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -11,6 +12,7 @@ import torch
 from transformers import Trainer, trainer_utils
 
 from hf_compat.errors import MetricError
+from hf_compat.hf import metrics
 from hf_compat.hf.metrics import (
     EvalPrediction,
     denumpify_detensorize,
@@ -127,3 +129,53 @@ def test_a_metric_that_is_compared_is_a_number(value, number):
             number_of_metric(value, "m")
     else:
         assert number_of_metric(value, "m") == number
+
+
+OTHER = object()
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (1, 1),
+        (True, True),
+        ("a", "a"),
+        (None, None),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([0.5]), 0.5),
+        (torch.tensor([0.5, 1.0], requires_grad=True), [0.5, 1.0]),
+        (torch.tensor([[0.0, 2.0]]).to_sparse(), [[0.0, 2.0]]),
+        (np.float32(0.5), 0.5),
+        (np.array([3]), 3),
+        (np.array([3, 4]), [3, 4]),
+        (np.array([]), []),
+        (np.str_("a"), "a"),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5),
+        ({"a": np.float32(0.5), "b": {"c": [torch.tensor(1)]}}, {"a": 0.5, "b": {"c": [1]}}),
+        ((1, np.int64(2)), (1, 2)),
+        ([1, (2.0,)], [1, (2.0,)]),
+        ({1: 2}, OTHER),
+        ({"a": {1: 2}}, OTHER),
+        (object(), OTHER),
+        ([object()], OTHER),
+        ({1, 2}, OTHER),
+        (1j, OTHER),
+    ],
+)
+def test_a_metric_becomes_a_value_of_json(value, found):
+    if found is OTHER:
+        with pytest.raises(MetricError, match="`compute_metrics` returned"):
+            metrics._plain_metric(value, "name", "compute_metrics")
+    else:
+        got = metrics._plain_metric(value, "name", "compute_metrics")
+        assert got == found and type(got) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [([1, {"a": object()}], "'name[1].a'"), ({"b": (object(),)}, "'name.b[0]'"), (object(), "'name'")],
+)
+def test_the_place_of_a_bad_metric_is_named(value, name):
+    with pytest.raises(MetricError, match=re.escape(f"as the metric {name}")):
+        metrics._plain_metric(value, "name", "compute_metrics")

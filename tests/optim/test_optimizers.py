@@ -232,3 +232,101 @@ def test_options_that_a_checkpoint_replaces_are_told(recwarn, made, loaded, rate
     optimizers.tell_of_kept_options([made], [loaded], rates)
     said = "".join(str(one.message) for one in recwarn)
     assert len(recwarn) == bool(told) and all(one in said for one in told) and said.count(" is ") == len(told)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleDict({"q_proj": nn.Linear(2, 3), "k_proj": nn.Linear(2, 4, bias=False)})
+        self.decoder = nn.ModuleDict({"q_proj": nn.Linear(2, 5), "norm": nn.LayerNorm(2)})
+
+
+def asked(targets, name="galore_adamw", **args):
+    usual = {"world_size": 1, "gradient_accumulation_steps": 1, "mixed_precision": "no"}
+    values = SimpleNamespace(optim_target_modules=targets, **usual | args)
+    return optimizers.OptimizerRequest(values, name, Layers(), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "chosen", "told"),
+    [
+        ("all-linear", ["encoder.q_proj", "encoder.k_proj", "decoder.q_proj"], 0),
+        ("all_linear", ["encoder.q_proj", "encoder.k_proj", "decoder.q_proj"], 0),
+        ("encoder.q_proj", ["encoder.q_proj"], 0),
+        (r".*\.q_proj", ["encoder.q_proj", "decoder.q_proj"], 0),
+        ("q_proj", None, 0),  # a text is a whole name
+        (["q_proj"], ["encoder.q_proj", "decoder.q_proj"], 0),
+        (["encoder"], ["encoder.q_proj", "encoder.k_proj"], 1),
+        (["encoder.q", "decoder.norm"], ["encoder.q_proj"], 1),
+        (["all-linear"], None, 0),
+        ([r"decoder\.q_.*"], ["decoder.q_proj"], 0),
+        ("decoder.norm", None, 1),
+        (r"decoder\..*", ["decoder.q_proj"], 0),
+        ([], None, 0),
+    ],
+)
+@pytest.mark.parametrize("warns", [False, True])
+def test_the_layers_whose_gradients_are_projected(targets, chosen, told, warns, monkeypatch):
+    said = []
+    monkeypatch.setattr(optimizers._log, "warning", lambda *what: said.append(what))
+    request = asked(targets)
+    if chosen is None:
+        with pytest.raises(ArgumentError, match="matches no linear layer"):
+            optimizers.low_rank_groups(request, {"rank": 2}, warns)
+    else:
+        others, projected = optimizers.low_rank_groups(request, {"rank": 2}, warns)
+        names = {id(parameter): name for name, parameter in request.model.named_parameters()}
+        assert [names[id(one)] for one in projected["params"]] == [f"{name}.weight" for name in chosen]
+        assert projected["rank"] == 2 and others.keys() == {"params"}
+        assert len(others["params"]) + len(projected["params"]) == len(names)
+    assert len(said) == told * warns
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"), [(None, "needs `optim_target_modules`"), (["("], "is not a regular expression")]
+)
+def test_targets_that_say_nothing_are_refused(targets, said):
+    with pytest.raises(ArgumentError, match=said):
+        optimizers.low_rank_groups(asked(targets), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
+        ("lomo", {}, None),
+        ("lomo", {"world_size": 2}, "choose another optimizer"),
+        ("lomo", {"gradient_accumulation_steps": 2}, None),
+        ("lomo", {"mixed_precision": "fp16"}, "gradients are still scaled"),
+        ("lomo", {"mixed_precision": "bf16"}, None),
+        ("galore_adamw_layerwise", {}, None),
+        ("galore_adamw_layerwise", {"world_size": 2}, "or use `optim='galore_adamw'`"),
+        ("galore_adamw_layerwise", {"gradient_accumulation_steps": 2}, "Layerwise galore_adamw_layerwise does not"),
+        ("galore_adamw_layerwise", {"mixed_precision": "fp16"}, "gradients are still scaled"),
+    ],
+)
+def test_what_steps_in_the_backward_pass_refuses(name, args, said):
+    if said is None:
+        assert optimizers.refuse_in_backward(asked(None, name, **args)) is None
+    else:
+        with pytest.raises((ArgumentError, NotImplementedError), match=said):
+            optimizers.refuse_in_backward(asked(None, name, **args))
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "size"),
+    [
+        ("adamw_torch", None, 8),
+        ("adamw_torch_8bit", None, 2),
+        ("adamw_torch_4bit", None, 1),
+        ("sgd", None, 0),
+        ("sgd", "momentum=0.9", 4),
+        ("sgd", "momentum=0, nesterov=no", 0),
+        ("sgd", "weight_decay=0.1", 0),
+        ("rmsprop", "momentum=0.9,centered=true", 12),
+        ("rmsprop", "momentum=0.9 , centered=false", 8),
+        ("galore_adamw", None, None),
+        ("galore_adamw", "rank=3", None),
+    ],
+)
+def test_bytes_of_the_states_of_a_parameter(optim, optim_args, size):
+    assert optimizers.state_bytes(optim, optim_args) == size

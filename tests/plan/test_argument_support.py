@@ -201,3 +201,31 @@ def test_arguments_without_effect_are_found(tmp_path, values, parts, in_evaluati
     args = arguments(tmp_path, **values)
     found = argument_support.inert_settings(args, RunParts(**parts), in_evaluation)
     assert [one.name for one in found if one.name in values] == names
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen"),
+    [
+        ({}, {}),
+        ({"learning_rate": 5e-5, "seed": 42}, {}),
+        ({"learning_rate": 0.5}, {"learning_rate": 0.5}),
+        ({"eval_steps": 3}, {"eval_steps": 3}),
+        ({"num_train_epochs": 3}, {}),
+        ({"async_save": True}, {"async_save": True}),
+        ({"async_save": False}, {}),
+        ({"include_for_metrics": ["loss"]}, {"include_for_metrics": ["loss"]}),
+        ({"max_grad_norm": 0.0}, {"max_grad_norm": 0.0}),
+    ],
+)
+def test_arguments_that_were_set_are_known(values, chosen, tmp_path):
+    usual = argument_support.set_arguments(arguments(tmp_path))
+    found = argument_support.set_arguments(arguments(tmp_path, **values))
+    assert {name: value for name, value in found.items() if name not in usual} == chosen
+
+
+@pytest.mark.parametrize(
+    ("config", "is_set"), [({}, False), ({"split_batches": True}, True), ({"even_batches": True}, False)]
+)
+def test_an_accelerator_config_is_compared_with_its_defaults(config, is_set, tmp_path):
+    found = argument_support.set_arguments(arguments(tmp_path, accelerator_config=config))
+    assert ("accelerator_config" in found) is is_set
