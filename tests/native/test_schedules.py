@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -210,3 +212,29 @@ def test_a_schedule_that_lightning_cannot_step_is_refused_before_training(make, 
     with pytest.raises(MisconfigurationException, match="`Unlike` doesn't follow PyTorch's LRScheduler"):
         lightning().fit(module, DataLoader(rows(8), 4))
     assert module.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("optimized", "tried", "rate", "again"),
+    [
+        ("made", False, 0.1, False),
+        ("made", True, 0.1, True),
+        ("made", False, 0.2, True),
+        (None, True, 0.2, False),
+    ],
+)
+@pytest.mark.parametrize("replaces", [False, True])
+def test_schedules_are_made_again_for_another_rate(optimized, tried, rate, again, replaces, monkeypatch):
+    told = []
+    monkeypatch.setattr("hf_compat.native.module.warn_of_unused", lambda *what: told.append("unused"))
+    strategy = SimpleNamespace(setup_optimizers=lambda trainer: told.append("set up"))
+    own = SimpleNamespace(
+        steps=SimpleNamespace(args=None), _is_tried=tried, _rate_made=0.1, learning_rate=rate, _optimized=optimized,
+        _read_schedules=lambda: told.append("read"), configured_schedules=1,
+        trainer=SimpleNamespace(strategy=strategy), _connect=lambda: told.append(own._optimized),
+    )  # fmt: skip
+    if replaces:
+        own.configure_optimizers = None
+    inspect.unwrap(HFModule.on_fit_start)(own)
+    assert told == [*["unused"] * replaces, *["read", "set up"] * again, optimized]
+    assert own._optimized is own.configured_schedules is None and own._is_connected
