@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import hf_compat
+import hf_compat.trainer
 from helpers import toy
 from hf_compat.errors import OverrideError
 from hf_compat.interop import patching
