@@ -139,11 +139,8 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
         os.lstat(to_path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else first_line(error)
-        raise ArgumentError(
-            f"{ascii(to_path)[1:-1]} cannot be written: {cause}.\n\nHint: name another path."
-        ) from error
+    except OSError as error:
+        raise ArgumentError(f"{to_path} cannot be written: {error.strerror}.\n\nHint: name another path.") from error
     else:
         raise ArgumentError(f"{to_path} exists and is not overwritten.\n\nHint: name a new path.")
     parent = os.path.dirname(os.path.abspath(to_path))
@@ -152,7 +149,7 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ArgumentError(f"{to_path} cannot be written: you may not write to the folder {parent}.")
     inside = os.path.realpath(from_path)
-    if os.path.isdir(from_path) and os.path.commonpath([inside, os.path.realpath(to_path)]) == inside:
+    if os.path.commonpath([inside, os.path.realpath(to_path)]) == inside:
         raise ArgumentError(
             f"The target {to_path} is inside the source {from_path}, which stays as it is.\n\n"
             "Hint: name a path beside it."

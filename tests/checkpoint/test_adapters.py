@@ -15,6 +15,7 @@ import hf_compat
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat import HFModule, set_seed
+from hf_compat.checkpoint import adapters
 from hf_compat.checkpoint.adapters import holds_whole_model
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError
@@ -127,6 +128,7 @@ BASE, ADAPTER = "base_model.model.a.base_layer.weight", "base_model.model.a.lora
     [
         ([BASE, ADAPTER], [BASE, ADAPTER], [], True),
         ([BASE, ADAPTER], [BASE, ADAPTER, "more"], [], True),
+        ([ADAPTER], [ADAPTER], [], True),
         ([BASE, ADAPTER], [BASE], [], False),
         ([BASE, ADAPTER, ADAPTER.replace("_A", "_B")], [BASE, ADAPTER], [], False),
         ([BASE], [BASE], [], False),  # nothing shows that the adapters were saved with it
@@ -139,3 +141,61 @@ def test_a_folder_with_base_and_adapters_in_one_piece_is_known(tmp_path, weights
         (tmp_path / name).write_text("{}")
     model = SimpleNamespace(peft_config={"default": None}, state_dict=lambda: dict.fromkeys(weights))
     assert holds_whole_model(str(tmp_path), model) is is_whole
+
+
+@pytest.mark.parametrize(
+    ("places", "known", "loaded"),
+    [
+        ([""], ["default"], {"default": ""}),
+        ([""], ["a", "b"], {"b": ""}),
+        (["", "b"], ["default", "b"], {"default": "", "b": "b"}),
+        (["", "b"], ["a", "b"], {"b": "b"}),
+        (["b"], ["default", "b"], {"b": "b"}),
+        (["", "c"], ["a"], {"a": ""}),
+        (["c", "d"], ["a"], "holds the adapters c, d; the model has a"),
+        ([], ["a"], "holds no 'adapter_config.json'"),
+        (["weights"], ["a"], "holds no 'adapter_config.json'"),
+        (["config"], ["a"], "holds no 'adapter_model.safetensors'"),
+    ],
+)
+def test_where_the_adapters_of_a_model_are(tmp_path, monkeypatch, places, known, loaded):
+    monkeypatch.setattr(
+        adapters, "check_weights", lambda folder, weights, model, name, adapter: checked.append(adapter)
+    )
+    for place in places:
+        folder = tmp_path if place in ("", "weights", "config") else tmp_path / place
+        folder.mkdir(exist_ok=True)
+        if place != "weights":
+            (folder / "adapter_config.json").write_text("{}")
+        if place != "config":
+            save_file({"x.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
+    found, checked = {}, []
+    model = SimpleNamespace(
+        peft_config=dict.fromkeys(known),
+        active_adapters=known[-1:],
+        state_dict=lambda: dict.fromkeys(f"x.lora_A.{name}.weight" for name in known),
+        load_adapter=lambda folder, name, is_trained: found.update({name: folder}),
+    )
+    if isinstance(loaded, str):
+        with pytest.raises(CheckpointError, match=loaded):
+            adapters.load_adapters(model, str(tmp_path))
+    else:
+        assert adapters.load_adapters(model, str(tmp_path), strict=True) == [] and checked == [*loaded]
+        assert found == {name: str(tmp_path / place) for name, place in loaded.items()}
+
+
+def test_weights_of_an_adapter_that_a_checkpoint_lacks_are_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(adapters, "check_weights", lambda *_: None)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({"x.lora_A.weight": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    names = ("x.lora_A.a.weight", "y.lora_A.a.weight", "z.lora_A.other.weight", "w.a.bias")
+    model = SimpleNamespace(
+        peft_config={"a": None},
+        active_adapters=["a"],
+        state_dict=lambda: dict.fromkeys(names),
+        load_adapter=lambda *_: 0,
+    )
+    assert adapters.load_adapters(model, str(tmp_path)) == ["y.lora_A.weight"]
+    assert "missing keys in the checkpoint model loaded: ['y.lora_A.weight']" in caplog.text
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of the adapter: y.lora_A.weight"):
+        adapters.load_adapters(model, str(tmp_path), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 import warnings
 
@@ -12,6 +13,7 @@ import torch
 
 from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat.checkpoint import files
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.text import brief
@@ -156,3 +158,45 @@ def test_a_conversion_asks_for_no_more_than_the_file_holds(make_args, tmp_path):
     torch.save(content, tmp_path / "run.ckpt")
     with pytest.raises(CheckpointError, match="its few bytes stand for"):
         convert(str(tmp_path / "run.ckpt"), str(tmp_path / "folder"))
+
+
+def named(module, *given):
+    return type("Kind", (files.Named,), {"module": module, "name": "Kind"})(*given)
+
+
+ONE, SHARED = torch.zeros(1), [1, 2, 3]
+TWICE = ONE.expand(3)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (3, None),
+        ([0] * 9, None),
+        ([0] * 10, "11 parts"),
+        ((0,) * 10, "11 parts"),
+        (set(range(10)), "11 parts"),
+        (frozenset(range(10)), "11 parts"),
+        (dict.fromkeys(range(4)), None),
+        (dict.fromkeys(range(5)), "11 parts"),
+        (range(100), None),
+        ([SHARED, SHARED], None),
+        ([SHARED, SHARED, 0, 0], "11 parts"),
+        ([[[SHARED[:1]], 0], 0], "nested too deeply"),
+        ([[[1, object()]]], None),
+        (named("torch", *range(10)), "11 parts"),
+        (named("user", *range(10)), None),
+        (torch.zeros(100)[:1], None),
+        (ONE.expand(3), None),
+        (ONE.expand(4), "12 bytes of repeated"),
+        ([TWICE, TWICE], "16 bytes of repeated"),
+        ([ONE.expand(2), ONE.expand(2)], None),
+        (torch.zeros(3).to_sparse(), None),
+        ([torch.zeros(3, device="meta")], "without data"),
+    ],
+)
+def test_the_bounds_of_a_content(monkeypatch, content, told):
+    for name, bound in {"_MOST_PARTS": 10, "_DEEPEST": 3, "_MOST_REPEATED_BYTES": 8}.items():
+        monkeypatch.setattr(files, name, bound)
+    with pytest.raises(CheckpointError, match=f"it cannot be read.*{told}") if told else contextlib.nullcontext():
+        assert files.refuse_huge_content("it", content) is None

@@ -7,6 +7,7 @@ weights that the processes then held.
 from __future__ import annotations
 
 import enum
+import json
 import os
 import pickle
 import shutil
@@ -19,11 +20,13 @@ from safetensors.torch import load_file
 
 from helpers import toy
 from helpers.parity.compare import same
-from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.convert import convert, to_hf
 from hf_compat.checkpoint.files import member_of
 from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.run_state import DataPosition, RunState
 from hf_compat.cli.main import main as command
 from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.runtime.seeding import read_rng
 
 ZERO = Path(__file__).with_name("zero")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -155,3 +158,58 @@ def test_weights_that_a_folder_has_no_place_for_are_named(tmp_path):
     torch.save(checkpoint, tmp_path / "it.ckpt")
     with pytest.warns(HfCompatWarning, match=r"2 entries .* no place for: metric\.total, averages\."):
         convert(str(tmp_path / "it.ckpt"), str(tmp_path / "folder"))
+
+
+def position(**changes):
+    values = {"epoch": 2, "is_open": True, "micro_batches_done": 3, "micro_batches_per_epoch": 4, "micro_batch_size": 8}
+    return DataPosition(**{**values, **changes}).to_plain()
+
+
+def of_loader(*states):
+    return {"loops": {"fit_loop": {"state_dict": {"combined_loader": [*states]}}}}
+
+
+def of_windows(**changes):
+    return {"hf_compat": {"updates": 4, "windows": position(**changes)}}
+
+
+@pytest.mark.parametrize(
+    ("content", "files", "expected"),
+    [
+        ({}, "", (1.0, 0, None)),
+        ({"optimizer_states": [{"a": 1}], "lr_schedulers": []}, "optimizer.pt", (1.0, 0, None)),
+        ({"optimizer_states": [], "lr_schedulers": [{"a": 1}]}, "scheduler.pt", (1.0, 0, None)),
+        ({"hf_compat": {"updates": 4}}, "", (1.0, 0, None)),
+        (of_windows(), "run_state.pt", (2.75, 8, "update")),
+        (of_windows(is_open=False), "run_state.pt", (2.0, 8, "epoch_end")),
+        (of_windows(micro_batches_per_epoch=None, micro_batch_size=None), "run_state.pt", (2.0, 0, "update")),
+        (of_windows(rng=read_rng()), "run_state.pt rng_state.pth", (2.75, 8, "update")),
+        (of_loader(position()), "run_state.pt", (2.75, 8, "update")),
+        ({**of_windows(), **of_loader(position(epoch=5))}, "run_state.pt", (2.75, 8, "update")),
+        (of_loader({"another": 1}, position()), "", (1.0, 0, None)),
+        (of_loader(), "", (1.0, 0, None)),
+        ({"loops": {"fit_loop": {"state_dict": {"combined_loader": None}}}}, "", (1.0, 0, None)),
+    ],
+)
+def test_what_becomes_of_a_lightning_checkpoint(tmp_path, content, files, expected):
+    weights = {"model.w": torch.ones(2), "metric.total": 3}
+    to_hf({"state_dict": weights, "epoch": 1, "global_step": 4, **content}, str(tmp_path / "it"))
+    written = {path.name for path in (tmp_path / "it").iterdir()}
+    assert written == {"model.safetensors", "trainer_state.json", "manifest.json", *files.split()}
+    state = json.loads((tmp_path / "it" / "trainer_state.json").read_text())
+    run = RunState.load(str(tmp_path / "it"))
+    assert (state["epoch"], state["train_batch_size"], run and run.moment.value) == expected
+    assert (
+        state["global_step"] == 4
+        and "save_steps" not in state
+        and [*load_file(tmp_path / "it" / "model.safetensors")] == ["w"]
+    )
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {"w": torch.ones(1)}, {"model.w": 3}, {"model.w": torch.ones(1), "model.v": None}]
+)
+def test_a_checkpoint_of_another_module_is_refused(tmp_path, weights):
+    with pytest.raises(CheckpointError, match="it is of no HFModule"):
+        to_hf({"state_dict": weights, "epoch": 1, "global_step": 4}, str(tmp_path / "it"))
+    assert not [*tmp_path.iterdir()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from helpers import toy
 from hf_compat import Trainer
-from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.convert import checked_paths, convert
 from hf_compat.cli.main import main as command
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError
 
@@ -186,3 +187,35 @@ def test_a_size_that_is_none(tmp_path, size):
 def test_the_command_tells_it_in_a_line(tmp_path, capsys):
     assert command(["convert", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "told"),
+    [
+        ("it", "new", None),
+        ("it/", "new//", None),
+        ("link", "a/b/new", None),
+        ("one.ckpt", "new", None),
+        ("gone", "new", None),
+        ("it", "it2/new", None),
+        ("nowhere", "new", "does not exist"),
+        ("it", "one.ckpt", "exists and is not overwritten"),
+        ("it", "gone", "exists and is not overwritten"),
+        ("it", "one.ckpt/new", "cannot be written: Not a directory"),
+        ("it", "gone/new", "you may not write to the folder .*gone"),
+        ("it", "closed/new", "you may not write to the folder .*closed"),
+        ("it", "it/new", "is inside the source"),
+        ("it", "link/new", "is inside the source"),
+        ("link", "it/a/new", "is inside the source"),
+    ],
+)
+def test_both_paths_are_checked_at_first(tmp_path, monkeypatch, source, target, told):
+    for name in ("it", "it2", "closed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one.ckpt").touch()
+    (tmp_path / "link").symlink_to("it")
+    (tmp_path / "gone").symlink_to("nothing")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.W_OK | os.X_OK and not path.endswith("closed"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=told) if told else contextlib.nullcontext():
+        assert checked_paths(source, Path(target)) == (source.rstrip("/"), target.rstrip("/"))

@@ -124,3 +124,40 @@ def test_what_is_inside_a_folder(tmp_path, link):
     for name in ("own", "inner/file", "lead/file", "absent/file", "own/below"):
         assert files.is_inside(root, name) is (root / name).resolve().is_relative_to(root.resolve()), name
     assert not files.is_inside(root, "../away/file") and not files.is_inside(root, str(tmp_path / "away" / "file"))
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "calls"),
+    [
+        (10, [(0, 3), (3, 20)], [(0, 10)]),
+        (10, [(10, 3), (11, 3)], []),
+        (10, [(5, 3), (0, 3)], [(0, 10)]),  # the end first, which is all
+        (200_000, [(0, 100), (100, 16_284), (16_384, 1)], [(0, 16_384), (16_384, 16_384)]),
+        (200_000, [(134_464, 5), (199_999, 5), (134_463, 5)], [(134_464, 65_536), (134_463, 1)]),
+        (200_000, [(134_463, 5), (199_000, 5)], [(134_463, 16_384), (134_464, 65_536)]),
+        (200_000, [(0, 16_384), (16_384, 16_384), (40_000, 16_383)], [(0, 32_768), (40_000, 16_384)]),
+        (200_000, [(0, 150_000), (150_000, 20_000)], [(0, 166_384), (166_384, 16_384)]),
+        (200_000, [(199_000, 5), (120_000, 20_000)], [(134_464, 65_536), (120_000, 14_464)]),
+        (200_000, [(199_000, 5), (100_000, 20_000), (120_000, 5)], [(134_464, 65_536), (100_000, 34_464)]),
+        (
+            200_000,
+            [(199_000, 5), (40_000, 5), (100_000, 34_464), (40_010, 5)],
+            [(134_464, 65_536), (40_000, 16_384), (100_000, 34_464)],
+        ),
+        (200_000, [(0, 200_000), (0, 5)], [(0, 200_000), (0, 16_384)]),
+    ],
+)
+def test_a_file_is_asked_for_its_end_and_for_what_follows(tmp_path, monkeypatch, size, asked, calls):
+    def read(self, views, place, theirs=files.ReadOnce._read):
+        seen.append((place, sum(map(len, views))))
+        return theirs(self, views, place)
+
+    seen, content = [], bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    monkeypatch.setattr(files.ReadOnce, "_read", read)
+    (tmp_path / "file").write_bytes(content)
+    with open(tmp_path / "file", "rb", buffering=0) as file:
+        ours = files.ReadOnce(file)
+        for place, count in asked:
+            ours.seek(place)
+            assert ours.read(count) == content[place : place + count]
+    assert seen == calls

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import enum
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import schedulefree
@@ -19,8 +20,12 @@ from torch.distributed.fsdp import fully_shard
 
 from helpers import toy
 from helpers.parity.compare import same
+from hf_compat.checkpoint import deepspeed_state
 from hf_compat.checkpoint.deepspeed_state import DeepSpeedState
 from hf_compat.checkpoint.model_state import MeshState, PlainState, make_model_state
+from hf_compat.checkpoint.reading import StoredTensor
+from hf_compat.checkpoint.tensor_splits import TensorSplits
+from hf_compat.checkpoint.zero_reader import ZeroStates
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 SHARDED = Path(__file__).with_name("sharded")
@@ -328,3 +333,136 @@ def test_an_engine_refuses_an_optimizer_in_shards(launched, tmp_path):
     engine, wrapped = engine_around(held, 2)
     with pytest.raises(CheckpointMismatch, match="shards of FSDP, which DeepSpeed cannot take"):
         make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
+
+
+def sized(*counts, **facts):
+    return [
+        SimpleNamespace(numel=lambda count=count: count, ds_tensor=SimpleNamespace(ds_numel=count)) for count in counts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "facts", "pieces"),
+    [
+        (0, {"stage2": 4, "offsets": [0, 3]}, [(0, 0, 3), (0, 3, 1)]),
+        (1, {"stage2": 4, "offsets": [0, 3]}, [(4, 0, 0), (1, 0, 4)]),
+        (0, {"stage3": 8}, [(0, 0, 3), (0, 3, 5)]),
+        (2, {"stage3": 8}, [(6, 0, 3), (10, 3, 5)]),
+        (0, {"stage2": 4}, None),
+        (0, {"stage3": 8, "is_on_disk": True}, None),
+        (0, {}, None),
+    ],
+)
+def test_where_parameters_lie_in_the_flat_groups_of_deepspeed(monkeypatch, rank, facts, pieces):
+    monkeypatch.setattr(deepspeed_state.distributed, "get_rank", lambda group: rank)
+    parameters, zero = sized(3, 5), SimpleNamespace(dp_process_group=None, round_robin_bit16_groups=None)
+    zero.round_robin_bit16_groups = [parameters]
+    if "stage2" in facts:
+        zero.single_partition_of_fp32_groups = [torch.zeros(facts["stage2"])]
+    if "offsets" in facts:
+        zero.round_robin_bit16_offsets = [facts["offsets"]]
+    if "stage3" in facts:
+        zero.fp32_partitioned_groups_flat = [torch.zeros(facts["stage3"])]
+        if "is_on_disk" not in facts:
+            zero.fp16_groups = [parameters]
+    found = [group for _, group in deepspeed_state._flat_groups(zero)]
+    assert found == ([] if pieces is None else [
+        [deepspeed_state._Piece(parameter=one, begin=begin, place=place, length=length)
+         for one, (begin, place, length) in zip(parameters, pieces, strict=True)]
+    ])  # fmt: skip
+
+
+def whole_state(shape=(2,), groups=((0,), (1,)), empty=0):
+    return {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(shape), "flag": True}},
+        "param_groups": [{"lr": 0.1, "params": [*one]} for one in groups] + [{"lr": 0.2, "params": []}] * empty,
+    }
+
+
+class OwnOptimizer:
+    param_groups = ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "told"),
+    [
+        ({}, {}, None),
+        ({"empty": 1}, {}, None),
+        ({"groups": ((0,), ()), "empty": 0}, {"count": 1}, None),
+        ({}, {"is_of_stage3": True}, None),
+        ({"shape": (1, 2)}, {}, "`exp_avg` of a with the shape"),
+        ({"groups": ((0, 1), (2,))}, {}, "of 3 parameters, and this run trains 2"),
+        ({"groups": ((0,),)}, {}, "of 1 parameters, and this run trains 2"),
+        ({}, {"is_own": True}, "and this run's is OwnOptimizer"),
+    ],
+)
+def test_the_state_of_a_whole_optimizer_goes_to_its_parameters(changes, facts, told):
+    count = facts.get("count", 2)
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(count)]
+    optimizer = OwnOptimizer() if facts.get("is_own") else torch.optim.AdamW([{"params": [one]} for one in parameters])
+    zero = SimpleNamespace(optimizer=optimizer, fp16_groups=[parameters[:1], parameters[1:]])
+    if not facts.get("is_of_stage3"):
+        zero.bit16_groups, zero.fp16_groups = zero.fp16_groups, None
+    names, splits = dict(zip(parameters, "ab", strict=False)), TensorSplits(None)
+    state = whole_state(**changes)
+    if told is not None:
+        with pytest.raises(CheckpointMismatch, match=told):
+            deepspeed_state._whole_states("it", state, zero, names, splits)
+    else:
+        found = deepspeed_state._whole_states("it", state, zero, names, splits)
+        assert found.plain["a"] == {"step": torch.tensor(3.0), "flag": True} and set(found.by_name["a"]) == {"exp_avg"}
+        assert found.plain.get("b") in ({}, None) and found.param_groups == [{"lr": 0.1}] * count
+        assert found.by_name["a"]["exp_avg"].load().equal(torch.ones(2))
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_engine_takes_weights_values_and_counts(monkeypatch, is_split):
+    class Splits:
+        def __bool__(self):
+            return is_split
+
+        def part(self, name, whole, place):
+            return whole * place if is_split else whole
+
+    def stored(*values):
+        return StoredTensor(name="", nbytes=0, load=lambda: torch.tensor(values))
+
+    linked, model, step = [], nn.Linear(2, 1), torch.tensor(7.0)
+    flat = torch.full((4,), 9.0)
+    pieces = [
+        deepspeed_state._Piece(parameter=model.weight, begin=1, place=0, length=1),
+        deepspeed_state._Piece(parameter=model.bias, begin=0, place=2, length=1),
+    ]
+    zero = SimpleNamespace(optimizer=SimpleNamespace(state={}, param_groups=[{"lr": 1.0}]))
+    engine = SimpleNamespace(optimizer=zero, module=model, global_steps=0)
+    saved = ZeroStates(
+        by_name={"weight": {"": stored(1.0, 2.0)}, "bias": {"": stored(3.0), "exp_avg": stored(4.0)}},
+        plain={"weight": {}, "bias": {"step": step, "flag": True}},
+        param_groups=[{"lr": 0.5}],
+        counts={"global_steps": 8},
+    )
+    found = []
+    for name, value in {
+        "_flat_groups": lambda zero: found[0],
+        "splits_of": lambda model: Splits(),
+        "tensor_place": (lambda: 2) if is_split else None,
+        "zero_states": lambda folder: saved,
+    }.items():
+        monkeypatch.setattr(deepspeed_state, name, value)
+    for groups in ([], [(flat, pieces), (torch.zeros(0), [])]):
+        found[:] = [groups]
+        with pytest.raises(CheckpointMismatch, match="keeps its own elsewhere"):
+            deepspeed_state.take_states("it", engine)
+    found[:] = [[(flat, pieces)]]
+    times = 2.0 if is_split else 1.0
+    for _ in range(2):
+        deepspeed_state.take_states("it", engine)
+        values = zero.optimizer.state[flat]
+        assert (flat / times).tolist() == [2.0, 0.0, 3.0, 0.0] and (values["exp_avg"] / times).tolist() == [0, 0, 4, 0]
+        assert values["step"] == step and values["step"] is not step and values["flag"] is True
+        assert (zero.optimizer.param_groups, engine.global_steps) == ([{"lr": 0.5}], 8)
+        zero._link_all_hp_params = lambda: linked.append(1)
+    assert linked == [1]
+    zero.optimizer.param_groups = [{}, {}]
+    with pytest.raises(CheckpointMismatch, match="other groups of them"):
+        deepspeed_state.take_states("it", engine)

@@ -15,6 +15,10 @@ from helpers import toy
 from helpers.parity.compare import same
 from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.reading import (
+    MANIFEST_KIND,
+    Manifest,
+    Writer,
+    manifest_of,
     names_of,
     plain_names,
     read_manifest,
@@ -124,3 +128,29 @@ def test_a_manifest_that_was_written_anew_is_read_anew(tmp_path):
     assert list(read_manifest(str(tmp_path)).files) == ["six"] and read_manifest(tmp_path) is read_manifest(tmp_path)
     write("ten")
     assert list(read_manifest(tmp_path).files) == ["ten"]
+
+
+OURS = {"kind": MANIFEST_KIND}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([], {}),
+        ({"kind": "another", "files": {}}, {}),
+        ({"files": {}, "run": "r", "turn": 1}, {}),
+        (OURS, {}),
+        ({**OURS, "files": {"a": {}}}, {"files": {"a": {}}}),
+        ({**OURS, "files": ["a"]}, {}),
+        ({**OURS, "run": "r", "turn": 1}, {"writer": Writer("r", 1)}),
+        ({**OURS, "run": "r", "turn": 2**53 - 1}, {"writer": Writer("r", 2**53 - 1)}),
+        *(({**OURS, "run": "r", "turn": turn}, {}) for turn in (0, 2**53, 1.0, True, None)),
+        ({**OURS, "run": 3, "turn": 1}, {}),
+        ({**OURS, "saving": "o", "name": "checkpoint-2"}, {"saving": "o"}),
+        ({**OURS, "saving": "o", "name": "checkpoint-3"}, {"saving": "o", "exists": False}),
+        ({**OURS, "saving": 3, "name": "checkpoint-3"}, {}),
+    ],
+)
+def test_what_a_manifest_says(content, expected):
+    place = "/run/checkpoint-2/manifest.json"
+    assert manifest_of(place, json.dumps(content).encode()) == Manifest(**{"exists": True, **expected})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
@@ -531,3 +533,109 @@ def test_a_look_for_the_last_checkpoint_removes_the_lock_of_the_dead_alone(tmp_p
         assert choice.get_last_checkpoint(tmp_path / name) is None and (tmp_path / name / LOCK_NAME).exists()
     lock_of(tmp_path / "dead", pid=ended_process())
     assert choice.get_last_checkpoint(tmp_path / "dead") is None and list((tmp_path / "dead").iterdir()) == []
+
+
+def a_run(alive, is_here=False, pid=7):
+    return SimpleNamespace(is_alive=lambda: alive, is_of_this_process=is_here, pid=pid, host="there", token="theirs")
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_silent", "is_there", "later", "told"),
+    [
+        (a_run(False), None, True, None, None),
+        (a_run(True), None, True, None, r"process 7 on there.*end it \(`kill 7`\), or name another"),
+        (a_run(True, is_here=True), None, True, None, "a Trainer of this process .* `output_dir` of its own"),
+        (None, True, True, None, None),
+        (None, False, False, None, None),
+        (None, False, True, None, "a run that cannot be named.*wait for it, or name another"),
+        (None, False, True, a_run(True), "process 7 on there"),
+        (a_run(None), True, True, None, None),
+        (a_run(None), False, True, a_run(True, pid=8), "process 8 on there"),
+        (a_run(None), False, True, None, "process 7 on there"),
+    ],
+)
+def test_a_live_owner_keeps_others_out(tmp_path, monkeypatch, owner, is_silent, is_there, later, told):
+    monkeypatch.setattr(run_lock, "_is_silent", lambda path: watched.append(path) or is_silent)
+    monkeypatch.setattr(run_lock, "_read_owner", lambda folder: later)
+    lock, watched = RunLock(str(tmp_path)), []
+    if is_there:
+        (tmp_path / LOCK_NAME).touch()
+    with pytest.raises(OutputFolderError, match=f"(?s){told}") if told else contextlib.nullcontext():
+        assert lock._refuse_live(owner) is None
+    assert len(watched) == (is_silent is not None)
+
+
+@pytest.mark.parametrize(
+    ("content", "is_lost"), [("own", False), ("other", True), ("none", True), ("gone", False), ("made anew", True)]
+)
+def test_a_run_looks_again_whose_the_folder_is(tmp_path, monkeypatch, content, is_lost):
+    folder = tmp_path / "out"
+    lock = RunLock(str(folder))
+    if content in ("own", "other", "none"):
+        folder.mkdir()
+    if content in ("own", "other"):
+        facts = {} if content == "other" else {"token": lock.owner.token}
+        lock_of(folder, **facts)
+    if content == "made anew":  # by another run, after the first look
+        make = os.makedirs
+        monkeypatch.setattr(os, "makedirs", lambda path: (lock_of(folder), make(path)))
+    lock._look_again()
+    assert (lock.lost is not None) is is_lost
+    if content == "gone":
+        assert json.loads((folder / LOCK_NAME).read_text())["token"] == lock.owner.token
+
+
+@pytest.mark.parametrize(
+    ("form", "owners", "is_removed"),
+    [
+        ("file", "aa", True),
+        ("folder", "aa", True),
+        ("link", "aa", True),
+        ("file", "b", False),
+        ("file", "ab", False),
+        ("none", "", False),
+        ("given back", "a", False),
+    ],
+)
+def test_the_lock_of_one_owner_is_removed(tmp_path, monkeypatch, form, owners, is_removed):
+    path, other, left = tmp_path / LOCK_NAME, tmp_path / "other", list(owners)
+    other.mkdir()
+    if form in ("file", "given back"):
+        path.touch()
+    elif form == "folder":
+        path.mkdir()
+    elif form == "link":
+        path.symlink_to(other)
+    make = os.mkdir
+    if form == "given back":
+        monkeypatch.setattr(os, "mkdir", lambda at: (make(at), path.unlink()))
+    monkeypatch.setattr(run_lock, "_read_owner", lambda folder: left.pop(0))
+    assert run_lock._remove_ended(tmp_path, "a") is is_removed
+    assert left == [] and other.is_dir() and not (tmp_path / f"{LOCK_NAME}.takeover").exists()
+    assert os.path.lexists(path) is (owners in ("b", "ab"))
+
+
+@pytest.mark.parametrize(
+    ("looks", "stalls", "is_silent", "waited"),
+    [
+        ([], {}, True, 0.6),
+        ([0], {}, False, 0),
+        ([1, 1, 2], {}, False, 0.03),
+        ([1, 1, 1, 0], {}, False, 0.07),
+        ([], {1: 0.18}, True, 0.6),
+        ([], {1: 0.25}, True, 0.86),
+    ],
+)
+def test_silence_is_measured_while_the_disk_answers(monkeypatch, looks, stalls, is_silent, waited):
+    def look(path):
+        seen.append(path)
+        clock[0] += stalls.get(len(seen) - 1, 0)
+        at = len(seen) - 1
+        return (b"x", looks[at] if at < len(looks) else 1) if (at >= len(looks) or looks[at]) else None
+
+    seen, clock = [], [100.0]
+    time_here = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda pause: clock.__setitem__(0, clock[0] + pause))
+    monkeypatch.setattr(run_lock, "time", time_here)
+    monkeypatch.setattr(run_lock, "_look", look)
+    assert run_lock._is_silent("it") is is_silent
+    assert clock[0] - 100 == pytest.approx(waited, abs=0.06)

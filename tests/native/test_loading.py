@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ from hf_compat import HFDataModule, HFModule, Seq2SeqTrainingArguments, Trainer,
 from hf_compat.checkpoint.files import Named
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.native import loading
 from hf_compat.native.loading import _plain, arguments_among
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -622,3 +624,55 @@ def test_arguments_of_a_checkpoint_are_taken_over(held, kind, values):
     assert type(made) is kind and {name: getattr(made, name) for name in values} == values
     with pytest.raises(CheckpointError, match="arguments in here"):
         arguments_among("here", {"args": {"learning_rate": "fast"}})
+
+
+class TakesBoth:
+    def __init__(self, model, args):
+        pass
+
+
+class TakesNone:
+    def __init__(self, width):
+        pass
+
+
+CONFIG = {"architectures": ["Kind", "Other"]}
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "held", "keywords", "expected"),
+    [
+        (TakesBoth, CONFIG, {}, {}, {"model": "Kind of it", "args": "its"}),
+        (TakesBoth, CONFIG, {}, {"model": 1}, {"model": 1, "args": "its"}),
+        (TakesBoth, CONFIG, {}, {"args": 1}, {"model": "Kind of it", "args": 1}),
+        (TakesBoth, None, {"model": 1}, {}, {"args": "its"}),
+        (TakesBoth, CONFIG, {"args": 1}, {}, {"model": "Kind of it"}),
+        (TakesBoth, None, {"_instantiator": 1}, {"other": 2}, {"other": 2}),
+        (TakesNone, CONFIG, {}, {"width": 2}, {"width": 2}),
+        (TakesBoth, None, {}, {}, "no config.json of transformers"),
+        *(
+            (TakesBoth, wrong, {}, {}, "no config.json of transformers")
+            for wrong in ([1], {}, {"architectures": []}, {"architectures": "Kind"}, {"architectures": ["Unknown"]})
+        ),
+        (TakesBoth, "a file", {}, {}, "no hyperparameters that describe it"),
+        (TakesBoth, "a file", {}, {"model": 1}, {"model": 1}),
+    ],
+)
+def test_a_constructors_keywords_are_completed(tmp_path, monkeypatch, cls, config, held, keywords, expected):
+    def read(path, name):
+        return None if name == "Unknown" else f"{name} of {Path(path).name}"
+
+    monkeypatch.setattr(loading, "read_pretrained", read)
+    monkeypatch.setattr(loading, "_arguments_of", lambda path: "its" if os.path.isdir(path) else None)
+    place = tmp_path / "it"
+    if config == "a file":
+        place.touch()
+    else:
+        place.mkdir()
+        if config is not None:
+            (place / "config.json").write_text(json.dumps(config))
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=expected):
+            loading._completed(cls, str(place), held, keywords)
+    else:
+        assert loading._completed(cls, str(place), held, keywords) == expected
