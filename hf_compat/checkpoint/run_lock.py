@@ -203,8 +203,8 @@ class RunLock:
         A folder that was deleted is made again: no other run's files are in a folder that only this run has made.
         """
         owner = _read_owner(self.folder)
-        if owner is None and not os.path.lexists(self.folder):
-            with contextlib.suppress(FileExistsError):  # another run was faster
+        if owner is None:
+            with contextlib.suppress(FileExistsError):  # it is there, or another run was faster
                 os.makedirs(self.folder)
                 write_new(self._path, _lock_content(self.owner))
             owner = _read_owner(self.folder)

@@ -30,7 +30,8 @@ class ModuleTree:
         self._model: nn.Module | None = None
         self._modules: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
-        self._held: list[object] | None = None  # by all modules. None if torch's methods are replaced
+        self._held: list[object] = []  # by all modules
+        self._is_plain = False  # no method of torch's is replaced
 
     def __reduce__(self) -> tuple[type[ModuleTree], tuple[()]]:
         return ModuleTree, ()
@@ -62,21 +63,20 @@ class ModuleTree:
     def _follow(self, model: nn.Module) -> bool:
         """Walk a model unless it is as it was. Whether it is, and its parameters are those that its modules hold."""
         if self._model is model:
+            if not self._is_plain:
+                return False
             held = self._look()
-            if held is None or (len(held) == len(self._held or ()) and all(map(is_, held, self._held or ()))):
-                return held is not None
+            if len(held) == len(self._held) and all(map(is_, held, self._held)):
+                return True
         self._model, self._modules, self._parameters = model, list(model.modules()), list(model.parameters())
-        is_plain = all(
+        self._is_plain = all(
             _is_torchs(module, _walk_of) and all(isinstance(table, dict) for table in _tables_of(module))
             for module in self._modules
         )
-        self._held = [] if is_plain else None
-        self._held = self._look()
+        self._held = self._look() if self._is_plain else []
         return False
 
-    def _look(self) -> list[object] | None:
-        if self._held is None:
-            return None
+    def _look(self) -> list[object]:
         tables = chain.from_iterable(map(_tables_of, self._modules))
         return list(chain.from_iterable(map(dict.values, tables)))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from helpers import toy
 from helpers.parity.compare import same
 from hf_compat import Trainer, get_last_checkpoint, set_seed
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import unlisted_checkpoints as unlisted
 from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.files import Refused
+from hf_compat.checkpoint.shares import Share
 from hf_compat.checkpoint.unlisted_checkpoints import Edits
 from hf_compat.cli.main import main
 from hf_compat.errors import CheckpointError
@@ -280,3 +285,174 @@ def test_what_two_processes_have_found_is_joined():
         kept=["k"], changed=["a", "c"], missing=["b", "m"], added=["d"], not_read=["e"], refused=["f"]
     )
     assert not Edits(kept=["k"], not_read=["e"]) and all(map(bool, (Edits(changed=["a"]), Edits(refused=["f"]))))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A folder with what every checkpoint has."""
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 2, "epoch": 1.0, "log_history": []}))
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "may_lack", "told"),
+    [
+        ("", False, None),
+        ("optimizer.pt scheduler.pt", False, None),
+        ("optimizer.pt", False, "scheduler.pt is missing"),
+        ("scheduler.pt", False, "optimizer.pt is missing"),
+        ("scheduler.pt", True, None),
+        ("notes.json global_step2/notes.json", False, None),
+        ("rng_state.pth", False, "rng_state.pth is cut off"),
+        ("optimizer.pt", True, "optimizer.pt is cut off"),
+    ],
+)
+def test_a_folder_of_transformers_is_judged_by_its_files(small, names, may_lack, told):
+    for name in names.split():
+        (small / name).parent.mkdir(exist_ok=True)
+        if told is not None and "cut off" in told:
+            (small / name).write_bytes(b"PK")
+        elif name.endswith(".json"):
+            (small / name).write_text("{")
+        else:
+            torch.save({}, small / name)
+    with pytest.raises(CheckpointError, match=told) if told else contextlib.nullcontext():
+        assert unlisted.check_unlisted(small, may_lack) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "has_weights", "is_alone"),
+    [
+        ("model.safetensors", True, True),
+        ("pytorch_model.bin.index.json", True, True),
+        ("adapter_model.safetensors", True, True),
+        ("latest", True, False),
+        ("other.safetensors", False, False),
+        ("model.safetensors/", False, False),
+        ("mine/adapter_model.bin", True, False),
+        ("mine/.metadata", True, False),
+        ("mine/.metadata/", False, False),
+        ("mine/model.safetensors", False, False),
+        ("model.safetensors trainer_state.json", True, False),
+        ("model.safetensors optimizer.pt", True, False),
+        ("model.safetensors manifest.json", True, False),
+    ],
+)
+def test_which_folders_hold_weights_and_which_a_model_alone(tmp_path, names, has_weights, is_alone):
+    for root in (tmp_path / "it", tmp_path / "checkpoint-3"):
+        root.mkdir()
+        for name in names.split():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).mkdir() if name.endswith("/") else (root / name).write_text("{}")
+        assert unlisted.has_weights(root) is has_weights
+        assert unlisted.holds_model_alone(root) is (is_alone and root.name == "it")
+    assert not unlisted.holds_model_alone(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="cannot be listed: No such file"):
+        unlisted.has_weights(tmp_path / "none")
+
+
+def test_the_edits_of_a_folder(small, monkeypatch):
+    wrong = {
+        "a": None,
+        "b": "b is damaged",
+        "c": "c is missing",
+        "notes": Refused("notes: no"),
+        "optimizer.pt": Refused("no"),
+    }
+    (small / "b").touch(), (small / "optimizer.pt").touch()
+    monkeypatch.setattr(manifest, "compare", lambda root, name, facts, share: wrong[name])
+    monkeypatch.setattr(manifest, "entries", lambda root: {"a": True, "new": True, "pipe": False})
+    expected = {"kept": ["a"], "changed": ["b", "optimizer.pt"], "missing": ["c"], "refused": ["notes"]}
+    listed = {name: {} for name in wrong}
+    assert unlisted.find_edits(small, listed) == Edits(**expected, added=["new"], not_read=["pipe"])
+    of_second = unlisted.find_edits(small, {"a": {}}, Share(1, 1))
+    assert of_second == Edits(kept=["a"])
+
+
+FILES = ["model.safetensors", "trainer_state.json"]
+CHANGES = {
+    "none": lambda root: None,
+    "more": lambda root: (root / "notes.txt").touch(),
+    "cut off": lambda root: (root / "model.safetensors").write_bytes(b"x" * 9),
+    "no manifest": lambda root: (root / "manifest.json").unlink(),
+    "neither": lambda root: ((root / "manifest.json").unlink(), (root / "model.safetensors").write_bytes(b"x")),
+    "odd manifest": lambda root: (root / "manifest.json").write_text("{"),
+    "no folder": shutil.rmtree,
+}
+
+
+@pytest.fixture
+def judged(small, monkeypatch):
+    """Judge a small folder after a change, as one of several processes: the edits, or the error as a text."""
+
+    def judge(change, rank=0, ranks=1):
+        @contextlib.contextmanager
+        def together(is_wanted=True, numbers=None):
+            assert is_wanted is (ranks > 1)
+            yield
+            if numbers is not None and ranks > 1:  # the other process has found it
+                numbers[0] = max(numbers[0], change in ("more", "cut off"))
+
+        monkeypatch.setattr(unlisted, "failing_together", together)
+        monkeypatch.setattr(unlisted, "gather_objects", lambda own: [Edits(missing=["of the other"]), own])
+        manifest.seal(str(small), None)
+        manifest.flush_and_hash(str(small))
+        CHANGES[change](small)
+        try:
+            return unlisted._judged(small, Share(rank, ranks))
+        except (CheckpointError, NotADirectoryError) as error:
+            return str(error)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("none", Edits(kept=FILES)),
+        ("more", Edits(kept=FILES, added=["notes.txt"])),
+        ("no manifest", Edits()),
+        ("cut off", "model.safetensors is cut off"),
+        ("neither", "model.safetensors is cut off"),
+        ("odd manifest", "manifest.json"),
+        ("no folder", "checkpoint-2"),
+    ],
+)
+def test_a_named_folder_is_judged(judged, change, found):
+    given = judged(change)
+    assert found in given if isinstance(found, str) else given == (found, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "rank", "missing"),
+    [
+        ("none", 0, []),
+        ("none", 1, []),
+        ("more", 0, ["of the other"]),
+        ("more", 1, ["of the other"]),
+        ("cut off", 1, ["of the other"]),
+        ("cut off", 0, "model.safetensors is cut off"),
+        ("neither", 0, "model.safetensors is cut off"),
+        ("neither", 1, []),
+        ("odd manifest", 1, "manifest.json"),
+    ],
+)
+def test_two_processes_judge_a_folder_together(judged, change, rank, missing):
+    given = judged(change, rank, 2)
+    assert missing in given if isinstance(missing, str) else given[0].missing == missing
+    assert change != "none" or given[0].kept == FILES
+
+
+def test_files_that_readers_hash_are_named(small):
+    manifest.seal(str(small), None)
+    manifest.flush_and_hash(str(small))
+    share = Share(unread=SimpleNamespace(defers=True, is_right=lambda *_: True))
+    (small / "a.distcp").touch()
+    _, unhashed = unlisted._judged(small, share)
+    assert unhashed == {}
+    manifest.seal(str(small), None)
+    manifest.flush_and_hash(str(small))
+    assert [*unlisted._judged(small, share)[1]] == ["a.distcp"]

@@ -12,8 +12,16 @@ import torch
 from hf_compat.checkpoint import manifest, store
 from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner
-from hf_compat.checkpoint.store import OWNER_NAME, CheckpointStore, Superseded, linked, looking, name_within
-from hf_compat.errors import OutputFolderError, StoreError
+from hf_compat.checkpoint.store import (
+    OWNER_NAME,
+    CheckpointStore,
+    Superseded,
+    linked,
+    looking,
+    name_within,
+    newest_in_store,
+)
+from hf_compat.errors import CheckpointError, MissingCheckpoint, OutputFolderError, StoreError
 
 ME = Owner().id
 
@@ -224,3 +232,83 @@ def test_files_are_held_while_they_are_uploaded(tmp_path, monkeypatch):
 )
 def test_the_name_of_a_path_in_a_store(tmp_path, path, name):
     assert name_within(str(tmp_path / "out"), str(tmp_path / path)) == name
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "told"),
+    [
+        ("checkpoint-2/a checkpoint-2/sub/b", "checkpoint-2", None),
+        ("checkpoint-2/a checkpoint-2/manifest.json", "checkpoint-2", None),
+        ("checkpoint-2/manifest.json checkpoint-2/checkpoint-9/manifest.json", "checkpoint-2", None),
+        ("it.ckpt", "it.ckpt", None),
+        (
+            "run/checkpoint-2/manifest.json run/checkpoint-4/manifest.json",
+            "run",
+            "such as file://.*/store/run/checkpoint-4",
+        ),
+        ("run/a run/checkpoint-2/a", "run", None),
+        ("run2/a", "run", "look at the address"),
+    ],
+)
+def test_a_checkpoint_is_fetched_from_any_storage(tmp_path, files, name, told):
+    for file in [*files.split(), "run3/other"]:
+        (tmp_path / "store" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store" / file).write_text(file)
+    address, here = f"file://{tmp_path}/store/{name}", tmp_path / "here"
+    if told:
+        with pytest.raises(MissingCheckpoint, match=told):
+            store.fetch_checkpoint(address, str(here))
+    else:
+        assert store.fetch_checkpoint(address, str(here)) == str(here / name)
+        assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == set(files.split())
+
+
+def test_a_bucket_is_no_checkpoint(tmp_path):
+    with pytest.raises(MissingCheckpoint, match="look at the address"):
+        store.fetch_checkpoint("memory://bucket", str(tmp_path))
+
+
+def test_the_newest_of_a_store_and_of_a_folder(held, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "store_address", lambda folder: folder if "://" in folder else None)
+    out = tmp_path / "out"
+    assert newest_in_store(held.address, held.address) is None and newest_in_store(held.address, str(out)) is None
+    held.put(checkpoint(tmp_path / "source", 4), "checkpoint-4", ME)
+    held.put(checkpoint(tmp_path / "source", 8), "trial/checkpoint-8", ME)
+    assert newest_in_store(held.address, held.address) == f"{held.address}/checkpoint-4"
+    checkpoint(out, 2)
+    assert newest_in_store(held.address, str(out)) == str(out / "checkpoint-4") and (out / "checkpoint-4").is_dir()
+    checkpoint(out, 6)
+    assert newest_in_store(held.address, str(out)) == str(out / "checkpoint-6")
+
+
+def test_what_may_not_be_uploaded(held, tmp_path):
+    path = checkpoint(tmp_path / "out")
+    listed = json.loads((path / "manifest.json").read_text())
+    for files in (None, {"a": 3}, {**listed["files"], "a": {"bytes": 1}}):
+        (path / "manifest.json").write_text(json.dumps({**listed, "files": files}))
+        with pytest.raises(CheckpointError, match="is not whole, so it is not uploaded"):
+            held.put(path, path.name, ME)
+
+
+def test_a_place_is_taken_for_what_its_manifest_says(held):
+    def content(**facts):
+        return json.dumps({"kind": "hf_compat checkpoint", **facts}).encode()
+
+    held._sizes = {"p/a": 3, "q/a": 3}
+    held._take("p", "it", b"[]")
+    assert held.incomplete.keys() == {"it"} and held._left == {}
+    held._take("p", "it", content(saving="me", name="it"))
+    assert held.incomplete.keys() == {"it"} and held._left == {"p": "me"} and held.whole == {}
+    for facts in ({"bytes": 2}, 3, {}):
+        held._take("p", "it", content(files={"a": facts}))
+        assert held.incomplete == {"it": "a has 3 bytes, not what manifest.json says"}
+    held._take("p", "it", content(files={"b": {"bytes": 3}}))
+    assert held.incomplete == {"it": "b is missing"}
+    held._take("p", "it", content(files={"a": {"bytes": 3}}))
+    assert held.incomplete == {} and held.whole["it"].place == "p" and held.whole["it"].size == 3
+    held._take("q", "it", content(files={"b": {"bytes": 3}}))
+    assert held.incomplete == {} and held.whole["it"].place == "p" and held._left == {"p": "me"}
+    held._take("q", "it", content(files={"a": {"bytes": 3}}))
+    assert held.whole["it"].place == "p" and held._left == {"p": "me", "q": ""}
+    held._take("q", "it", content(files={"a": {"bytes": 3}}, run="r", turn=1))
+    assert held.whole["it"].place == "q"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from hf_compat.cli import configuration
 from hf_compat.cli.fit import make_parser
 from hf_compat.cli.main import main
+from hf_compat.errors import ArgumentError
 
 MODEL = "model: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 2}}\n"
 BOMB = "model:\n  init_args:\n    a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -112,3 +115,27 @@ def test_aliases_and_merges_of_a_usual_size_are_read():
         "train_dataset": {"class_path": "a", "init_args": {"n": 5e-5}},
     }
     assert len(configuration.load(f"[{', '.join(['x'] * 49_000)}]")) == 49_000
+
+
+@pytest.mark.parametrize(
+    ("loaded", "told"),
+    [
+        ({"model": "A", "args": {"seed": 1}, "data": None, "callbacks": [1] * 1000}, None),
+        ({"args": {"names": [1] * 1000}, "data": {"set": [1] * 1001}, "model": {"a": [1] * 1001}}, None),
+        ({"trainer": None, "modl": 1}, "`modl`, which is not known.*did you mean `model`"),
+        ({"zzz": 1}, "`zzz`, which is not known.*lists the keys"),
+        ({"args": {"sed": 1}}, "`args.sed`, which is not known.*did you mean `args.seed`"),
+        ({"args": [1]}, "`args` is a list, not a mapping"),
+        ({"data": "x"}, "`data` is a str, not a mapping"),
+        ({"callbacks": [1] * 1001}, "`callbacks` has 1001 items"),
+        ({"args": {"names": [1] * 1001}}, "`args.names` has 1001 items"),
+        ({"args": {"names": dict.fromkeys(range(1001))}}, "`args.names` has 1001 items"),
+        ({"args": {"names": "x" * 1001}}, None),
+    ],
+)
+def test_the_keys_of_a_configuration_are_known(loaded, told):
+    parser = ArgumentParser()
+    for name in ("model", "callbacks", "args.seed", "args.names", "data.set", "trainer.profiler"):
+        parser.add_argument(f"--{name}")
+    with pytest.raises(ArgumentError, match=f"(?s){told}") if told else contextlib.nullcontext():
+        assert configuration._check_keys("it", loaded, parser) is None

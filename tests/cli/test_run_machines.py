@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -207,3 +208,67 @@ def test_a_lost_rendezvous_is_one_line_with_a_way_out(capsys):
     assert run.supervised(launch) == 1
     told = capsys.readouterr().err
     assert "do not find each other: The connection to the C10d store has failed." in told and "--main-address" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", ("a", None)),
+        ("a:1", ("a", 1)),
+        ("a:65535", ("a", 65535)),
+        ("fe80::1", ("fe80::1", None)),
+        ("[::1]", ("::1", None)),
+        ("[::1]:5", ("::1", 5)),
+        *((text, None) for text in ("a:0", "a:65536", "a:x", "a:", "[::1]:")),
+    ],
+)
+def test_an_address_is_a_host_and_perhaps_a_port(text, expected):
+    with pytest.raises(ArgumentError, match="has the port") if expected is None else contextlib.nullcontext():
+        assert run.address_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "is_on_cpu", "is_launched", "most", "processes"),
+    [
+        ("2", [], "", True, 1, 2),
+        ("auto", ["--use_cpu"], "", False, 1, 3),
+        (None, [], "", False, 1, 3),
+        (None, ["--use_cpu"], "", False, 1, 1),
+        (None, ["--cpu"], "", False, 1, 3),
+        (None, [], "true", False, 1, 1),
+        (None, [], "", True, 1, 1),
+        (None, [], "", True, 2, 3),
+        (None, ["--no_cuda=True"], "", False, 2, 1),
+        ("0", [], "", False, 1, None),
+        ("two", [], "", False, 1, None),
+    ],
+)
+def test_how_many_processes_are_started(monkeypatch, devices, arguments, is_on_cpu, is_launched, most, processes):
+    monkeypatch.setattr(run, "is_launched", lambda: is_launched)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", is_on_cpu)
+    chosen = SimpleNamespace(devices=devices, arguments=arguments)
+    with pytest.raises(ArgumentError, match="not a number") if processes is None else contextlib.nullcontext():
+        assert run.processes_of(chosen, Machines(1, most)) == processes
+
+
+@pytest.mark.parametrize(
+    ("generation", "defaults", "rank", "said", "told"),
+    [
+        ("4.57", {"seed": 3}, 0, "", "seed=3; `--compat 5"),
+        ("4.57", {"seed": 3}, 0, "4.57", "seed=3; `--compat 5"),
+        (run.NEWEST, {"seed": 3}, 0, "", "(seed=3)."),
+        ("4.57", {"seed": 3}, 0, "5", None),
+        ("4.57", {"seed": 3}, 1, "", None),
+        ("4.57", {}, 0, "", None),
+        (None, {}, 0, "", None),
+    ],
+)
+def test_defaults_of_another_release_are_told(monkeypatch, capsys, generation, defaults, rank, said, told):
+    found = SimpleNamespace(generation=generation, defaults=defaults, release="4.57.1")
+    monkeypatch.setattr(run, "followed", lambda: None if generation is None else found)
+    monkeypatch.setattr(run, "read_launch", lambda: SimpleNamespace(process_index=rank))
+    monkeypatch.setenv(run.VARIABLE, said)
+    run.tell_defaults()
+    shown = capsys.readouterr().err.replace(") ", " ").replace("(seed=3); ", "seed=3; ")
+    assert (told or "") in shown.replace("(seed=3; ", "seed=3; ") and (told is not None) is bool(shown)

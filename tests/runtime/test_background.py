@@ -2,9 +2,12 @@
 
 import os
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
+from hf_compat.runtime import threads
 from hf_compat.runtime.threads import BackgroundWriter, Helpers
 
 
@@ -52,3 +55,63 @@ def test_as_many_helpers_work_at_once_as_were_asked_for():
         for task in tasks:
             task.result(60)
     assert max(most) == 2 and len(most) == 5
+
+
+class Interrupted(Future):
+    """A task whose wait Ctrl-C interrupts once."""
+
+    times = 0
+
+    def cancel(self):
+        self.times += 1
+        if self.times == 1:
+            raise KeyboardInterrupt
+        return super().cancel()
+
+
+def test_the_end_cancels_what_has_not_begun_and_waits_for_the_rest(caplog):
+    waiting, failed, working, go = Future(), Future(), Future(), threading.Event()
+    failed.set_exception(OSError("full"))
+    assert working.set_running_or_notify_cancel()
+    threading.Timer(0.05, lambda: (working.set_result(1), go.set())).start()
+    threads.end([waiting, failed, working])
+    assert waiting.cancelled() and go.wait(60) and working.done() and caplog.records == []
+    tasks = [Future(), Interrupted(), Future()]
+    with pytest.raises(KeyboardInterrupt):
+        threads.end(tasks)
+    assert all(task.cancelled() for task in tasks) and "`kill -9" in caplog.text
+
+
+def test_a_process_waits_at_its_end_for_its_own_tasks(monkeypatch):
+    registered, own, of_parent = [], Future(), Future()
+    monkeypatch.setattr(threads.atexit, "register", registered.append)
+    monkeypatch.setattr(threads, "_BESIDE", {own: os.getpid(), of_parent: os.getpid() + 1})
+    threads._wait_at_exit.__wrapped__()
+    registered[0]()
+    assert own.cancelled() and not of_parent.cancelled()
+
+
+def test_a_thread_that_never_began_is_not_joined():
+    joined, helpers = [], Helpers(2)
+    helpers._threads = [
+        SimpleNamespace(is_alive=lambda one=one: one, join=lambda one=one: joined.append(one)) for one in (True, False)
+    ]
+    with helpers:
+        pass
+    assert joined == [True]
+
+
+@pytest.mark.parametrize(
+    ("is_under_way", "is_done", "only_if_ended", "left"),
+    [(False, False, True, None), (True, False, True, "pending"), (True, False, False, None), (True, True, True, None)],
+)
+def test_a_wait_may_leave_a_write_alone(is_under_way, is_done, only_if_ended, left):
+    writer, write = BackgroundWriter(), Future()
+    if is_under_way:
+        writer.under_way = write
+    if is_done:
+        write.set_result(None)
+    writer.wait(only_if_ended)
+    assert (writer.under_way is write) is (left is not None) and write.cancelled() is (
+        is_under_way and not only_if_ended
+    )

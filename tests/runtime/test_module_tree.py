@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import UserDict
 
 import pytest
 import torch
@@ -170,3 +171,39 @@ def test_copies_hold_no_model():
     tree.train(model)
     copied, read = copy.deepcopy(tree), pickle.loads(pickle.dumps(tree))
     assert copied._model is read._model is None
+
+
+def own_walk(model):
+    model[1][0].named_parameters = lambda *_, **__: iter(())
+
+
+def leave(model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same", "is_walked"),
+    [
+        (leave, True, True),
+        (replace_parameter, False, True),
+        (add_deep, False, True),
+        (remove_module, False, True),
+        (own_walk, True, True),  # the modules hold what they held; `parameters` asks the model itself
+    ],
+)
+def test_a_model_is_walked_once_and_after_each_change(change, is_same, is_walked):
+    model, tree = make_model(), ModuleTree()
+    assert [tree._follow(model) for _ in range(3)] == [False, True, True]
+    change(model)
+    assert [tree._follow(model) for _ in range(3)] == [is_same, is_walked, is_walked]
+    other = make_model()
+    assert [tree._follow(one) for one in (other, other, model, other)] == [False, True, False, False]
+
+
+def test_a_model_with_a_walk_of_its_own_is_never_taken_for_known():
+    model, tree = make_model(), ModuleTree()
+    own_walk(model)
+    assert [tree._follow(model) for _ in range(3)] == [False] * 3
+    model = make_model()
+    model[0]._parameters = UserDict(model[0]._parameters)
+    assert [tree._follow(one) for one in (make_model(), model, model)] == [False] * 3

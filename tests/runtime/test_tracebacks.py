@@ -10,6 +10,7 @@ import torch
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer
 from hf_compat.errors import HfCompatError
+from hf_compat.runtime.tracebacks import _shortened
 
 
 class Failing(Classifier):
@@ -103,3 +104,47 @@ def test_a_variable_of_the_environment_shows_all(make_args, monkeypatch):
 def test_the_hint_stands_in_the_traceback(make_args):
     error = failed(Trainer(Failing(), make_args(max_steps=2), train_dataset=rows(8)).train)
     assert "HF_COMPAT_TRACEBACKS=full" in "".join(traceback.format_exception(error))
+
+
+def raised_in(frames, error):
+    """Raise an error in frames of these modules, the innermost last."""
+
+    call = None
+    for name, file in [(*frame.split("@"), "it.py")[:2] for frame in reversed(frames)]:
+        space = {"__name__": name, "call": call, "error": error}
+        exec(compile(f"def run():\n    {'raise error' if call is None else 'call()'}\n", file, "exec"), space)
+        call = space["run"]
+    try:
+        call()
+    except Exception:
+        error.__traceback__ = error.__traceback__.tb_next  # without this frame
+    return error
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind", "keeps_first", "shown"),
+    [
+        ("me hf_compat.a you", ValueError, False, "me you"),
+        ("me lightning.a lightning_fabric pytorch_lightning you", ValueError, False, "me you"),
+        ("hf_compat.a you", ValueError, True, "hf_compat.a you"),
+        ("hf_compat.a you", ValueError, False, "you"),
+        ("me hf_compat.a contextlib hf_compat.b you", ValueError, False, "me you"),
+        ("me hf_compat.a functools you", ValueError, False, "me you"),
+        ("me contextlib you", ValueError, False, "me contextlib you"),
+        ("me hf_compat.a me@<string> you", ValueError, False, "me you"),
+        ("me us@<string> you", ValueError, False, "me us you"),
+        ("me hf_compat.a you contextlib us", ValueError, False, "me you contextlib us"),
+        ("me torch.nn you", ValueError, False, "me you"),
+        ("me torch.nn contextlib you", ValueError, False, "me contextlib you"),
+        ("me torch.nn", ValueError, False, "me torch.nn"),
+        ("me hf_compat.a", ValueError, False, "me hf_compat.a"),
+        ("me hf_compat.a", HfCompatError, False, "me"),
+        ("hf_compat.a you", HfCompatError, False, "you"),
+        ("hf_compat.a", HfCompatError, False, ""),
+        ("hf_compat.a", HfCompatError, True, "hf_compat.a"),
+        ("me lightning.a", HfCompatError, False, "me lightning.a"),
+    ],
+)
+def test_which_frames_are_shown(frames, kind, keeps_first, shown):
+    trace = _shortened(raised_in(frames.split(), kind("it")), keeps_first)
+    assert [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(trace)] == shown.split()
