@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_compat.checkpoint.run_state import DataPosition, RunState, SavedAt, resume_point
+from hf_compat.checkpoint.files import Named
+from hf_compat.checkpoint.run_state import DataPosition, RunState, SavedAt, plain_checkpoint, resume_point
 from hf_compat.errors import CheckpointError
 from hf_compat.plan.translate import ENDLESS_EPOCHS, RunCounts
 
@@ -140,3 +141,34 @@ def test_endless_data_is_one_epoch():
     assert point.has_same_cut and point.epoch == 0  # however long it is now
     point = resume_point(state(epoch=0, samples=8), 6, endless, arguments(), samples=4)
     assert (point.epoch, point.skip_micro_batches) == (0, 24)
+
+
+def stands_for(name):
+    return type(name, (Named,), {"module": "user", "name": name})()
+
+
+KIND = type("Kind", (Named,), {"module": "user", "name": "Kind"})
+
+
+@pytest.mark.parametrize(
+    ("content", "left", "told"),
+    [
+        ({"epoch": 1, "hyper_parameters": {"a": 1}}, {"epoch": 1, "hyper_parameters": {"a": 1}}, ""),
+        ({"hyper_parameters": {"a": 1, "b": stands_for("Own")}}, {"hyper_parameters": {"a": 1}}, "b (user.Own)"),
+        ({"hyper_parameters": {"a": [{"x": (KIND,)}]}}, {"hyper_parameters": {}}, "a (user.Kind)"),
+        ({"hyper_parameters": {"a": {stands_for("Key"): 1}}}, {"hyper_parameters": {}}, "a (user.Key)"),
+        ({"datamodule_hyper_parameters": stands_for("Own")}, {}, "datamodule_hyper_parameters (user.Own)"),
+        ({"hyper_parameters": [1]}, {"hyper_parameters": [1]}, ""),
+        ({"hparams_type": KIND, "epoch": 1}, {"epoch": 1}, ""),
+        ({"hparams_type": dict}, {"hparams_type": dict}, ""),
+        ({"callbacks": {"a": stands_for("Own")}}, "holds a user.Own under 'callbacks'", ""),
+        ({"epoch": stands_for("Own")}, "holds a user.Own under 'epoch'", ""),
+    ],
+)
+def test_objects_are_left_out_of_hyperparameters_alone(caplog, content, left, told):
+    if isinstance(left, str):
+        with pytest.raises(CheckpointError, match=left):
+            plain_checkpoint("it", content)
+    else:
+        assert plain_checkpoint("it", content) == left
+    assert told in caplog.text and bool(caplog.records) is bool(told)

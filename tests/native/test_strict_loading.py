@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.native import loading
 
 COMMANDS = ("fit", "validate", "test", "predict")
 
@@ -134,3 +138,46 @@ def test_a_file_that_a_folder_lacks_is_a_file_not_found_error(saved, lightning, 
     (tmp_path / "checkpoint-1" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
         lightning().validate(plain(), data(), ckpt_path=tmp_path / "checkpoint-1")
+
+
+class Loads:
+    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "expected"),
+    [
+        ("it", None, {"hyper_parameters": {"held": 1}}),
+        ("it", "h.yaml", {"hyper_parameters": {"width": 2}}),
+        ("it", "h.YML", {"hyper_parameters": {"width": 2}}),
+        ("it", "h.csv", {"hyper_parameters": {"width": 3}}),
+        ("it", "h.json", "hparams_file='h.json'` is not a .yaml, .yml or .csv file"),
+        ("open", None, {"hyper_parameters": {"held": 1}}),
+        ("s3://bucket/it", None, {"hyper_parameters": {"held": 1}}),
+        ("bare", None, {"hyper_parameters": {}}),
+        ("none", None, "none"),
+        ("broken", None, "it is broken"),
+        ("folder", None, "Can't find a valid checkpoint at folder"),
+    ],
+)
+def test_a_checkpoint_is_read_with_its_hyperparameters(tmp_path, monkeypatch, source, file, expected):
+    def read(path, map_location, weights_only):
+        if path in ("broken", "folder"):
+            raise CheckpointError("it is broken")
+        return {} if path == "bare" else {"hyper_parameters": {"held": 1}}
+
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name in ("it", "bare", "broken"):
+        Path(name).touch()
+    Path("h.YML").write_text("width: 2")
+    Path("h.yaml").write_text("width: 2")
+    Path("h.csv").write_text("key,value\nwidth,3\n")
+    monkeypatch.setattr(loading, "_read", read)
+    given = io.BytesIO() if source == "open" else Path(source) if source == "it" else source
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=re.escape(expected)):
+            loading.read_described(Loads, given, None, file, None)
+    else:
+        told = "the open BytesIO" if source == "open" else source
+        assert loading.read_described(Loads, given, None, file, None) == (told, expected)
