@@ -1,14 +1,17 @@
 """The options that a loader keeps when it is rebuilt for one rank, or for a later start."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.data import loader as loader_module
 from hf_compat.data.loader import PreparedDataLoader, last_shares, options_of, skip_first_batches
-from hf_compat.data.order import BatchSamplerSlice, RankSlice
+from hf_compat.data.order import BatchSamplerSlice, IterableDatasetSlice, RankSlice
 from hf_compat.native.datamodule import PredictionBatches
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
@@ -343,3 +346,112 @@ def test_workers_of_a_pass_that_is_left_end_unless_they_are_kept(monkeypatch, er
             batches.throw(ValueError())
     keeps = persists and error is GeneratorExit
     assert seen == ["ended"] * (not keeps) and (loader._iterator is inner) is keeps
+
+
+class Shards:
+    """A stream of the library datasets, as far as a loader looks at it."""
+
+    def __init__(self, count):
+        self.num_shards = count
+
+    def shard(self, num_shards, index):
+        return ("shard", num_shards, index)
+
+
+class OfDatasets(Shards, IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+RANKS = RankSlice(rank=1, world_size=2)
+SPLIT = RankSlice(rank=1, world_size=2, split_batches=True)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ranks", "size", "outcome"),
+    [
+        (OfDatasets(2), RANKS, 4, "shard"),
+        (OfDatasets(4), RANKS, 4, "shard"),
+        (OfDatasets(1), RANKS, 4, 4),
+        (OfDatasets(2), SPLIT, 4, 2),
+        (OfDatasets(2), RANKS, None, "whole"),
+        (toy.Stream(8), RANKS, 4, 4),
+        (toy.Stream(8), SPLIT, 4, 2),
+        (toy.Stream(8), SPLIT, None, "whole"),
+    ],
+)
+def test_a_streams_share_of_a_rank(dataset, ranks, size, outcome, monkeypatch):
+    monkeypatch.setattr(loader_module, "is_datasets_stream", lambda one: isinstance(one, Shards))
+    own = SimpleNamespace(rank_slice=ranks, samples_of_a_batch=size, drops_last=True)
+    options = {"batch_size": size, "num_workers": 3}
+    found, given = PreparedDataLoader._sliced(own, dataset, options)
+    if outcome == "shard":
+        assert found == ("shard", 2, 1) and given is options
+    elif outcome == "whole":
+        assert found is dataset and given is options
+    else:
+        assert type(found) is IterableDatasetSlice and given == {"batch_size": outcome, "num_workers": 3}
+        assert (found.dataset, found.batch_size, found.rank, found.drop_last) == (dataset, outcome, 1, True)
+
+
+def of_batches(size=3):
+    return BatchSampler(SequentialSampler(range(7)), size, False)
+
+
+def seeded():
+    return RandomSampler(range(7), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "knows", "kind", "size", "key"),
+    [
+        ({"batch_size": 2}, False, SequentialSampler, 2, "batch_sampler"),
+        ({"batch_size": 2, "sampler": SequentialSampler(range(7))}, False, SequentialSampler, 2, "batch_sampler"),
+        ({"batch_size": 2, "sampler": RandomSampler(range(7))}, False, RandomSampler, 2, "batch_sampler"),
+        ({"batch_size": 2, "sampler": seeded()}, False, RandomSampler, 2, "batch_sampler"),
+        ({"batch_sampler": of_batches()}, False, None, 3, "batch_sampler"),
+        ({"batch_sampler": [[0, 1], [2]]}, False, None, None, "batch_sampler"),
+        ({"batch_size": None, "sampler": of_batches()}, False, None, 3, "sampler"),
+        ({"batch_sampler": of_batches()}, True, None, None, "as given"),
+    ],
+)
+def test_a_ranks_share_of_samples(options, knows, kind, size, key, monkeypatch):
+    monkeypatch.setattr(loader_module, "knows_its_rank", lambda sampler: knows)
+    monkeypatch.setattr(loader_module, "broadcast_object", lambda seed: 11)
+    own = SimpleNamespace(rank_slice=RANKS, samples_of_a_batch=options.get("batch_size"), drops_last=False)
+    given = {**options, "num_workers": 0, "drop_last": False}
+    data = range(7)
+    had_generator = getattr(options.get("sampler"), "generator", None)
+    found, left = PreparedDataLoader._sliced(own, data, given)
+    assert found is data and own.samples_of_a_batch == size
+    if key == "as given":
+        assert left is given
+        return
+    slices = left[key]
+    assert type(slices) is BatchSamplerSlice and slices.ranks is RANKS
+    assert left == {"num_workers": 0, key: slices, **({"batch_size": None} if key == "sampler" else {})}
+    if kind is not None:
+        assert type(slices.batch_sampler.sampler) is kind
+    if kind is RandomSampler:
+        assert slices.batch_sampler.sampler.generator.initial_seed() == (11 if had_generator is None else 5)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ranks", "dispatch", "dispatches", "total", "has_source"),
+    [
+        (range(8), 1, None, False, 2, False),
+        (range(8), 2, None, False, 4, False),
+        (range(8), 2, True, True, 4, False),
+        (range(8), 1, True, False, 2, False),
+        (Positioned(range(8)), 1, None, False, 2, True),
+        (Positioned(range(8)), 2, None, True, 4, False),
+        (Positioned(range(8)), 2, False, False, 4, False),
+        (toy.Stream(8), 1, None, False, 2, False),
+    ],
+)
+def test_who_reads_and_how_much(dataset, ranks, dispatch, dispatches, total, has_source):
+    loader = PreparedDataLoader(
+        dataset, batch_size=2, rank_slice=RankSlice(world_size=ranks, dispatch_batches=dispatch)
+    )
+    assert (loader.dispatches, loader.total_batch_size) == (dispatches, total)
+    assert (loader.source is not None) is has_source
