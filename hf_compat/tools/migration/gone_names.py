@@ -112,6 +112,49 @@ FORMER_KEYWORDS = {
     "load_in_4bit": _QUANTIZED,
 }
 
+_READ_SAFELY = "a configuration of transformers 5 has it only if its class or its file does: `getattr(config, …, None)`"
+# Settings of configurations whose reading failed in no release of 4.x, with the way out.
+FORMER_SETTINGS = {
+    "rope_theta": 'gone in transformers 5: `config.rope_parameters["rope_theta"]`',
+    **dict.fromkeys(
+        (
+            "cross_attention_hidden_size", "decoder_start_token_id", "finetuning_task", "is_decoder",
+            "position_embedding_type", "pruned_heads", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder",
+            "torchscript", "use_bfloat16",
+        ),
+        _READ_SAFELY,
+    ),
+}  # fmt: skip
+# Those that had an effect in 4.x, and that transformers 5 keeps as attributes and reads nowhere.
+WITHOUT_EFFECT = {
+    "rope_theta": 'transformers 5 reads `config.rope_parameters["rope_theta"]` alone',
+    "position_embedding_type": "gone in transformers 5: positions are absolute",
+    "tie_encoder_decoder": "gone in transformers 5: encoder and decoder have weights of their own",
+    "pruned_heads": _PRUNING,
+}
+# Words that `from_pretrained` of a model took for its configuration, and that are a TypeError in transformers 5.
+REFUSED_SETTINGS = (frozenset(FORMER_SETTINGS) - {"decoder_start_token_id", "is_decoder"}) | OF_GENERATION
+
+# Names of torch that are gone, and functions that only raise today, with the way out.
+GONE_OF_TORCH = {
+    "torch._six": "Python's own names, such as `math.inf` and `str`",
+    "torch.distributed.pipeline": "`torch.distributed.pipelining`",
+    "torch.optim.lr_scheduler.SAVE_STATE_WARNING": "nothing takes its place, as nothing warns",
+    "torch.set_deterministic": "`torch.use_deterministic_algorithms`",
+    "torch.is_deterministic": "`torch.are_deterministic_algorithms_enabled`",
+    "torch.storage._TypedStorage": "`torch.storage.TypedStorage`",
+    "torch.rfft": "`torch.fft.rfft`",
+    "torch.irfft": "`torch.fft.irfft`",
+    "torch.ifft": "`torch.fft.ifft`",
+    "torch.symeig": "`torch.linalg.eigh`",
+    "torch.eig": "`torch.linalg.eig`",
+    "torch.solve": "`torch.linalg.solve`, with the arguments in the other order",
+    "torch.lstsq": "`torch.linalg.lstsq`, with the arguments in the other order",
+    "torch.matrix_rank": "`torch.linalg.matrix_rank`",
+    "torch.utils.ffi": "nothing takes its place",
+    "torch.nn.functional.nll_loss2d": "`torch.nn.functional.nll_loss`",
+}
+
 OF_POST_INIT = "`__init__` of a model ends with `self.post_init()` in transformers 5"
 # Files of weights that nothing writes by default any longer, with those in their place.
 FORMER_FILES = {

@@ -48,8 +48,14 @@ _WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have. `import … as` of ours also gives transformers' own names.
 _MIRRORED = tuple(f"transformers.{name}" for name in MIRRORS if name != "trainer_seq2seq")
 # Packages beside transformers whose installed names are looked up, and known replacements.
-NEIGHBOURS = ("accelerate", "datasets", "evaluate", "peft", "trl")
+NEIGHBOURS = ("accelerate", "datasets", "evaluate", "numpy", "peft", "trl")
 _WAYS_OUT = {
+    **{f"numpy.{one}": f"`{one}` is what it was" for one in ("complex", "float", "int", "object", "str")},
+    "numpy.float_": "`numpy.float64`",
+    "numpy.Inf": "`numpy.inf`",
+    "numpy.NaN": "`numpy.nan`",
+    "numpy.NAN": "`numpy.nan`",
+    "numpy.product": "`numpy.prod`",
     "datasets.load_metric": "`evaluate.load` of the package evaluate has taken its place",
     "peft.prepare_model_for_int8_training": "`prepare_model_for_kbit_training` has taken its place",
     "trl.DataCollatorForCompletionOnlyLM": "`SFTConfig(completion_only_loss=True)`, or `assistant_only_loss=True` for "
@@ -160,7 +166,7 @@ def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source)
     reason = None
     if place.partition(".")[0] == "transformers":
         place, today, reason = find(place, today, source.target)
-    if not _is_guarded(node, source):
+    if not is_guarded(node, source):
         if reason is not None:
             source.list(node, written, reason, Effect.LOOK if _is_restored(path, source) else Effect.FAILS)
         elif f"{place}.{today}" != path:
@@ -217,7 +223,7 @@ def _look_up_use(node: cst.Attribute, path: str, is_from: bool, source: Source) 
         return False
     found = find(module, name, source.target)
     today = f"{found.module}.{found.name}"
-    if found.reason is not None and not _is_guarded(node, source):
+    if found.reason is not None and not is_guarded(node, source):
         effect = Effect.LOOK if _is_restored(path, source) else Effect.FAILS
         source.list(node, source.code(node), found.reason, effect)
     elif today == moved_path(path):
@@ -265,7 +271,7 @@ def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -
         source.mend(node, what, f"transformers {names.version} has no such name{where}")
 
 
-def _is_guarded(node: cst.CSTNode, source: Source) -> bool:
+def is_guarded(node: cst.CSTNode, source: Source) -> bool:
     """Whether an import is in a `try` that catches its failure."""
     inner = node
     for outer in source.above(node):
@@ -331,7 +337,7 @@ def _look_up_module(alias: cst.ImportAlias, source: Source) -> None:
         return
     today = moved_path(module)
     names = looked_up_in(source.target)
-    if names is not None and not names.is_module(today) and not _is_guarded(alias, source):
+    if names is not None and not names.is_module(today) and not is_guarded(alias, source):
         source.list(alias, f"import {module}", f"transformers {names.version} has no such module", Effect.FAILS)
     if today != module:
         source.put(alias.name, name_or_dotted(today))
@@ -370,7 +376,7 @@ def list_missing(source: Source) -> None:
     """List names of the packages beside transformers, imported or in a module, that the installed release lacks."""
     for node in source.of(cst.ImportFrom):
         module = dotted(node.module)
-        if node.relative or isinstance(node.names, cst.ImportStar) or _is_guarded(node, source):
+        if node.relative or isinstance(node.names, cst.ImportStar) or is_guarded(node, source):
             continue
         for alias in node.names:
             name = dotted(alias.name)
@@ -381,7 +387,7 @@ def list_missing(source: Source) -> None:
         module, _, name = source.imported(use).rpartition(".")
         names = _names_beside(module, source)
         is_tried = f'"{name}"' in source.text or f"'{name}'" in source.text  # `hasattr(datasets, "name")`
-        if names is None or not names.is_module(module) or is_tried or _is_guarded(use, source):
+        if names is None or not names.is_module(module) or is_tried or is_guarded(use, source):
             continue
         first = next(one for one in walk(use) if isinstance(one, cst.Name))
         if not all(map(import_statement, source.assignments(first))):  # a variable has the module's name, too

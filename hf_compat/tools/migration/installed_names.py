@@ -51,6 +51,12 @@ class _Module(ast.NodeVisitor):
 
     visit_ImportFrom = visit_Import  # noqa: N815 - the names of `ast`
 
+    def visit_For(self, node: ast.For) -> None:
+        """Add the words of a loop that binds its words as names."""
+        if any("globals()[" in ast.unparse(one) for one in node.body):
+            self.names |= _words(node.iter)
+        self.generic_visit(node)
+
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
             self.names.add(node.id)
@@ -151,7 +157,8 @@ class InstalledNames:
         # Of hundreds of models the one that a class is named after comes first
         stems = {star: star[1].rpartition(".")[2].replace("_", "") for star in read.stars}
         by_name = sorted(read.stars, key=lambda star: not name.lower().startswith(stems[star]))
-        self._found[key] = any(self.exports(self._absolute(module, *star), name) for star in by_name) or (
+        places = [self._absolute(module, *star) for star in by_name]
+        self._found[key] = any(self.exports(one, name) or self._is_compiled(one) for one in places) or (
             # Since 5.0 the one class of each kind answers to the name of the fast one, too
             name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
         )
@@ -175,6 +182,12 @@ class InstalledNames:
         inner = module.split(".")
         kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
         return ".".join([*kept, *([path] if path else [])])
+
+    def _is_compiled(self, module: str) -> bool:
+        """Return whether a module has no source, so that its names are not known."""
+        package, *parts = module.split(".")
+        place = self._root.joinpath(*parts)
+        return package == self._root.name and any(place.parent.glob(f"{place.name}.*.so"))
 
     @functools.cache  # noqa: B019 - the instance stays
     def _file(self, module: str) -> Path | None:

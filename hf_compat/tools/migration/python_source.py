@@ -15,9 +15,11 @@ from hf_compat.tools.migration import (
     calls,
     changed_numbers,
     constant_arguments,
+    former_settings,
     imports,
     overrides,
     own_models,
+    torch_names,
     whole_source,
 )
 from hf_compat.tools.migration.class_graph import ClassGraph
@@ -66,6 +68,9 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         attributes.rewrite_loading(source)
         attributes.list_former_members(source)
         attributes.list_chat_templates(source)
+        former_settings.list_former_settings(source)
+        former_settings.list_former_tokenizers(source)
+        former_settings.list_former_forwards(source)
         attributes.list_former_files(source)
         attributes.rewrite_optimizer_names(source)
         blocks = ImportBlocks(source)
@@ -76,6 +81,9 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         imports.rewrite_dotted_names(source)
         blocks.apply()
         imports.list_missing(source)
+        torch_names.list_gone_of_torch(source)
+        torch_names.rewrite_schedulers(source)
+        torch_names.list_former_calls(source)
         imports.list_unbound(source)
         whole_source.follow_classes(source)
         whole_source.follow_imports(source)
