@@ -54,6 +54,9 @@ ATTRIBUTES = Path(__file__).parents[1] / "sweeps" / "releases" / "attributes.jso
         ("m = Own.from_pretrained('x', load_in_8bit=True)", None),
         ("m = AutoModel.from_pretrained('x', torch_dtype='auto', cache_dir=None)", None),
         ("try:\n    from datasets import load_metric\nexcept ImportError:\n    load_metric = None", None),
+        ("import typing\nif typing.TYPE_CHECKING:\n    from datasets import load_metric", None),
+        ("from typing import TYPE_CHECKING as T\nif T:\n    from datasets import load_metric", None),
+        ("if not TYPE_CHECKING:\n    from datasets import load_metric", "from datasets import load_metric"),
         ("from datasets import Dataset, load_dataset", None),
     ],
 )  # fmt: skip
@@ -227,6 +230,8 @@ def test_safe_serialization_has_no_effect_on_a_model_of_5(file, loads, target):
         ("model.config.max_length", "fails"),
         ("length if length is not None else model.config.max_length", "to look at"),
         ("length or model.config.max_length", "to look at"),
+        ("1)\nif args.do_eval:\n    print(model.config.max_length", "fails"),
+        ("1)\nif length is None:\n    print(model.config.max_length", "to look at"),
     ],
 )
 def test_a_fallback_to_a_setting_of_the_model_depends(value, effect):

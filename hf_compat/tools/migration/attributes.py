@@ -5,6 +5,8 @@ Members and keywords of models, tokenizers and configurations that 4.x had and t
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 from libcst import matchers
 
@@ -229,8 +231,14 @@ def list_former_members(source: Source) -> None:
             if _is_model(owner.value) and (value is None or value.value is not None):
                 taken = f"{source.code(owner.value)}.generation_config.{name} alone"
                 reason = f"transformers 5 takes settings of generation from {taken}"
-                is_fallback = isinstance(outer, (cst.IfExp, cst.BooleanOperation))
+                is_fallback = isinstance(outer, (cst.IfExp, cst.BooleanOperation)) or _depends(node, source)
                 source.list(node, source.code(node), reason, Effect.LOOK if is_fallback else Effect.FAILS)
+
+
+def _depends(node: cst.CSTNode, source: Source) -> bool:
+    """Whether a node is in a branch of an `if` that asks for something else than the mode of a script."""
+    asked = (source.code(one.test) for one in source.above(node) if isinstance(one, cst.If))
+    return any(not re.search(r"\bdo_(train|eval|predict)\b|__name__", one) for one in asked)
 
 
 def list_chat_templates(source: Source) -> None:

@@ -47,6 +47,7 @@ _OURS = ("transformers", "hf_compat")
 _WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have. `import … as` of ours also gives transformers' own names.
 _MIRRORED = tuple(f"transformers.{name}" for name in MIRRORS if name != "trainer_seq2seq")
+_FALSE_AT_RUN_TIME = ("typing.TYPE_CHECKING", "typing_extensions.TYPE_CHECKING")
 # Packages beside transformers whose installed names are looked up, and known replacements.
 NEIGHBOURS = ("accelerate", "datasets", "evaluate", "numpy", "peft", "trl")
 _WAYS_OUT = {
@@ -272,9 +273,11 @@ def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -
 
 
 def is_guarded(node: cst.CSTNode, source: Source) -> bool:
-    """Whether an import is in a `try` that catches its failure."""
+    """Whether an import is in a `try` that catches its failure, or in an `if TYPE_CHECKING`, which is false."""
     inner = node
     for outer in source.above(node):
+        if isinstance(outer, cst.If) and inner is outer.body and source.imported(outer.test) in _FALSE_AT_RUN_TIME:
+            return True
         if isinstance(outer, cst.Try) and inner is outer.body:
             kinds = [kind for one in outer.handlers for kind in (elements_of(one.type) if one.type else [None])]
             caught = set(map(dotted, kinds))
