@@ -66,12 +66,19 @@ def _makes_one_more(row, theirs: dict, ours: dict) -> bool:
     return _resumes(row) and "model_only" in row.features and steps[0] == steps[1] + 1
 
 
+def _trains_nothing(row, theirs: dict, ours: dict) -> bool:
+    """Return whether ours refuses an optimizer whose parameters are those of a model that was replaced."""
+    *_, (_, what, _, message) = ours["said"]
+    return what == "raises" and "so nothing is trained" in message and "other_model" in row.calls
+
+
 RULES: list[Rule] = [
     Rule("Resuming a run that a callback or `max_steps` has ended", _makes_one_more),
     Rule("The order of samples in a resumed run", _draws_again),
     Rule("A second training in several processes", _keeps_buffers),
     Rule("Evaluating before training, in several processes", _trains_apart),
     Rule("Values of arguments", _is_named_earlier),
+    Rule("What is told, and not changed", _trains_nothing),
     Rule("The order of samples in a resumed run", lambda row, t, o: _resumes(row) and bool(DRAWING & {*row.features})),
 ]
 
