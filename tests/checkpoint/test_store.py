@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_compat.checkpoint import manifest, store
-from hf_compat.checkpoint.reading import Writer
+from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.store import (
     OWNER_NAME,
@@ -288,6 +288,19 @@ def test_what_may_not_be_uploaded(held, tmp_path):
         (path / "manifest.json").write_text(json.dumps({**listed, "files": files}))
         with pytest.raises(CheckpointError, match="is not whole, so it is not uploaded"):
             held.put(path, path.name, ME)
+
+
+def test_a_checkpoint_with_sums_is_hashed_before_it_is_uploaded(held, tmp_path, monkeypatch):
+    path = checkpoint(tmp_path / "out")
+    monkeypatch.setattr(manifest, "_HASHED_AT_ONCE", -1)
+    (path / "manifest.json").unlink()
+    manifest.seal(str(path), Writer("run", 1), flushes=False, sums=True)
+    assert all("sums" in facts for facts in read_manifest(path).files.values())
+    held.put(path, path.name, ME)
+    assert looked(held).whole.keys() == {path.name}
+    hashed = []
+    monkeypatch.setattr(manifest, "flush_and_hash", hashed.append)
+    assert CheckpointStore._sealed(path) and hashed == []
 
 
 def test_a_place_is_taken_for_what_its_manifest_says(held):
