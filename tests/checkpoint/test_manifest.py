@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import choice, manifest
+from hf_compat.checkpoint.files import Refused
 from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.reading import Writer, read_manifest
 from hf_compat.checkpoint.run_lock import Owner
@@ -287,3 +288,29 @@ def test_a_file_that_was_changed_since_keeps_its_entry(stages, sums):
     manifest.flush_and_hash(str(folder))
     found = read_manifest(folder).files
     assert found["large"] == before["large"] and sorted(found["small"]) == ["bytes", "sha256"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong", "unloadable", "newest", "skipped", "beyond"),
+    [
+        ((8, 4), {}, {}, 8, {}, []),
+        ((8, 4, 2), {8: ["cut"]}, {}, 4, {8: "cut"}, []),
+        ((8, 6, 4), {6: ["cut"]}, {8: "odd"}, 4, {8: "odd", 6: "cut"}, []),
+        ((4, 8, 6), {6: ["cut"]}, {}, 4, {}, [8]),
+        ((4, 8, 2), {2: ["cut"]}, {8: "odd"}, 4, {}, []),
+        ((8, 4), {8: ["a", "b"], 4: [Refused("no")]}, {}, None, {8: "a; b", 4: Refused("no")}, []),
+    ],
+)
+def test_which_checkpoint_is_the_newest(steps, wrong, unloadable, newest, skipped, beyond):
+    def find(path):
+        asked.append(path)
+        return wrong.get(int(path.rpartition("-")[2]), [])
+
+    def named(values):
+        return {f"out/checkpoint-{step}": value for step, value in values.items()}
+
+    asked = []
+    found = choice.newest_of([f"out/checkpoint-{step}" for step in steps], named(unloadable), find)
+    assert found.newest == (newest and f"out/checkpoint-{newest}") and found.skipped == named(skipped)
+    assert found.beyond == [f"checkpoint-{step}" for step in beyond] and "out/checkpoint-2" not in asked
+    assert [type(one) for one in found.skipped.values()] == [type(one) for one in skipped.values()]

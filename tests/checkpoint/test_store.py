@@ -270,6 +270,7 @@ def test_a_bucket_is_no_checkpoint(tmp_path):
 
 def test_the_newest_of_a_store_and_of_a_folder(held, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "store_address", lambda folder: folder if "://" in folder else None)
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
     assert newest_in_store(held.address, held.address) is None and newest_in_store(held.address, str(out)) is None
     held.put(checkpoint(tmp_path / "source", 4), "checkpoint-4", ME)

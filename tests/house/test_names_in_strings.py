@@ -30,7 +30,7 @@ UPSTREAM = [
 ELSEWHERE = {
     "GradientProjector", "LossKwargs", "OptimState4bit", "OptimState8bit", "TORCH_GLOO_LAZY_INIT",
     "_given_by_old_names", "_hooks_run", "_prediction_loop", "biufcSU", "bounded_yaml", "galore_projector",
-    "hf_compat_folder", "pt_gloo_runloop", "random_projector", "subclass_4bit", "subclass_8bit", "svd_projector",
+    "hf_compat_folder", "random_projector", "subclass_4bit", "subclass_8bit", "svd_projector",
     "unsloth_zoo",
 }  # fmt: skip
 

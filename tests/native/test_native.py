@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
+import torch
 
 from helpers.toy import Classifier, rows
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.engine.windows import Windows
+from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
-from hf_compat.native import datamodule
+from hf_compat.native import datamodule, overrides
 from hf_compat.native import module as module_of_native
 from hf_compat.native import steps as steps_of_native
 from hf_compat.native.datamodule import PlainEvaluationBatches, PredictionBatches
@@ -473,3 +474,30 @@ def test_a_data_module_follows_its_trainer(monkeypatch, kind, before, shares, pl
         assert entered is steps and steps.args.remove_unused_columns is removes
     assert (bool(shared), bool(placed), taken) == (shares, places, [] if takes is None else [takes])
     assert steps.compute_loss_func == ("function" if takes else None)
+
+
+@pytest.mark.parametrize(
+    ("count", "is_final", "is_trainable", "is_scaled", "loss", "checked"),
+    [
+        (None, False, False, False, 1.0, 0),
+        (None, True, False, False, 1.0, 1),
+        (None, True, True, False, 1.0, 0),
+        (2, False, False, True, 3.0, 2),
+        (2, False, True, False, 1.5, 0),
+    ],
+)
+def test_the_loss_of_a_batch_and_of_a_window(monkeypatch, count, is_final, is_trainable, is_scaled, loss, checked):
+    seen = []
+    steps = SimpleNamespace(
+        check_loss=lambda loss, inputs: seen.append(inputs),
+        _is_scaled_for_window=lambda items: is_scaled and items == 7,
+    )
+    monkeypatch.setattr(
+        overrides, "loss_of_micro_batch", lambda steps, inputs, items: torch.tensor(inputs * (items or 7) / 7)
+    )
+    monkeypatch.setattr(overrides, "is_trainable", lambda loss: is_trainable)
+    batch = 1.0 if count is None else Window([1.0, 2.0], 7, True, 1.0)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert overrides.loss_of_batch(steps, batch, is_final).item() == loss
+        assert len(seen) == (checked if grad else 0)

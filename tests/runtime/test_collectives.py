@@ -202,3 +202,47 @@ class _Caused(Exception):
 )
 def test_errors_of_an_exchange_are_told_from_others(error, expected):
     assert collectives.is_failed_exchange(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "is_refused"), [(100, 90, False), (100, 91, True), (resource.RLIM_INFINITY, 10**6, False)]
+)
+def test_sockets_fit_into_the_bound_of_the_process(monkeypatch, most, more, is_refused):
+    limits = SimpleNamespace(**{**vars(resource), "getrlimit": lambda kind: (most, most)})
+    monkeypatch.setattr(collectives, "resource", limits)
+    monkeypatch.setattr(collectives.os, "listdir", lambda path: range(10))
+    with pytest.raises(ProcessError, match="needs 101: 10 are open") if is_refused else contextlib.nullcontext():
+        assert collectives.check_descriptors(more, 4) is None
+    monkeypatch.setattr(collectives, "resource", None)
+    assert collectives.check_descriptors(more, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "slept"),
+    [
+        (["S", "S", "S"], 3),
+        (["R", "S", "S", "S"], 4),
+        (["S", "S", "R", "S", "S", "S"], 6),
+        (["S", "", "S"], 3),
+        (["S R"] + ["S S"] * 3, 4),
+        (["R"] * 9, 8),
+    ],
+)
+def test_the_end_waits_until_the_threads_of_gloo_sleep(tmp_path, monkeypatch, looks, slept):
+    def sleep(seconds):
+        for task in tasks.iterdir():
+            (task / "stat").unlink(missing_ok=True)
+        for number, state in enumerate(("R other", *(f"{one} pt_gloo_runloop" for one in looks[len(sleeps)].split()))):
+            (tasks / str(number)).mkdir(exist_ok=True)
+            letter, name = state.split()
+            (tasks / str(number) / "stat").write_text(f"{number} ({name}) {letter} 1")
+        sleeps.append(seconds)
+
+    sleeps, tasks = [], tmp_path / "task"
+    tasks.mkdir()
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + len(sleeps), sleep=sleep)
+    monkeypatch.setattr(collectives, "time", clock)
+    monkeypatch.setattr(collectives, "GIVE_UP_SECONDS", 8.0)
+    monkeypatch.setattr(collectives, "Path", lambda path: tasks)
+    collectives.wait_for_gloo()
+    assert len(sleeps) == slept

@@ -10,7 +10,16 @@ from transformers.utils.generic import strtobool
 
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.runtime import text
-from hf_compat.runtime.text import bool_or_none, brief, did_you_mean, is_installed, need, parse_switch, pip_install
+from hf_compat.runtime.text import (
+    bool_or_none,
+    brief,
+    did_you_mean,
+    is_installed,
+    need,
+    parse_switch,
+    pip_install,
+    without_secrets,
+)
 
 WORDS = ("y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0")
 
@@ -103,6 +112,8 @@ class Own(dict):
         ({"token": "abc", "hub_token": None}, "{'token': '<TOKEN>', 'hub_token': None}"),
         ({1: "token"}, "{1: 'token'}"),
         (b"ab", "b'ab'"),
+        ("x" * 398, "'" + "x" * 398 + "'"),
+        ("x" * 399, "'" + "x" * 399 + "…"),
         ("x" * 500, "'" + "x" * 399 + "…"),
         (list(range(500)), None),
         (type("Bad", (), {"__repr__": lambda self: 1 / 0})(), "<Bad, which cannot be shown: ZeroDivisionError>"),
@@ -111,3 +122,26 @@ class Own(dict):
 def test_values_are_shown_as_python_does_without_secrets_and_not_whole(value, text):
     found = brief(value)
     assert found == text if text is not None else found == repr(value)[:400] + "…"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_hidden"),
+    [
+        (["--hub_token", "abc"], True),
+        (["--hub-token=abc"], True),
+        (["--args.api_key", "abc"], True),
+        (["--hub_tokn", "abc"], True),
+        (["-Token", "abc"], True),
+        (["--tokenizer", "abc"], False),
+        (["--include_tokens", "abc"], False),
+        (["hub_token", "abc"], False),
+        (["--name", "abc"], False),
+        (["--name=x", "abc"], False),
+        (["--hub_token=x", "abc"], False),
+        (["--hub_token=", "abc"], False),
+        (["abc", "--hub_token"], False),
+    ],
+)
+def test_values_of_secret_options_are_left_out_of_messages(words, is_hidden):
+    assert without_secrets("it has abc", words) == ("it has <hidden>" if is_hidden else "it has abc")
+    assert without_secrets("it has --abc", [*words[:-1], "--abc"]) == "it has --abc"
