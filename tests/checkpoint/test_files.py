@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import pickle
 import random
 import tempfile
 from pathlib import Path
@@ -161,3 +163,26 @@ def test_a_file_is_asked_for_its_end_and_for_what_follows(tmp_path, monkeypatch,
             ours.seek(place)
             assert ours.read(count) == content[place : place + count]
     assert seen == calls
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_refused"),
+    [
+        ([("storage", None, "0", "cpu", 10)], False),
+        ([("storage", None, "0", "cpu", 11)], True),
+        ([("storage", None, "0", "cpu", 6), ("storage", None, "1", "cpu", 5)], True),
+        ([("storage", None, "0", "cpu", 6), ("storage", None, "0", "cpu", 6)], False),
+        (
+            [("storage", None, "0", "cpu", 6), ("storage", None, "0", "cpu", 4), ("storage", None, "0", "cpu", 10)],
+            False,
+        ),
+        ([("storage", None, "0", "cpu", 6), ("storage", None, "0", "cpu", 11)], True),
+        ([("storage", None, [], "cpu", 6), ("storage", None, {}, "cpu", 5)], False),
+        ([("storage", None, "0", "cpu", 10**9, "view")], True),
+        ([("storage", None, "0", 10**9), ("storage", None, "0", "cpu", "many"), 10**9], False),
+    ],
+)
+def test_storages_hold_no_more_numbers_than_a_file_has_bytes(claims, is_refused):
+    walker = files._Walker(io.BytesIO(), 10)
+    with pytest.raises(pickle.UnpicklingError, match="more numbers") if is_refused else contextlib.nullcontext():
+        assert [walker.persistent_load(claim).given[0] for claim in claims] == claims

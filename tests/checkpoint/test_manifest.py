@@ -314,3 +314,20 @@ def test_which_checkpoint_is_the_newest(steps, wrong, unloadable, newest, skippe
     assert found.newest == (newest and f"out/checkpoint-{newest}") and found.skipped == named(skipped)
     assert found.beyond == [f"checkpoint-{step}" for step in beyond] and "out/checkpoint-2" not in asked
     assert [type(one) for one in found.skipped.values()] == [type(one) for one in skipped.values()]
+
+
+@pytest.mark.parametrize(
+    ("size", "flushes", "sums", "names"),
+    [
+        (4, True, False, "bytes sha256"),
+        (4, True, True, "bytes sha256"),
+        (3, False, False, "boot bytes mtime_ns sha256"),
+        (4, False, False, "boot bytes mtime_ns"),
+        (4, False, True, "boot bytes mtime_ns sums"),
+        (3, False, True, "boot bytes mtime_ns sha256"),
+    ],
+)
+def test_what_is_listed_of_a_file(tmp_path, monkeypatch, size, flushes, sums, names):
+    monkeypatch.setattr(manifest, "_HASHED_AT_ONCE", 3)
+    (tmp_path / "it").write_bytes(b"x" * size)
+    assert sorted(manifest._facts(tmp_path / "it", flushes, sums)) == names.split()

@@ -139,3 +139,33 @@ def test_the_keys_of_a_configuration_are_known(loaded, told):
         parser.add_argument(f"--{name}")
     with pytest.raises(ArgumentError, match=f"(?s){told}") if told else contextlib.nullcontext():
         assert configuration._check_keys("it", loaded, parser) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: {b: 1, c: [1, 2]}", None),
+        ("{1: a, '1': b}", None),
+        ("a: 1\nb: {c: 1, c: 2}", "it has the key 'c' twice, line 2"),
+        ("[{a: 1, a: 2}]", "it has the key 'a' twice, line 1"),
+        ("? [1]\n: 1\n? [1]\n: 2", None),
+        (f"a: {'1' * 400}", "a number of 400 digits, line 1"),
+        (f"a: 0x{'f' * 400}", "a number of 402 digits, line 1"),
+        (f"a: {'1' * 399}", None),
+        (f"a: '{'1' * 400}'", None),
+        (f"a: x{'1' * 400}", None),
+        ("[[[1]]]", None),
+        ("[[[[1]]]]", "nests more than 3 levels"),
+        ("[[[{}]]]", "nests more than 3 levels"),
+        ("[1, 2, 3, 4, 5, 6, 7, 8, 9]", None),
+        ("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "more than 10 values"),
+        ("a: &a [1, 2]\nb: *a\n", None),
+        ("a: &a [1, 2]\nb: *a\nc: *a\n", "more than 10 values"),
+        ("", None),
+    ],
+)
+def test_the_bounds_of_a_yaml_text(monkeypatch, text, told):
+    monkeypatch.setattr(configuration, "MOST_LEVELS", 3)
+    monkeypatch.setattr(configuration, "MOST_VALUES", 10)
+    with pytest.raises(configuration.TooLarge, match=told) if told else contextlib.nullcontext():
+        assert configuration.refuse_huge_yaml(text) is None

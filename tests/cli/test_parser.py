@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -18,7 +19,7 @@ from transformers.hf_argparser import HfArg as TheirHfArg
 
 import hf_compat
 from hf_compat import HfArgumentParser, TrainingArguments
-from hf_compat.cli.parser import HfArg, _add_field, _SeveralWords, read_word
+from hf_compat.cli.parser import HfArg, _add_field, _SeveralWords, read_arguments, read_word
 
 
 class Kind(Enum):
@@ -316,3 +317,22 @@ def test_a_declared_field_is_upstreams(facts):
     theirs, ours = TheirHfArg(**facts), HfArg(**facts)
     assert (ours.default, ours.default_factory) == (theirs.default, theirs.default_factory)
     assert dict(ours.metadata) == dict(theirs.metadata)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("here", {"a": 1}, None),
+        ("here", {}, None),
+        ("here", [1], "here holds .*, not names of arguments"),
+        ("here", "text", "here holds 'text', not names of arguments"),
+        ("here", {"a": 1, 2: 3}, "here holds .*, not names of arguments"),
+        ("none", {"a": 1}, "the file does not exist"),
+        ("a\0b", {"a": 1}, None),  # the reader says so
+    ],
+)
+def test_a_file_of_arguments_holds_names(tmp_path, monkeypatch, name, content, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
+    with pytest.raises(hf_compat.errors.ArgumentError, match=told) if told else contextlib.nullcontext():
+        assert read_arguments(name, lambda path: content) == content
