@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from jsonargparse import Namespace
 
+from hf_compat.cli import ckpt_path
 from hf_compat.cli.ckpt_path import pretrained_source, wanted_checkpoint
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, CheckpointError
 
 RANDOM, TRAINED = "toy.Model", "transformers.GPT2LMHeadModel.from_pretrained"
 
@@ -91,3 +94,37 @@ def test_a_folder_may_have_the_name_of_a_word_of_lightning(asked, tmp_path):
 )
 def test_where_trained_weights_come_from(spec, source):
     assert pretrained_source(spec) == source
+
+
+@pytest.mark.parametrize(
+    ("wanted", "newest", "facts", "found"),
+    [
+        ("any/path", None, {}, "any/path"),
+        ("last", "c-4", {}, "c-4"),
+        ("last", "c-4", {"best": "c-2", "has_uploads": True}, "c-4"),
+        ("best", "c-4", {"best": "c-2"}, "c-2"),
+        ("best", "c-4", {"best": "c-2", "has_uploads": True}, "c-2"),
+        ("best", "c-4", {"has_uploads": True}, "records no best checkpoint"),
+        ("last", None, {}, "has no complete checkpoint"),
+        ("best", "no folder", {}, "has no complete checkpoint"),
+        ("last", "c-4", {"is_first": False}, "None"),  # the first process tells it
+    ],
+)
+def test_words_for_checkpoints_become_paths(tmp_path, monkeypatch, wanted, newest, facts, found):
+    brought, uploads = [], SimpleNamespace(look=lambda: None, bring_best=lambda *paths: brought.append(paths))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=tmp_path / "none" if newest == "no folder" else tmp_path),
+        is_world_process_zero=lambda: facts.get("is_first", True),
+        _saver=SimpleNamespace(mirror=SimpleNamespace(uploads=uploads if facts.get("has_uploads") else None)),
+        _resumer=SimpleNamespace(best_of_state=lambda best, newest: best),
+    )
+    monkeypatch.setattr(ckpt_path, "get_last_checkpoint", lambda folder: newest)
+    monkeypatch.setattr(ckpt_path, "read_state", lambda path: SimpleNamespace(best_model_checkpoint=facts.get("best")))
+    if " no " in found:
+        with pytest.raises(CheckpointError, match=found):
+            ckpt_path.find_checkpoint(trainer, wanted)
+    else:
+        assert ckpt_path.find_checkpoint(trainer, wanted) == found
+    assert brought == (
+        [("c-4", "c-2")] if (wanted, "has_uploads" in facts, "best" in facts) == ("best", True, True) else []
+    )

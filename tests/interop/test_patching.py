@@ -288,3 +288,27 @@ def test_values_are_exchanged_under_names_and_in_lists_and_dicts(monkeypatch):
         changed = {"a": new, "both": [new, other], "one": [new], "known": {"k": new, "o": other}}
         assert after == {**names(), **changed}
     assert {key: value for key, value in vars(made["user"]).items() if key in names()} == names()
+
+
+def test_globals_that_a_script_has_replaced_and_nothing_reads_are_told(monkeypatch):
+    def of(package):
+        return type("Kind", (), {"__module__": package})
+
+    before = {"kept": 1, "changed": 1, "listed": [1], "other": [1], "__file__": "a", "module": sys, "Trainer": 1,
+              "theirs": 1, "ours": 1, "gone": 1}  # fmt: skip
+    here = {**before, "changed": 2, "listed": [1], "other": [2], "__file__": "b", "module": 2, "Trainer": 2,
+            "theirs": of("transformers.x"), "ours": of("hf_compat.x")}  # fmt: skip
+    del here["gone"]
+    told = []
+    modules(monkeypatch, transformers_of_trainer=here)
+    monkeypatch.setattr(patching, "GLOBALS_BEFORE", {"transformers.trainer": before})
+    monkeypatch.setattr(patching, "warn_once", told.append)
+    patching.tell_of_unread_globals()
+    (text,) = told
+    names = ("changed", "gone", "other")
+    assert text.startswith(
+        f"The script has replaced {', '.join(f'`transformers.trainer.{name}`' for name in names)}, which"
+    )
+    monkeypatch.setattr(patching, "GLOBALS_BEFORE", {"transformers.trainer": {"kept": 1}})
+    patching.tell_of_unread_globals()
+    assert told == [text]

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
@@ -123,3 +124,24 @@ def test_where_a_models_parts_may_be(places, device, bits, world_size, is_parall
     assert transformers_models.is_model_parallel(model, device) is is_parallel
     with pytest.raises(UnsupportedArgument, match=told) if told else contextlib.nullcontext():
         assert transformers_models.check_placement(model, device, world_size) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "shifts"),
+    [
+        ("ForCausalLM", {}, True),
+        ("ForCausalLM", {"is_encoder_decoder": False}, True),
+        ("ForCausalLM", {"is_encoder_decoder": True}, False),
+        ("ForMaskedLM", {}, False),
+        ("Unknown", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_which_losses_shift_their_labels(monkeypatch, kind, config, shifts):
+    model = SimpleNamespace(config=SimpleNamespace(**config), **({"loss_type": kind} if kind else {}))
+    assert transformers is not None and transformers_models.loss_shifts_labels(model) is shifts
+    if not config:
+        del model.config
+        assert transformers_models.loss_shifts_labels(model) is shifts
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert transformers_models.loss_shifts_labels(model) is False
