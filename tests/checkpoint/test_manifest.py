@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_compat.checkpoint import choice, manifest
+from hf_compat.checkpoint import choice, layout, manifest
 from hf_compat.checkpoint.files import Refused
 from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.reading import Writer, read_manifest
@@ -328,6 +329,78 @@ def test_which_checkpoint_is_the_newest(steps, wrong, unloadable, newest, skippe
     ],
 )
 def test_what_is_listed_of_a_file(tmp_path, monkeypatch, size, flushes, sums, names):
+    flushed = []
     monkeypatch.setattr(manifest, "_HASHED_AT_ONCE", 3)
+    monkeypatch.setattr(manifest, "flush", flushed.append)
     (tmp_path / "it").write_bytes(b"x" * size)
     assert sorted(manifest._facts(tmp_path / "it", flushes, sums)) == names.split()
+    assert flushed == [tmp_path / "it"] * flushes
+
+
+@pytest.mark.parametrize(
+    ("number", "is_marked"),
+    [(errno.EROFS, False), (errno.EACCES, False), (errno.EPERM, False), (errno.ENOENT, False), (errno.ENOSPC, True)],
+)
+def test_which_errors_mark_a_file_as_refused(tmp_path, number, is_marked):
+    path = tmp_path / "it"
+    path.touch()
+    assert manifest._mark_refused(path, OSError(number, "no")) is is_marked
+    assert (path.stat().st_mtime_ns == manifest._REFUSED_NS) is is_marked
+
+
+def test_what_is_carried_over_and_flushed(tmp_path, monkeypatch):
+    old, new, flushed = tmp_path / "old", tmp_path / "new", []
+    monkeypatch.setattr(manifest, "flush", lambda path: flushed.append(path.name))
+    for folder in (old, new):
+        folder.mkdir()
+    for name in ("listed", "later", "mine", "there", "optimizer.pt"):
+        (old / name).touch()
+    (new / "there").touch()
+    (old / "lead").symlink_to("mine")
+    listed = {"kind": "hf_compat checkpoint", "files": {"listed": {}, "later": {}}}
+    (old / "manifest.json").write_text(json.dumps(listed))
+    sealed = (old / "manifest.json").stat().st_mtime_ns
+    for name, more in (("listed", 0), ("later", 1)):
+        os.utime(old / name, ns=(sealed + more, sealed + more))
+    assert manifest._carry_over(old, new) == {"later", "mine", "lead"} and (new / "lead").is_symlink()
+    assert sorted(name for name in flushed if name != "new") == ["later", "mine"]
+    (tmp_path / "link").symlink_to("old")
+    for name in ("link", "none", "old/mine"):
+        assert manifest._carry_over(tmp_path / name, tmp_path / "other") == set()
+
+
+@pytest.mark.parametrize(
+    ("has_record", "there", "aside", "left"),
+    [
+        (True, "marked", False, None),
+        (False, "marked", True, "marked"),
+        (True, "of another", False, "of another"),
+        (True, "sealed", True, "sealed"),
+        (True, "marked", True, "aside"),
+        (True, "empty", True, "aside"),
+        (True, "empty", False, "empty"),
+        (True, "full", True, "full"),
+        (True, None, True, "aside"),
+        (False, None, True, None),
+    ],
+)
+def test_what_a_save_that_did_not_end_gives_back(tmp_path, has_record, there, aside, left):
+    owner, place, final = Owner(), tmp_path / "hidden", tmp_path / "checkpoint-2"
+    place.mkdir()
+    if has_record:
+        (place / layout.RECORD).touch()
+    contents = {
+        "marked": ("manifest.json", manifest.marker_of(owner.id, final.name)),
+        "of another": ("manifest.json", manifest.marker_of("another", final.name)),
+        "sealed": ("manifest.json", json.dumps({"kind": "hf_compat checkpoint", "files": {}}).encode()),
+        "full": ("notes.txt", b""),
+        "aside": ("aside.txt", b""),
+    }
+    for folder, what in ((final, there), (place / layout.REPLACED / final.name, "aside" if aside else None)):
+        if what is not None:
+            folder.mkdir(parents=True)
+        if what in contents:
+            (folder / contents[what][0]).write_bytes(contents[what][1])
+    manifest._put_back(str(place), owner, [str(final)])
+    held = {path.name: path.read_bytes() for path in final.iterdir()} if final.exists() else None
+    assert held == (None if left is None else dict([contents[left]]) if left in contents else {})
