@@ -10,6 +10,7 @@ from torch import nn
 
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.tools.preflight.report import way_out_of
 
 
 class Classes(nn.Module):
@@ -152,3 +153,20 @@ def test_later_errors_and_our_own_carry_none(make_args):
     with pytest.raises(ValueError, match="requires a train_dataset") as caught:
         Trainer(Classes(), args).train()
     assert "hf_compat:" not in notes_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        (
+            lambda: torch.zeros(2, 1).scatter(-1, torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1)),
+            "compare both shapes",
+        ),
+        (lambda: torch.zeros(2, 1)[torch.tensor([0, 5])], "compare both shapes"),
+        (lambda: nn.functional.cross_entropy(torch.zeros(1, 2), torch.tensor([2])), "labels count from 0"),
+    ],
+)
+def test_an_index_out_of_bounds_is_a_label_only_in_a_loss(fails, says):
+    with pytest.raises((RuntimeError, IndexError)) as caught:
+        fails()
+    assert says in (way_out_of(caught.value) or "")

@@ -26,6 +26,7 @@ _WAYS_OUT = (
     ("Unable to create tensor", "remove columns that hold no numbers, tokenize, and let the collator pad and truncate"),
     ("stack expects each tensor to be equal size", "let a collator pad: `DataCollatorWithPadding(tokenizer)`, say"),
     ("out of memory", "use a smaller batch with more `gradient_accumulation_steps`, or `gradient_checkpointing=True`"),
+    ("out of bounds for dimension", "an index is larger than the tensor that it is looked up in: compare both shapes"),
     ("is out of bounds", "labels count from 0: give the model as many classes (`num_labels`) as the data has"),
     ("index out of range in self", "an input is larger than an embedding: compare tokens with the vocabulary, and "
                                    "lengths with the model's positions"),
