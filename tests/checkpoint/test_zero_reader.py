@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import shutil
@@ -11,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_compat.checkpoint import zero_reader
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import Contents, read_torch_file
-from hf_compat.checkpoint.zero_reader import _BESIDE, OPTIMIZERS, named_zero_folder, rank_files, stored_slices
+from hf_compat.checkpoint.zero_reader import _BESIDE, MODELS, OPTIMIZERS, named_zero_folder, rank_files, stored_slices
 from hf_compat.errors import CheckpointError
 
 ZERO = Path(__file__).with_name("zero")
@@ -110,3 +112,48 @@ def _plain(value):
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     return None if type(value).__name__ == "_Unread" else value
+
+
+def of_ranks(by_stage3, count, **facts):
+    """What two ranks have saved of a parameter of two numbers, a frozen one, a buffer and tied weights."""
+    key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"
+    frozen = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])] if by_stage3 else [torch.tensor([1.0, 2.0, 3.0])] * 2
+    models = [
+        {
+            "param_shapes": [{"w": torch.Size([2])}],
+            "frozen_param_shapes": {"f": torch.Size([3])},
+            "frozen_param_fragments": {"f": part},
+            "buffer_names": ["b", "none"],
+            "module": {"b": torch.tensor([5.0]), "none": None},
+            "shared_params": {"tied": "w", "gone": "unknown", "f": "w"},
+            **facts,
+        }
+        for part in frozen
+    ]
+    groups = [{"partition_count": count, key: [torch.tensor([rank + 7.0])]} for rank in range(2)]
+    return models, [{"optimizer_state_dict": group} for group in groups]
+
+
+@pytest.mark.parametrize("by_stage3", [False, True])
+@pytest.mark.parametrize("count", [2, [1, 2]])
+def test_weights_of_all_kinds_are_listed(by_stage3, count):
+    found = zero_reader._part("it", *of_ranks(by_stage3, count)).tensors
+    values = {stored.name: stored.load().tolist() for stored in found}
+    assert values == {"w": [7.0, 8.0], "f": [1.0, 2.0, 3.0], "b": [5.0], "tied": [7.0, 8.0]}
+    bare = of_ranks(by_stage3, count, frozen_param_shapes=None, shared_params=None)
+    assert [stored.name for stored in zero_reader._part("it", *bare).tensors] == ["w", "b"]
+
+
+def test_each_rank_has_saved_its_states():
+    with pytest.raises(CheckpointError, match="of 2 ranks, of 3"):
+        zero_reader._part("it", *of_ranks(False, 3))
+
+
+@pytest.mark.parametrize("missing", ["", OPTIMIZERS, MODELS, "both"])
+def test_model_and_optimizer_states_are_read_together(tmp_path, missing):
+    for rank, files in enumerate(zip(*of_ranks(False, 2), strict=True)):
+        for ending, content in zip((MODELS, OPTIMIZERS), files, strict=True):
+            if missing not in (ending, "both"):
+                torch.save(content, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00{ending}")
+    with pytest.raises(CheckpointError, match="lacks the ranks'") if missing else contextlib.nullcontext():
+        assert [stored.name for stored in zero_reader.zero_tensors(str(tmp_path))] == ["w", "f", "b", "tied"]
