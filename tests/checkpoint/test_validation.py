@@ -117,6 +117,7 @@ class Own(torch.optim.Optimizer):
         (lambda content: None, None),  # moments may have shapes of their own
         (having(1, "param_groups", 0, "more"), None),
         (without("param_groups", 0, "beta"), None),
+        (having({"other": 1}, "state", 0), None),  # it keeps what it likes
         (lambda content: having(1, "param_groups", 0, "more")(content) or without("param_groups", 0, "beta")(content),
          r"have \['more'\] and lack \['beta'\]: it is of no Own"),
         (without("param_groups", 0, "lr"), "`lr` of a group is missing"),
