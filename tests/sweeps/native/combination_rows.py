@@ -84,6 +84,13 @@ def why_not(row: Row) -> str | None:
             full["resume"] != "none" or full["stopping"] != "none" or full["schedule"] != "linear"
             or full["optimizer"] == "schedule_free_adamw" or full["second"] != "none"),
         "one ending at a time": full["resume"] != "none" and (full["stopping"] != "none" or full["second"] != "none"),
+        "a validation of no batches draws no random number": full["validation"] == "none"
+        and full["around"] in ("validate", "all"),
+        "a YAML fits, and does not validate before": full["yaml"] and full["around"] in ("validate", "all"),
+        "Lightning saves before the evaluation at the end of an epoch": full["accumulation"] == 20
+        and full["validation"] != "none" and full["resume"] in ("last", "native", "to trainer"),
+        "Lightning saves the last one before the evaluation that averages, and a Trainer after it":
+            full["optimizer"] == "schedule_free_adamw" and full["checkpoints"] == "best and last",
         "the best of several sets has one name": full["sets"] == "two" and full["schedule"] == "reduce_lr_on_plateau",
     }  # fmt: skip
     return next((reason for reason, holds in rules.items() if holds), None)
@@ -114,7 +121,8 @@ class Lengths:
 
 def lengths_of(row: Row) -> Lengths:
     samples = _OF_TASK.get(str(row["task"]), 50)
-    batches = samples // BATCH_SIZE if row["arguments"] == "drop_last" else math.ceil(samples / BATCH_SIZE)
+    drops = row["arguments"] == "drop_last" and row["task"] != "sized_stream"  # HF drops nothing of a stream
+    batches = samples // BATCH_SIZE if drops else math.ceil(samples / BATCH_SIZE)
     whole = math.ceil(batches / int(row["accumulation"]))
     epoch = whole if row["limit"] is None else _part(row["limit"], whole)
     number, unit = str(row["length"]).split()
