@@ -173,6 +173,23 @@ def test_files_are_compared_by_what_they_hold(tmp_path):
     assert found.is_equal and found.compared == 3 and len(found.explained) == 2
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "differs"),
+    [
+        ('{"loss": 1, "elapsed_time": "0:01"}\n', '{"loss": 1, "elapsed_time": "0:02"}\n', ""),
+        ('{"a": 1}\n\n{"train_runtime": 3}\n', '{"a": 1}\n{"train_runtime": 4}\n', ""),
+        ('{"a": 1}\n{"a": 2}\n', '{"a": 1}\n{"a": 3}\n', "[1]['a']"),
+        ('{"a": 1}\n', '{"a": 1}\n{"a": 2}\n', "[1]"),
+        ("text\n", "other\n", ""),
+    ],
+)
+def test_a_log_of_the_scripts_own_is_compared_line_by_line(theirs, ours, differs, tmp_path):
+    sides = [write(tmp_path / name, {"log.jsonl": text}) for name, text in (("a", theirs), ("b", ours))]
+    found = verdict_on_files(*sides, 4, other_release=False)
+    is_equal = "elapsed" in theirs or "runtime" in theirs
+    assert found.is_equal is is_equal and (is_equal or found.first.name == f"output/log.jsonl{differs}")
+
+
 def test_a_file_that_differs_is_named_with_its_place(tmp_path):
     changed = torch.ones(3)
     changed[1] = 1 + 2**-20

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 Line = Mapping[str, object]
 # Durations and rates depend on the machine.
-TIMED = ("_runtime", "_per_second", "_preparation_time")
+TIMED = ("_runtime", "_per_second", "_preparation_time", "elapsed_time", "remaining_time")
 # In the order in which they arise within an update. Of two differences in one update, the earlier is the cause.
 LOSSES, GRADIENTS, RATES, WEIGHTS = "micro-batch losses", "gradient norms", "learning rates", "weights after updates"
 LOGS, METRICS, PREDICTIONS = "log history", "evaluation metrics", "predictions"

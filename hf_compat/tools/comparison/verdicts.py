@@ -208,14 +208,20 @@ def _first_of_file(name: str, left: Path | None, right: Path | None, other_relea
             return first_difference(load_file(left), load_file(right))
         if other_release:
             return None
-        if name.endswith(".json"):
-            pair = [_without(name, json.loads(path.read_text("utf-8"))) for path in (left, right)]
+        if name.endswith((".json", ".jsonl")):
+            pair = [_content_of_json(name, path.read_text("utf-8")) for path in (left, right)]
             return first_difference(pair[0], pair[1])
         if name.endswith(_OF_TORCH):
             return first_difference(read_torch_file(str(left)), read_torch_file(str(right)))
     except (CheckpointError, ValueError):  # not a file of that kind, whatever its name
         return "", sizes[0], sizes[1]
     return "", sizes[0], sizes[1]
+
+
+def _content_of_json(name: str, text: str) -> object:
+    if name.endswith(".jsonl"):  # a value on each line
+        return [_without(name, json.loads(line)) for line in text.splitlines() if line.strip()]
+    return _without(name, json.loads(text))
 
 
 def _without(name: str, content: object) -> object:
