@@ -16,6 +16,7 @@ import pytest
 
 from helpers import toy
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, get_last_checkpoint
+from hf_compat.checkpoint import hints
 from hf_compat.checkpoint.convert import convert
 from hf_compat.cli.main import main
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError
@@ -479,3 +480,11 @@ def test_a_manifest_that_is_cut_off_is_written_anew(out, content):
     with pytest.raises(CheckpointError, match=r"manifest\.json is not readable") as caught:
         resume(folder)
     assert main(re.search(r"`hf-compat (seal \S+)`", hint_of(caught))[1].split()) == 0 and resume(folder) == UPDATES
+
+
+@pytest.mark.parametrize("count", [0, 1, hints._MOST_SHOWN, hints._MOST_SHOWN + 1, hints._MOST_SHOWN + 3])
+def test_the_newest_names_are_shown_and_the_others_counted(count):
+    paths = [f"out/checkpoint-{number}" for number in range(count)]
+    more = max(count - hints._MOST_SHOWN, 0)
+    shown = ", ".join(f"checkpoint-{number}" for number in range(more, count))
+    assert hints._shown(paths) == (f"{more} more, {shown}" if more else shown)

@@ -91,6 +91,9 @@ def test_each_condition_of_the_rules_over_several_fields(monkeypatch, rule, valu
     monkeypatch.setattr(arguments_rules, "_is_newer_mac", lambda: False)
     problems = list(getattr(arguments_rules, rule)(SimpleNamespace(**(CONTENT | values))))
     assert len(problems) == bool(said) and said in "".join(problems)
+    for problem in problems:  # what is wrong, as a sentence, and then what to do
+        fact, _, hint = problem.partition("\n\nHint: ")
+        assert (fact[0] == "`" or fact[0].isupper()) and hint and not hint[0].isupper()
 
 
 def test_bfloat16_on_a_newer_mac(monkeypatch):
