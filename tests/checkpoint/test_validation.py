@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import validation
+from hf_compat.checkpoint.validation import FieldSpec, list_of, wrong_field
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 
@@ -293,3 +294,50 @@ def test_a_trainers_state(tmp_path, content, told):
     else:
         with pytest.raises(CheckpointError, match=told):
             validation.read_trainer_state(path)
+
+
+SHARE, SHORT = FieldSpec("a share", (int, float), within=(0, 1)), FieldSpec("a short list", list, within=(1, 3))
+PAIRS = FieldSpec("pairs", dict, needed={"a": FieldSpec("a number", int), "b": FieldSpec("a text", str).or_none()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "holds"),
+    [
+        (SHARE, 0, True),
+        (SHARE, 0.5, True),
+        (SHARE, 1, False),
+        (SHARE, 0.999, True),
+        (SHARE, -0.1, False),
+        (SHARE, None, False),
+        (SHARE.or_none(), None, True),
+        (SHARE, True, False),
+        (FieldSpec("a flag", bool), True, True),
+        (FieldSpec("a flag", bool), 1, False),
+        (FieldSpec("either", (bool, int)), True, True),
+        (SHARE, "0", False),
+        (SHORT, [], False),
+        (SHORT, [1], True),
+        (SHORT, [1, 2], True),
+        (SHORT, [1, 2, 3], False),
+        (SHORT, (1,), False),
+        (list_of("shares", SHARE), [0, 0.5], True),
+        (list_of("shares", SHARE), [0, 1], False),
+        (list_of("shares", SHARE), (), True),
+        (FieldSpec("shares", dict, items=SHARE), {"a": 0.5}, True),
+        (FieldSpec("shares", dict, items=SHARE), {"a": 2}, False),
+        (FieldSpec("few", dict, within=(1, 2)), {"a": 2}, True),
+        (FieldSpec("few", dict, within=(1, 2)), {}, False),
+        (FieldSpec("few", dict, within=(1, 2)), {"a": 1, "b": 2}, False),
+        (PAIRS, {"a": 1, "b": None}, True),
+        (PAIRS, {"a": 1}, False),
+        (PAIRS, {"a": "x", "b": "y"}, False),
+        (PAIRS, {"a": 1, "b": "y", "c": 3}, True),
+        (FieldSpec("an even number", int, fits=lambda one: one % 2 == 0), 2, True),
+        (FieldSpec("an even number", int, fits=lambda one: one % 2 == 0), 3, False),
+    ],
+)
+def test_what_a_field_may_hold(kind, value, holds):
+    assert kind.holds(value) is holds
+    said = wrong_field({"x": value}, {"x": kind, "y": SHARE}, "data.")
+    assert said is None if holds else said.startswith("`data.x` is ") and said.endswith(f", not {kind.expected}")
+    assert wrong_field({}, {"x": kind}) is None
