@@ -91,21 +91,23 @@ def test_lightnings_callbacks_and_timer_may_stop_a_run(monkeypatch, lightning, m
         (OPTUNA, SimpleNamespace(params="p"), 1, False, ["set", "Trial: p"]),
         (RAY, {}, 1, False, ["set"]),
         (WANDB, {}, 1, True, ["restore", "set", "W&B Sweep parameters: {}"]),
-        (RAY, {}, 2, False, ["set", "compared"]),
+        (RAY, {}, 2, False, ["set"]),
     ],
 )
 def test_a_trial_sets_arguments(monkeypatch, backend, trial, ranks, has_states, calls):
     seen = []
-    owner = SimpleNamespace(hp_search_backend=backend, _check_optimization=lambda: None, _make_accelerator=lambda: None)
+    owner = SimpleNamespace(hp_search_backend=backend, _check_optimization=lambda: seen.append("optimization"))
+    owner._make_accelerator = lambda: seen.append("accelerator")
     owner.args = SimpleNamespace(world_size=ranks, train_batch_size=7)
     owner._fresh_states = SimpleNamespace(restore=lambda: seen.append("restore")) if has_states else None
     monkeypatch.setattr(trainers, "space_of", lambda *given: {"seed": 1})
     monkeypatch.setattr(trainers, "set_from_trial", lambda *given: seen.append("set"))
     monkeypatch.setattr(trainers, "log_line", seen.append)
-    monkeypatch.setattr(trainers, "check_supported", lambda args: None)
+    monkeypatch.setattr(trainers, "check_supported", lambda args: seen.append("supported"))
     monkeypatch.setattr(trainers, "compare_arguments", lambda *given: seen.append("compared"))
     Trainer._hp_search_setup(owner, trial)
-    assert seen == calls and owner._trial is trial
+    checks = ["supported", "optimization", *["compared"] * (ranks > 1), "accelerator"]
+    assert seen == ([*calls, *checks] if calls else []) and owner._trial is trial
     assert getattr(owner, "_train_batch_size", None) == (7 if calls else None)
 
 
