@@ -174,17 +174,17 @@ _OF_USERS = (
     "remove_callback", "save_metrics", "save_state",
 )  # fmt: skip
 REFUSED = {name: hint for hint, names in _REFUSED.items() for name in names}
-# The methods that a subclass may override, and how HF calls them.
-_CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
-    "compute_loss": lambda signature: signature.bind(None, "model", "inputs", return_outputs=True),
-    "prediction_step": lambda signature: signature.bind(None, "model", "inputs", False, ignore_keys=None),
-    "compute_loss_context_manager": lambda signature: signature.bind(None),
-    "get_decay_parameter_names": lambda signature: signature.bind(None, "model"),
-    "_prepare_inputs": lambda signature: signature.bind(None, "inputs"),
-    "create_optimizer": lambda signature: signature.bind(None),
-    "create_scheduler": lambda signature: signature.bind(None, num_training_steps=1),
-    "create_optimizer_and_scheduler": lambda signature: signature.bind(None, 1),
-    "get_optimizer_cls_and_kwargs": lambda signature: signature.bind("args", "model"),
+# The methods that a subclass may override, and how HF calls them: the number of values by position, and the keywords.
+_CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "compute_loss": (3, ("return_outputs",)),
+    "prediction_step": (4, ("ignore_keys",)),
+    "compute_loss_context_manager": (1, ()),
+    "get_decay_parameter_names": (2, ()),
+    "_prepare_inputs": (2, ()),
+    "create_optimizer": (1, ()),
+    "create_scheduler": (1, ("num_training_steps",)),
+    "create_optimizer_and_scheduler": (2, ()),
+    "get_optimizer_cls_and_kwargs": (2, ()),
 }
 # The attributes that HF's methods set on the Trainer.
 _MADE_BY = {
@@ -273,12 +273,12 @@ def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModul
             )
     of_lightning = dir(pl.LightningModule if honoured else pl.LightningDataModule)
     tell_of_newer_names(kind, NativeSteps, "Trainer", [*refused, *_OF_USERS, *of_lightning])
-    for name, call in _CALLS.items() if honoured else ():
+    for name, (count, keywords) in _CALLS.items() if honoured else ():
         method, form = inspect.getattr_static(kind, name), vars(OverridePoints)[name]
         if not inspect.isfunction(method) or method is form:
             continue
         try:
-            call(inspect.signature(method))
+            inspect.signature(method).bind(*range(count), **dict.fromkeys(keywords))
         except TypeError as error:
             raise OverrideError(
                 f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
