@@ -164,3 +164,32 @@ def test_torchmetrics_leave_the_loss_as_it_is(tmp_path, monkeypatch, joins):
     )
     # means of several tensors are weighted, which rounds otherwise than one mean of all losses
     assert by_torchmetrics == pytest.approx(by_function, rel=1e-6)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+@pytest.mark.parametrize("join", [False, True])
+def test_what_was_moved_or_kept_apart_is_part_of_the_result(moved, odd, shape, join):
+    kept = KeptBatches(20)
+    batches = [torch.full(shape, float(number)) for number in range(3)]
+    kept.add(batches[0])
+    if odd:  # another type, which ends the tensor of all
+        kept._place()
+        kept.add(batches[1].long())
+    else:
+        kept.add(batches[1])
+    if moved:
+        kept._take_apart()
+        kept.to_cpu()
+        assert kept.on_device == [] and kept.arrays
+    kept.add(batches[2])
+    found = kept.result(join)
+    whole = np.concatenate([np.full(shape, float(number)) for number in range(3)])
+    joined = found if join else np.concatenate(found)
+    assert np.array_equal(joined, whole)
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_nothing_that_was_kept_has_no_result(join):
+    assert KeptBatches(20).result(join) is None and KeptBatches().result(join) is None
