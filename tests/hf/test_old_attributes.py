@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 import sys
 from pathlib import Path
@@ -192,3 +193,15 @@ def test_the_local_rank_is_that_of_the_release_beside(release, ranks, monkeypatc
     assert (arguments().local_rank, arguments(local_rank=0).local_rank) == (ranks[0], 0)
     with assuming(Launch(process_index=1, local_process_index=1, world_size=2, local_world_size=2), "cpu"):
         assert arguments().local_rank == ranks[1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps"), [(0, 0), (0.5, 0.5), (1, math.nextafter(1.0, 0.0)), (-0.5, None), (1.5, None)]
+)
+def test_a_ratio_of_warmup_is_a_share(ratio, steps):
+    if steps is None:
+        with pytest.raises(ValueError, match="warmup_ratio"):
+            TrainingArguments("out", use_cpu=True, warmup_ratio=ratio)
+    else:
+        args = TrainingArguments("out", use_cpu=True, warmup_ratio=ratio)
+        assert args.warmup_steps == steps and args.warmup_ratio == ratio

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_compat.errors import CheckpointError, OutputFolderError, StoreError
+from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError, StoreError
 from hf_compat.training_run import uploads as sending
 from hf_compat.training_run.uploads import Uploads
 
@@ -335,3 +335,30 @@ def test_a_run_takes_the_store_and_reads_what_runs_read(there, tmp_path, monkeyp
     assert not (tmp_path / "lacks.json").exists() and own.lost is None and not own._has_given_up and own.has_begun
     own.look()
     assert own.store.told.count("looked") == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "problems", "sent"),
+    [(True, [], True), (True, ["damaged"], False), (False, [], False), (False, ["x"], False)],
+)
+def test_whole_checkpoints_of_ours_are_uploaded_first(ours, problems, sent, tmp_path, monkeypatch):
+    done, path = [], str(tmp_path / "checkpoint-2")
+    own = SimpleNamespace(
+        begin=lambda owner: done.append("begun"), finish=lambda: done.append("finished"),
+        saved=lambda one, others, surplus, owner: done.append((one, others, surplus({}))),
+    )  # fmt: skip
+    monkeypatch.setattr(sending, "Uploads", lambda address, folder: own)
+    monkeypatch.setattr(sending.layout, "list_checkpoints", lambda folder: [path])
+    monkeypatch.setattr(sending.manifest, "is_ours", lambda one: ours)
+    monkeypatch.setattr(sending.manifest, "problems", lambda one: problems)
+    monkeypatch.setattr(sending.manifest, "flush_and_hash", lambda one: done.append("hashed"))
+    assert sending.upload_folder(str(tmp_path), "memory://run") == ["checkpoint-2"] * sent
+    assert done == ["begun", *["hashed", (path, (), [])] * sent, "finished"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "address", "said"), [("none", "memory://run", "FOLDER"), ("", "no-address", "ADDRESS")]
+)
+def test_what_cannot_be_uploaded_is_named(folder, address, said, tmp_path):
+    with pytest.raises(ArgumentError, match=f"`{said}="):
+        sending.upload_folder(str(tmp_path / folder), address)
