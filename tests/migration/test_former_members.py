@@ -149,7 +149,10 @@ def test_no_name_of_a_neighbour_is_taken_for_absent(package):
         assert package == "evaluate"  # no test needs it
         return
     module = importlib.import_module(package)
-    there = sorted(name for name in {*dir(module), *getattr(module, "__all__", ())} if not name.startswith("_"))
+    expired = importlib.import_module("numpy._expired_attrs_2_0").__expired_attributes__
+    put_back = expired if package == "numpy" else {}  # torchmetrics sets `numpy.Inf`
+    listed = {*dir(module), *getattr(module, "__all__", ())} - put_back.keys()
+    there = sorted(name for name in listed if not name.startswith("_"))
     assert len(there) > 15 and [name for name in there if not names.has(f"{package}.{name}")] == []
 
 
