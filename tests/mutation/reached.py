@@ -27,6 +27,8 @@ MAP = ROOT / "tests" / "reached.json.xz"
 UNKNOWN = 1.001  # seconds of a test that was written since; those of another that was not recorded are known
 DURATIONS = ROOT / "tests" / "durations.json"
 
+_ROWS_OF_A_WORD = 40  # test functions that a word of a table's row is in, at most
+
 
 def write(
     table: list[list], found: list[dict], at_import: bytes, functions: dict[str, str], earlier: Reached | None = None
@@ -226,6 +228,8 @@ class Reached:
         line = (ROOT / change.file).read_text().splitlines()[change.line - 1]
         of_word = {word: self._with_word[word] for word in _WORD.findall(line) if word in self._with_word}
         rarest = min(of_word.values(), key=len, default=frozenset())
+        if len(rarest) > _ROWS_OF_A_WORD:  # such as True: they say nothing of the row
+            return set()
         return {place for place, test in enumerate(self.tests) if test.partition("[")[0] in rarest}
 
     @cached_property
