@@ -170,7 +170,8 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
             self.lightning_options = {} if lightning_options is None else lightning_options
             if args is None:
                 log_line("No `TrainingArguments` passed, using `output_dir=tmp_trainer`.")
-            self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
+                args = TrainingArguments("tmp_trainer")
+            self._set_up_process(adopt_arguments(args))
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
             self._make_accelerator()

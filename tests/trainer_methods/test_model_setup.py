@@ -320,3 +320,16 @@ def test_options_of_recomputation_are_those_of_torch(model, options, refused, is
     )
     kind = error_of(lambda: Trainer(tiny_gpt2() if model == "gpt2" else Own(), args))
     assert (kind is not None) is (refused and is_on)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_without_arguments_the_folder_is_named(given, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_compat.trainer.log_line", told.append)
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    args = TrainingArguments("out", report_to="none", use_cpu=True)
+    trainer = Trainer(Classifier(), args) if given else Trainer(Classifier())
+    assert trainer.args.output_dir == ("out" if given else "tmp_trainer") and (trainer.args is args) is given
+    said = "No `TrainingArguments` passed, using `output_dir=tmp_trainer`."
+    assert (said in told) is not given
