@@ -9,6 +9,7 @@ import os
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 
 import hf_compat
@@ -215,3 +216,35 @@ def test_results_of_graphs_that_reuse_their_memory_are_kept(make, monkeypatch):
     compiled = outcome(make(torch_compile_backend="replayed", **values))
     assert same(plain, compiled), first_difference(plain, compiled)
     assert graphs()
+
+
+@pytest.mark.parametrize("most", [None, 0.1, 5.0, 1e9, float("inf")])
+@pytest.mark.parametrize("has_earlier", [False, True])
+@pytest.mark.parametrize("divisor", [1, 4])
+def test_a_micro_batch_outside_of_a_graph_is_that_of_torch(most, has_earlier, divisor):
+    torch.manual_seed(0)
+    model, unused = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    parameters, x = [*model.parameters(), unused], torch.randn(4, 3)
+
+    def compute_loss(called, inputs, num_items_in_batch):
+        return called(inputs).pow(2).sum() / num_items_in_batch
+
+    earlier = [torch.ones_like(one) for one in parameters[:2]] + [None] if has_earlier else None
+    loss, gradients, norm = compiled_update._micro_batch(compute_loss, model, x, 8, divisor, parameters, earlier, most)
+    expected = compute_loss(model, x, 8) / divisor
+    expected.backward()
+    for parameter in parameters[:2] if has_earlier else ():
+        parameter.grad += 1
+    whole = None if most is None else nn.utils.clip_grad_norm_(parameters, most)
+    assert torch.equal(loss, expected.detach()) and not loss.requires_grad
+    assert (norm is None) is (most is None) and (norm is None or torch.equal(norm, whole))
+    assert gradients[2] is None and all(map(torch.equal, gradients[:2], [one.grad for one in parameters[:2]]))
+
+
+def test_gradients_that_only_an_earlier_micro_batch_has_are_kept():
+    one, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    earlier = [None, torch.full((1,), 3.0)]
+    _, gradients, _ = compiled_update._micro_batch(
+        lambda model, inputs, num_items_in_batch: one.sum() * 2, None, None, None, 1, [one, other], earlier, None
+    )
+    assert [float(gradient) for gradient in gradients] == [2.0, 3.0]

@@ -9,7 +9,7 @@ import transformers
 import hf_compat
 from helpers import toy
 from hf_compat import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
-from hf_compat.errors import CallbackError
+from hf_compat.errors import CallbackError, UnmetRequirement
 from hf_compat.hf.callbacks import EVENTS, REQUESTABLE_KWARGS, CallbackHandler
 from hf_compat.hf.state import ExportableState
 
@@ -257,3 +257,45 @@ def test_logs_are_written_above_the_bar_in_the_form_that_is_asked_for(monkeypatc
     assert written == ["{'loss': '0.5'}"] if log_format == "dict" else [one.split() for one in written] == [
         ["update", "loss"], ["2", "0.5"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "count"),
+    [
+        ({"eval_score": 1.0}, "", 1),
+        ({"eval_score": 3.0}, "", 0),
+        ({"eval_score": float("nan")}, "follows eval_score, which is NaN. It does not count", 1),
+        ({"eval_other": 1.0}, "follows eval_score, which this evaluation did not return", 0),
+        ({}, "which this evaluation did not return", 0),
+        (None, "which this evaluation did not return", 0),
+    ],
+)
+@pytest.mark.parametrize("patience", [1, 2])
+def test_early_stopping_says_what_it_cannot_follow(metrics, said, count, patience, caplog):
+    args = SimpleNamespace(metric_for_best_model="score", greater_is_better=True)
+    callback, control = hf_compat.EarlyStoppingCallback(patience), hf_compat.TrainerControl()
+    callback.on_evaluate(args, SimpleNamespace(best_metric=2.0), control, metrics=metrics)
+    assert callback.early_stopping_patience_counter == count
+    assert control.should_training_stop is (count >= patience)
+    assert len(caplog.messages) == bool(said) and all(said in one for one in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("loads", "metric", "strategy", "said", "missing"),
+    [
+        (True, "score", "steps", False, []),
+        (False, "score", "steps", True, []),
+        (True, None, "steps", False, ["metric_for_best_model to be defined"]),
+        (True, "score", "no", False, ["an eval_strategy of steps or epoch"]),
+        (False, None, "no", True, ["metric_for_best_model to be defined", "an eval_strategy of steps or epoch"]),
+    ],
+)
+def test_early_stopping_says_what_it_needs(loads, metric, strategy, said, missing, caplog):
+    args = SimpleNamespace(load_best_model_at_end=loads, metric_for_best_model=metric, eval_strategy=strategy)
+    callback = hf_compat.EarlyStoppingCallback()
+    if missing:
+        with pytest.raises(UnmetRequirement, match=f"requires {' and '.join(missing)}"):
+            callback.on_train_begin(args, None, None)
+    else:
+        callback.on_train_begin(args, None, None)
+    assert ("keeps the last model, not the best" in caplog.text) is said

@@ -205,3 +205,10 @@ def test_a_ratio_of_warmup_is_a_share(ratio, steps):
     else:
         args = TrainingArguments("out", use_cpu=True, warmup_ratio=ratio)
         assert args.warmup_steps == steps and args.warmup_ratio == ratio
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_each_old_name_says_in_which_releases_it_was(name):
+    first, _, last = OLD_NAMES[name].lifetime.partition("-")
+    releases = [tuple(map(int, one.removesuffix(".0.dev0").split("."))) for one in (first, last or first)]
+    assert all(len(one) == 2 for one in releases) and (3, 0) <= releases[0] <= releases[1] <= (5, 14)
