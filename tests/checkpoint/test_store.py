@@ -186,6 +186,8 @@ def test_what_the_store_lacks_is_left_out(held, tmp_path):
     held.copy_here(held.whole["checkpoint-2"], str(tmp_path / "copy"), told.append)
     assert sorted(os.listdir(tmp_path / "copy")) == ["manifest.json", "pytorch_model.bin"]
     assert told == [(tmp_path / "copy" / "pytorch_model.bin").stat().st_size]
+    with pytest.raises(FileExistsError):  # nothing of another's is mixed with it
+        held.copy_here(held.whole["checkpoint-2"], str(tmp_path / "copy"))
 
 
 def test_once_a_whole_one_is_found_no_more_is_fetched(tmp_path):

@@ -524,3 +524,26 @@ def test_a_field_of_a_subclass_is_read_by_its_hint(declared, default, given, out
     else:
         found = getattr(kind(str(tmp_path), use_cpu=True, **{name: given}), name)
         assert found == outcome and type(found) is type(outcome)
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        *((word, True) for word in ("true", "1", "yes", "on", "True ", True)),
+        *((word, False) for word in ("false", "0", "no", "off", "FALSE", False)),
+        ("full_shard", "full_shard"),
+        ("full_shard offload", "full_shard offload"),
+        (["full_shard", "auto_wrap"], ["full_shard", "auto_wrap"]),
+        ("", ""),
+        ("half_shard", None),
+        ("2", None),
+        (["half_shard"], None),
+    ],
+)
+def test_fsdp_is_a_truth_value_or_words_of_4_x(word, found):
+    if found is None:
+        with pytest.raises(argument_values.Unreadable):
+            argument_values.fsdp.read(word)
+    else:
+        got = argument_values.fsdp.read(word)
+        assert got == found and type(got) is type(found)
