@@ -6,6 +6,7 @@ tests/distributed. `sharded/` was written by two processes under FSDP 2, by the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from helpers import toy
 from helpers.parity.compare import same
 from hf_compat.checkpoint import deepspeed_state
+from hf_compat.checkpoint import model_state as model_states
 from hf_compat.checkpoint.deepspeed_state import DeepSpeedState
 from hf_compat.checkpoint.model_state import MeshState, PlainState, make_model_state
 from hf_compat.checkpoint.reading import StoredTensor
@@ -466,3 +468,46 @@ def test_an_engine_takes_weights_values_and_counts(monkeypatch, is_split):
     zero.optimizer.param_groups = [{}, {}]
     with pytest.raises(CheckpointMismatch, match="other groups of them"):
         deepspeed_state.take_states("it", engine)
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "has_groups"),
+    [
+        ([[0], [1]], 2, True),
+        ([[0, 1]], 2, False),
+        ([[0], [1]], 1, False),
+        ([[0], [], [1]], 2, True),
+        ([[0, 1], []], 1, True),
+    ],
+)
+def test_the_groups_of_a_zero_checkpoint_are_those_of_the_optimizer(own, told, has_groups, monkeypatch):
+    model, asked, loaded = nn.Linear(1, 1), [], []
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    stored = SimpleNamespace(load=lambda: torch.ones(1))
+    saved = SimpleNamespace(
+        param_groups=[{"lr": float(place)} for place in range(told)], plain={name: {"step": 3} for name in names},
+        by_name={name: {"exp_avg": stored, "": stored} for name in names},
+        check=lambda folder, order, has_groups: asked.append((order, has_groups)) or check(has_groups),
+    )  # fmt: skip
+
+    def check(has_groups):
+        if not has_groups:
+            raise CheckpointMismatch("other groups")
+
+    monkeypatch.setattr(model_states, "Contents", lambda folder: SimpleNamespace(find=lambda name: None))
+    monkeypatch.setattr(model_states, "named_zero_folder", lambda contents: "zero")
+    monkeypatch.setattr(model_states, "rank_files", lambda *_: ["file"])
+    monkeypatch.setattr(model_states, "zero_states", lambda folder: saved)
+    groups = [{"params": [parameters[place] for place in group], "lr": 9.0} for group in own]
+    state = SimpleNamespace(model=model, set_optimizer_state=lambda path, whole, optimizer: loaded.append(whole))
+    raised = contextlib.nullcontext() if has_groups else pytest.raises(CheckpointMismatch)
+    with raised:
+        assert model_states.TorchState.load_optimizer(state, "c", SimpleNamespace(param_groups=groups)) is True
+    assert asked == [(list(names), has_groups)]
+    if has_groups:
+        (whole,) = loaded
+        assert [group["params"] for group in whole["param_groups"]] == own
+        assert whole["state"] == {0: {"step": 3, "exp_avg": torch.ones(1)}, 1: {"step": 3, "exp_avg": torch.ones(1)}}
+        rates = iter(range(told))
+        wanted = [float(next(rates)) if group or len(own) == told else 9.0 for group in own]
+        assert [group["lr"] for group in whole["param_groups"]] == wanted
