@@ -139,6 +139,10 @@ def test_a_model_refuses_the_settings(name, tmp_path):
         ("class S(torch.utils.data.RandomSampler):\n    def __init__(self, d):\n        super().__init__(d)", None),
         ("x.masked_fill_(mask == 0, 0)\nx.masked_fill(mask, 0)", None),
         ("torch.stft(x, 16, return_complex=True)", None),
+        ("torch.stft(x, **settings)", None),
+        ("torch.stft(*given)", None),
+        ("class S(torch.utils.data.Sampler):\n    def __init__(self, *a):\n        super().__init__(*a)", None),
+        ("class S(torch.optim.lr_scheduler.LRScheduler):\n    def __init__(self, o):\n        super().__init__(o, 0)", None),
         ("y = np.inf, np.random.choice(x), torch.linalg.eigh(x)", None),
     ],
 )  # fmt: skip

@@ -56,7 +56,6 @@ def rewrite_schedulers(source: Source) -> None:
 def list_former_calls(source: Source) -> None:
     """List calls that torch refuses today: constructors of its bases, masks that are numbers, spectra of pairs."""
     for call in source.of(cst.Call):
-        verb = dotted(call.func).rpartition(".")[2]
         base = _base_of(call, source)
         if base in _BASES:
             most, reason = _BASES[base]
@@ -69,9 +68,10 @@ def list_former_calls(source: Source) -> None:
             if isinstance(made, cst.Attribute) and made.attr.value in _NO_MASKS:
                 reason = "torch takes masks of bool alone"
                 source.list(mask, source.code(call.func), reason, Effect.FAILS)
-        elif source.imported(call.func) == "torch.stft" and "return_complex" not in map(keyword, call.args):
-            reason = "torch asks for `return_complex=`"
-            source.list(call, verb, reason, Effect.FAILS)
+        elif source.imported(call.func) == "torch.stft" and not any(
+            one.star or keyword(one) == "return_complex" for one in call.args
+        ):
+            source.list(call, "stft", "torch asks for `return_complex=`", Effect.FAILS)
 
 
 def _base_of(call: cst.Call, source: Source) -> str:
