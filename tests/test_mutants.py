@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mutation import command, places
+from mutation.static import StaticChecks
 from mutation.trials import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,14 +94,25 @@ def test_each_listed_mistake_is_there_with_a_reason():
 @pytest.mark.matrix
 @pytest.mark.real_python
 @pytest.mark.parametrize(
-    ("file", "mistake", "by"),
+    ("file", "mistake"),
     [
-        ("lr_schedulers.py", "returned value: ", "mypy: "),
-        ("optimizers.py", "swapped arguments: COUNT, 128 -> 128, COUNT", "mypy: "),  # no other length of the file
-        ("lr_schedulers.py", "comparison: ", "tests/optim/"),
+        ("lr_schedulers.py", "returned value: "),
+        ("optimizers.py", "swapped arguments: COUNT, 128 -> 128, COUNT"),  # no other length of the file
     ],
 )
-def test_a_planted_mistake_is_killed_by_a_check_or_by_a_test_that_reaches_it(tmp_path, file, mistake, by):
+def test_mypy_notices_a_planted_mistake_of_types(file, mistake):
+    change = next(one for one in places.changes_of(places.PACKAGE / "optim" / file) if mistake in one.key)
+    checks = StaticChecks()
+    try:
+        assert (checks.judge_text(change), checks.judge_types(change)[:6]) == ("", "mypy: ")
+    finally:
+        checks.close()
+
+
+@pytest.mark.matrix
+@pytest.mark.real_python
+def test_a_planted_mistake_is_killed_by_a_test_that_reaches_it(tmp_path):
+    file, mistake, by = "lr_schedulers.py", "comparison: ", "tests/optim/"
     path = places.PACKAGE / "optim" / file
     change = next(one for one in places.changes_of(path) if mistake in one.key)
     results = tmp_path / "results.jsonl"
@@ -111,6 +124,38 @@ def test_a_planted_mistake_is_killed_by_a_check_or_by_a_test_that_reaches_it(tmp
     assert (found["status"], found["key"]) == ("killed", change.key)
     assert found["by"].startswith(by)
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("seen_by", "expected"),
+    [
+        ("text", ("killed", "text", 0)),
+        ("a::1", ("killed", "a::1", 1)),
+        ("types", ("killed", "types", 2)),
+        ("b::1", ("killed", "b::1", 3)),
+        ("nothing", ("survived", "", 3)),
+    ],
+)
+def test_quick_tests_come_before_the_types_and_slow_ones_after(seen_by, expected):
+    examiner = command.Examiner.__new__(command.Examiner)
+    examiner.sound, examiner.unsound, examiner.budget = {"a::1", "b::1"}, set(), 100.0
+    examiner.static = SimpleNamespace(
+        judge_text=lambda change: "text" * (seen_by == "text"),
+        judge_types=lambda change: "types" * (seen_by == "types"),
+    )
+    examiner.reached = SimpleNamespace(
+        reaching=lambda change: ["a::1", "a::2", "b::1"], seconds={"a::1": 1.0, "a::2": 1.0, "b::1": 9.0}, shared={}
+    )
+    work = examiner._examined(None)
+    outcome = None
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            _, tests = next(work) if outcome is None else work.send(outcome)
+            killer = seen_by if seen_by in tests else ""
+            ran = tests[: tests.index(killer) + 1] if killer else tests
+            outcome = Outcome(killer, "failed" if killer else "", ran, seconds=1.0, killer_seconds=1.0, said="")
+    verdict = ended.value.value
+    assert (verdict.status, verdict.by, verdict.run) == expected
 
 
 def test_a_case_that_ends_by_itself_does_not_run_again():

@@ -2,7 +2,7 @@
 
 - `places.py`: the mistakes, as changes of source text with keys that outlive moved lines.
 - `recording.py`, `recorder.py`, `reached.py`: which tests reach which statement, recorded once.
-- `static.py`: what ruff and mypy say, before any test.
+- `static.py`: what ruff says before any test, and mypy after the first ones.
 - `trials.py`, `view.py`: some tests beside one mistake, in a fork that sees its own copy of the repository.
 - `command.py`: draws mistakes, orders their tests, and judges.
 

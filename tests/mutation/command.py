@@ -111,25 +111,29 @@ class Examiner:
     def _examined(self, change: Change) -> Generator[Job, Outcome, Verdict]:
         started = time.monotonic()
         reaching = self.reached.reaching(change)
-        verdict = Verdict(change, "survived", reaching=len(reaching))
-        if found := self.static.judge(change):
-            verdict.status, verdict.by, verdict.seconds = "killed", found, round(time.monotonic() - started, 1)
-            return verdict
-        for tests in self._stages(reaching):
-            while tests := [test for test in tests if not self._is_unsound(test)]:
-                outcome = yield change, tests
-                verdict.run += len({_place(tests, test) for test in outcome.ran})  # a function has many cases
-                if not outcome.killer:
-                    break
-                if (yield from self._is_killed(change, tests, outcome)):
-                    verdict.status = "killed"
-                    verdict.by = outcome.killer + ("" if outcome.why == "failed" else f" ({outcome.why})")
-                    break
-                tests = tests[_place(tests, outcome.killer) + 1 :]
-            if verdict.status == "killed":
-                break
+        verdict = Verdict(change, "survived", reaching=len(reaching), by=self.static.judge_text(change))
+        stages = iter(self._stages(reaching))
+        first = next(stages, None)
+        if first and not verdict.by:  # they take less time than mypy
+            yield from self._run(first, verdict)
+        verdict.by = verdict.by or self.static.judge_types(change)
+        while not verdict.by and (tests := next(stages, None)):
+            yield from self._run(tests, verdict)
+        verdict.status = "killed" if verdict.by else "survived"
         verdict.seconds = round(time.monotonic() - started, 1)
         return verdict
+
+    def _run(self, tests: list[str], verdict: Verdict) -> Generator[Job, Outcome, None]:
+        """Run tests beside a mistake, and note the one that it makes fail."""
+        while tests := [test for test in tests if not self._is_unsound(test)]:
+            outcome = yield verdict.change, tests
+            verdict.run += len({_place(tests, test) for test in outcome.ran})  # a function has many cases
+            if not outcome.killer:
+                return
+            if (yield from self._is_killed(verdict.change, tests, outcome)):
+                verdict.by = outcome.killer + ("" if outcome.why == "failed" else f" ({outcome.why})")
+                return
+            tests = tests[_place(tests, outcome.killer) + 1 :]
 
     def close(self) -> None:
         """Stop what runs, and leave nothing behind."""

@@ -1,4 +1,4 @@
-"""What the lint, the type check and the look for misspelt names say of a mistake, before any other test runs."""
+"""What the lint, the look for misspelt names and the type check say of a mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGER = 10**6
 
 
 class StaticChecks:
-    """The checks of text, with the results of the unchanged package kept: a mistake costs a second or two."""
+    """The checks of text, a quarter of a second, and of types, some seconds with the unchanged package's results."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hfm-static-"))
@@ -27,8 +27,8 @@ class StaticChecks:
         self.names = "\n".join([*names.count_names(), names.names_of_upstream()])
         self._mypy(str(PACKAGE), check=True)
 
-    def judge(self, change: Change) -> str:
-        """Name the check that notices a mistake, with its words; empty if none does."""
+    def judge_text(self, change: Change) -> str:
+        """Name the check of names, or the rule of ruff, that notices a mistake; empty if none does."""
         text = change.new.strip("\"'")
         is_name = change.kind == "constant" and names.IS_NAME.fullmatch(text)
         if is_name and any(name not in self.names for name in names.NAMES.findall(text)):
@@ -39,6 +39,11 @@ class StaticChecks:
         found = subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True)
         if found.returncode == 1:
             return f"ruff: {found.stdout.splitlines()[0].partition(' ')[2]}"
+        return ""
+
+    def judge_types(self, change: Change) -> str:
+        """Repeat what mypy says of a mistake; empty if it says nothing."""
+        source = change.planted((ROOT / change.file).read_text())
         self.planted += 1
         planted = self.folder / "planted.py"
         planted.write_text(source.ljust(LARGER + self.planted, "\n"))
