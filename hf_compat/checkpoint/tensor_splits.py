@@ -111,7 +111,7 @@ class TensorSplits:
             ends = []
             for tensor, (offset, stride) in ((whole, piece["source"]), (part, piece["dest"])):
                 last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-                if not 0 <= offset <= last < max(tensor.numel(), 1) and torch.Size(shape).numel():
+                if not 0 <= offset <= last < tensor.numel() and torch.Size(shape).numel():
                     raise CheckpointError(f"{name} has a part that lies outside of {tuple(tensor.shape)}.")
                 ends.append(tensor.as_strided(shape, stride, tensor.storage_offset() + offset))
             yield ends[0], ends[1], min(piece["locations"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hf_compat.checkpoint import tensor_splits
 from hf_compat.checkpoint.tensor_splits import TensorSplits
 from hf_compat.errors import CheckpointError
 
@@ -62,3 +63,51 @@ def test_a_part_of_another_shape_or_outside_is_an_error():
     edge = {**ROWS, "ranks": {0: {"shard_shape": [1, 3], "pieces": [piece([1, 3], (9, [3, 1]), (0, [3, 1]), 0)]}}}
     found = TensorSplits({"affine_map": {"params": {"edge": edge}}}).part("edge", WHOLE, 0)
     assert torch.equal(found, WHOLE[3:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "size", "is_within"),
+    [
+        ([2], (0, [1]), 2, True),
+        ([2], (1, [1]), 2, False),
+        ([2], (-1, [1]), 2, False),
+        ([2], (0, [3]), 4, True),
+        ([2], (0, [3]), 3, False),
+        ([2, 2], (0, [2, 1]), 4, True),
+        ([2, 2], (0, [2, 1]), 3, False),
+        ([0], (5, [1]), 2, True),
+        ([0], (0, [1]), 0, True),
+        ([1], (0, [1]), 0, False),
+    ],
+)
+def test_a_piece_lies_within_the_whole(shape, source, size, is_within):
+    own = {"logical_shape": [size], "ranks": {0: {"shard_shape": shape, "pieces": []}}}
+    strides = [2, 1] if len(shape) == 2 else [1]
+    own["ranks"][0]["pieces"] = [piece(shape, source, (0, strides), 0)]
+    whole = torch.arange(float(size))
+    splits = TensorSplits({"affine_map": {"params": {"it": own}}})
+    if is_within:
+        assert torch.equal(splits.part("it", whole, 0), whole.as_strided(shape, source[1], source[0]))
+    else:
+        with pytest.raises(CheckpointError, match="lies outside"):
+            splits.part("it", whole, 0)
+
+
+@pytest.mark.parametrize("name", ["a.rows", "columns", "other"])
+def test_each_process_gathers_the_whole(name, monkeypatch):
+    parts = [SPLITS.part(name, WHOLE, rank) for rank in range(2)]
+    if name == "columns":
+        parts[1][:, 0] = -1  # the first process's copy counts
+    sent, asked = [], []
+    monkeypatch.setattr(tensor_splits.distributed, "all_reduce", lambda own, group: sent.append((own.clone(), group)))
+    for rank in range(2):
+        SPLITS.gathered(name, parts[rank], rank, "group")
+    assert [group for _, group in sent] == ["group"] * (0 if name == "other" else 2)
+
+    def add(own, group):
+        asked.append(own.dtype)
+        own.copy_(sent[0][0] + sent[1][0])
+
+    monkeypatch.setattr(tensor_splits.distributed, "all_reduce", add)
+    assert all(torch.equal(SPLITS.gathered(name, parts[rank], rank, "group"), WHOLE) for rank in range(2))
+    assert set(asked) <= {torch.uint8}

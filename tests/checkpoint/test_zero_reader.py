@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from hf_compat.checkpoint import zero_reader
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import Contents, read_torch_file
+from hf_compat.checkpoint.tensor_splits import INFO
 from hf_compat.checkpoint.zero_reader import _BESIDE, MODELS, OPTIMIZERS, named_zero_folder, rank_files, stored_slices
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 ZERO = Path(__file__).with_name("zero")
 
@@ -157,3 +158,117 @@ def test_model_and_optimizer_states_are_read_together(tmp_path, missing):
                 torch.save(content, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00{ending}")
     with pytest.raises(CheckpointError, match="lacks the ranks'") if missing else contextlib.nullcontext():
         assert [stored.name for stored in zero_reader.zero_tensors(str(tmp_path))] == ["w", "f", "b", "tied"]
+
+
+def write_states(folder, parts, by_stage3, info=None, paddings=None):
+    """Write what DeepSpeed saves. `parts` has shapes by groups, and the flat groups of each of two ranks."""
+    inner = "optimizer_state_dict" if by_stage3 else "base_optimizer_state"
+    key = "fp32_flat_groups" if by_stage3 else "single_partition_of_fp32_groups"
+    for part, (shapes, ranks) in enumerate(parts):
+        model = {
+            "param_shapes": shapes,
+            "buffer_names": ["buffer"],
+            "module": {"buffer": torch.ones(1)},
+            "global_steps": 4 if part == 0 else 0,
+            "global_samples": 32,
+            INFO: info,
+        }
+        if not by_stage3:
+            torch.save(model, folder / f"mp_rank_{part:02}{MODELS}")
+        for rank, flats in enumerate([torch.tensor(flat) for flat in flats] for flats in ranks):
+            state = {
+                index: {"step": torch.tensor(index + 3.0), "exp_avg": flats[index] * 10, "flag": True}
+                for index in reversed(range(len(flats)))  # places are read in their order
+            }
+            groups = [{"lr": float(part + rank + index), "params": [index]} for index in range(len(flats))]
+            optimizer = {
+                "partition_count": 2,
+                key: flats,
+                inner: {"state": state, "param_groups": groups},
+                "param_alignment_paddings": paddings,
+            }
+            name = f"zero_pp_rank_{rank}_mp_rank_{part:02}"
+            torch.save({"optimizer_state_dict": optimizer}, folder / f"{name}{OPTIMIZERS}")
+            if by_stage3:
+                torch.save(model, folder / f"{name}{MODELS}")
+
+
+SHAPES = [{"a": torch.Size([2]), "b": torch.Size([3])}, {"c": torch.Size([1, 2])}]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "by_stage3", "paddings"),
+    [
+        ([[[1.0, 2, 3], [6.0]], [[4.0, 5, 0], [7.0]]], False, None),
+        ([[[1.0, 2, 0], [6.0]], [[3.0, 4, 5], [7.0]]], False, [[1, 0], [0]]),
+        ([[[1.0, 3, 4], [6.0]], [[2.0, 5, 0], [7.0]]], True, None),
+    ],
+)
+def test_the_state_of_an_optimizer_is_read_by_parameters(tmp_path, ranks, by_stage3, paddings):
+    write_states(tmp_path, [(SHAPES, ranks)], by_stage3, paddings=paddings)
+    found = zero_reader.zero_states(str(tmp_path))
+    weights = {"a": torch.tensor([1.0, 2]), "b": torch.tensor([3.0, 4, 5]), "c": torch.tensor([[6.0, 7]])}
+    assert list(found.by_name) == list(weights)
+    for name, weight in weights.items():
+        values = found.by_name[name]
+        assert list(values) == ["", "exp_avg"] and found.plain[name] == {"step": torch.tensor(3.0), "flag": True}
+        assert values[""].load().equal(weight) and values["exp_avg"].load().equal(weight * 10)
+    assert found.param_groups == [{"lr": 0.0}, {"lr": 1.0}]
+    assert found.counts == {"global_steps": 4, "global_samples": 32, "skipped_steps": 0}
+
+
+def test_the_state_of_split_parameters_is_joined(tmp_path):
+    pieces = [
+        {"shape": [2], "source": (2 * rank, [1]), "dest": (0, [1]), "locations": [rank]} for rank in range(2)
+    ]  # fmt: skip
+    halves = {rank: {"shard_shape": [2], "pieces": [piece]} for rank, piece in enumerate(pieces)}
+    info = {"affine_map": {"params": {"w": {"logical_shape": [4], "ranks": halves}}}}
+    shapes = [{"w": torch.Size([2]), "whole": torch.Size([2])}]
+    parts = [(shapes, [[[1.0, 2]], [[5.0, 6]]]), (shapes, [[[3.0, 4]], [[8.0, 9]]])]
+    write_states(tmp_path, parts, by_stage3=False, info=info)
+    found = zero_reader.zero_states(str(tmp_path))
+    values = {name: [one.load().tolist() for one in values.values()] for name, values in found.by_name.items()}
+    assert values == {"w": [[1, 2, 3, 4], [10, 20, 30, 40]], "whole": [[5, 6], [50, 60]]}
+    assert found.param_groups == [{"lr": 0.0}] and found.counts["global_steps"] == 4
+    weights = {stored.name: stored for stored in zero_reader.zero_tensors(str(tmp_path))}
+    assert list(weights) == ["w", "whole", "buffer"] and weights["w"].nbytes == 16
+    (tmp_path / f"zero_pp_rank_0_mp_rank_01{OPTIMIZERS}").unlink()
+    with pytest.raises(CheckpointError, match="of 1 ranks, of 2"):
+        zero_reader.zero_states(str(tmp_path))
+    for path in tmp_path.glob("*mp_rank_01*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="has 1 parts of the parameters, of 2"):
+        zero_reader.zero_states(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "has_groups", "told"),
+    [
+        ("ab", True, None),
+        ("ab", False, "other groups of them"),
+        ("a", True, "b"),
+        ("abc", True, "c"),
+        ("abhgfedc", False, "c, d, e, f, g"),
+    ],
+)
+def test_a_state_is_of_the_models_parameters(names, has_groups, told):
+    saved = zero_reader.ZeroStates(by_name={"a": {}, "b": {}}, plain={}, param_groups=[], counts={})
+    raised = pytest.raises(CheckpointMismatch, match=f": {told}\\.$") if told else contextlib.nullcontext()
+    with raised:
+        saved.check("it", names, has_groups)
+
+
+def test_files_of_ranks_are_in_the_order_of_their_numbers(tmp_path):
+    names = [
+        f"{name}{OPTIMIZERS}"
+        for name in (
+            "mp_rank_00",
+            "zero_pp_rank_2_mp_rank_00",
+            "zero_pp_rank_10_mp_rank_00",
+            "zero_pp_rank_0_mp_rank_01",
+        )
+    ]
+    for name in reversed([*names, f"mp_rank_00{MODELS}"]):
+        (tmp_path / name).touch()
+    assert [Path(path).name for path in rank_files(Contents(tmp_path), "", OPTIMIZERS)] == names
+    assert [zero_reader._rank(f"mp_rank_07/{name}") for name in names] == [(0, 0), (0, 2), (0, 10), (1, 0)]
