@@ -511,3 +511,82 @@ def test_the_groups_of_a_zero_checkpoint_are_those_of_the_optimizer(own, told, h
         rates = iter(range(told))
         wanted = [float(next(rates)) if group or len(own) == told else 9.0 for group in own]
         assert [group["lr"] for group in whole["param_groups"]] == wanted
+
+
+@pytest.mark.parametrize(("engine", "config", "gathers"), [(None, {}, True), (None, None, False), ("it", {}, False)])
+def test_partitioned_weights_are_gathered_where_no_engine_does_it(engine, config, gathers, monkeypatch):
+    asked = []
+    gathering = lambda *words: asked.append(words) or contextlib.nullcontext()  # noqa: E731
+    monkeypatch.setattr(deepspeed_state, "gathering", gathering)
+    model = nn.Linear(1, 1)
+    with DeepSpeedState(model, engine).running(config):
+        assert asked == ([(model, config)] if gathers else [])
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("is_parted", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_are_given_and_taken_whole(is_split, is_parted, rank, monkeypatch):
+    class Splits:
+        def __bool__(self):
+            return is_split
+
+        def part(self, name, whole, place):
+            return whole * 2 if (name, place) == ("weight", 1) else whole
+
+        def gathered(self, name, part, place, group):
+            return part + 1 if (place, group) == (1, "group") else part
+
+    whole_ones = []
+
+    @contextlib.contextmanager
+    def whole_for_a_while(parameters):
+        whole_ones.append(len(list(parameters)))
+        yield
+
+    for name, value in {
+        "splits_of": lambda model: Splits(),
+        "is_partitioned": lambda model: is_parted,
+        "tensor_place": lambda: 1,
+        "tensor_group": lambda: "group",
+        "whole_for_a_while": whole_for_a_while,
+    }.items():
+        monkeypatch.setattr(deepspeed_state, name, value)
+    monkeypatch.setattr(deepspeed_state.distributed, "get_rank", lambda: rank)
+    model = nn.Sequential(nn.Linear(2, 1), nn.Tanh())[0]
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = {name: tensor + 1 if is_split else tensor for name, tensor in own.items()}
+    state = DeepSpeedState(model, None)
+    found = state.whole_weights()
+    assert found.keys() == (set() if rank == 1 and (is_split or is_parted) else own.keys())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert whole_ones == ([2] if is_parted and not is_split else [])
+    with state.giving_whole():
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    assert same(dict(model.state_dict()), own)
+    whole_ones.clear()
+    with state.taking_whole():
+        model.load_state_dict({name: torch.full_like(tensor, 3.0) for name, tensor in own.items()})
+    assert whole_ones == ([2] if is_parted and not is_split else [])
+    assert model.weight.tolist() == [[6.0, 6.0] if is_split else [3.0, 3.0]] and model.bias.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("is_parted", [False, True])
+def test_weights_are_set_a_module_at_a_time(is_parted, monkeypatch):
+    whole_ones = []
+
+    @contextlib.contextmanager
+    def whole_for_a_while(parameters):
+        whole_ones.append(len(list(parameters)))
+        yield
+
+    monkeypatch.setattr(deepspeed_state, "is_partitioned", lambda model: is_parted)
+    monkeypatch.setattr(deepspeed_state, "whole_for_a_while", whole_for_a_while)
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)), nn.Linear(1, 1))
+    weights = {
+        name: torch.full(shape, 5.0) for name, shape in {"0.weight": (1, 1), "1.0.bias": (1,), "9.a": (1,)}.items()
+    }
+    missing, unexpected = DeepSpeedState(model, None).set_weights(weights)
+    assert missing == ["0.bias", "1.0.weight", "2.weight", "2.bias"] and unexpected == ["9.a"]
+    assert model[0].weight.item() == model[1][0].bias.item() == 5.0 != model[2].bias.item()
+    assert whole_ones == ([2, 2] if is_parted else [])
