@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import logging
 import os
+import weakref
 from concurrent.futures import Future
 from fractions import Fraction
 from types import SimpleNamespace
@@ -16,10 +18,12 @@ import torch
 
 from helpers.toy import Classifier
 from hf_compat import TrainerState, TrainingArguments
+from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, HubError, MissingSearchBackend, OverrideError, SearchError, UnknownArgument
 from hf_compat.hub import client, model_card
+from hf_compat.hub.client import Commit, HubClient
 from hf_compat.hub.pushes import Pushes
-from hf_compat.search import trials, with_optuna
+from hf_compat.search import trials, with_optuna, with_upstream
 from hf_compat.search.trials import check_search, set_from_trial
 
 
@@ -140,7 +144,8 @@ def test_a_card_whose_licence_the_hub_does_not_give_has_none(tmp_path, monkeypat
     for licence, text in ((None, "licence: None"), ("mit", "licence: mit")):
         facts = {"license": licence, "language": "en"}
         assert model_card.card_of(Classifier(), args, [], (None, None), facts) == text
-    assert asked[1] == {"license": "unknown", "language": "en"} and len(caplog.records) == 1
+    assert asked[1] == {"license": "unknown", "language": "en"}
+    assert [record.name for record in caplog.records].count(model_card.logger.name) == 1
 
 
 @pytest.mark.parametrize(
@@ -404,3 +409,213 @@ def test_a_backend_is_one_that_is_installed(monkeypatch, wanted, installed, foun
             trials.chosen_backend(wanted)
     else:
         assert trials.chosen_backend(wanted).value == found
+
+
+def a_client():
+    """A client without huggingface_hub."""
+    made = HubClient.__new__(HubClient)
+    made._jobs, made.missing, made._logged = [], {}, set()
+    return made
+
+
+def test_a_failed_push_is_told_once_for_each_reason(caplog):
+    caplog.set_level(logging.INFO)
+    made = a_client()
+    for message, folder, why in (("first", "", "down."), ("second", "last", "down."), ("third", "", "hf_x is wrong")):
+        commit = Commit(repo_id="a/b", message=message, folder=folder, token="hf_x")
+        made.note_failure(commit, OSError(why))
+    assert made.missing == {"": "third", "last": "second"}
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "INFO", "WARNING"] and "failed: down. No training" in caplog.messages[0]
+    assert "hf_x" not in caplog.text and "'second' to a/b" in caplog.messages[1]
+
+
+@pytest.mark.parametrize("is_stage", [False, True])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_pushes_that_are_given_up_leave_no_copies(tmp_path, is_stage, has_begun):
+    made, future, folder = a_client(), Future(), tmp_path / "stage"
+    folder.mkdir()
+    if has_begun:
+        future.set_running_or_notify_cancel()
+    commit = Commit(repo_id="a/b", message="it", source=str(folder), is_stage=is_stage)
+    made._jobs = [(commit, future)]
+    made._give_up(list(made._jobs), TimeoutError("late"))
+    assert made._jobs == [] and made.missing == {"": "it"}
+    assert folder.exists() is (has_begun or not is_stage) and future.cancelled() is not has_begun
+
+
+@pytest.mark.parametrize(
+    ("patience", "size", "ends"),
+    [(10.0, 0, "given up"), (10.0, 2_500_000, "sent"), (100.0, 0, "sent"), (100.0, 0, "stopped")],
+)
+def test_a_wait_for_pushes_ends(tmp_path, monkeypatch, caplog, patience, size, ends):
+    """After the first wait 10 seconds have passed, and 5 more after each. A megabyte may take 4 seconds."""
+    caplog.set_level(logging.INFO)
+    made, given = a_client(), []
+    (tmp_path / "file").write_bytes(bytes(size))
+    futures = [Future(), Future(), Future()]
+    futures[0].set_result(None)
+    made._jobs = [(Commit(repo_id="a/b", message=f"m{place}", source=str(tmp_path / "none") if place < 2
+                          else str(tmp_path)), one) for place, one in enumerate(futures)]  # fmt: skip
+    clock = iter([100.0, 100.0, 110.0, 115.0, 120.0, 125.0])
+    monkeypatch.setattr(client.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(client, "SLOWEST_BYTES_PER_SECOND", 250_000.0)
+    waits = []
+
+    def wait(jobs, timeout):
+        waits.append((len(jobs), timeout))
+        if ends == "stopped":
+            raise KeyboardInterrupt
+        if len(waits) == 2:
+            jobs[0].set_result(None)
+        if len(waits) == 4:
+            jobs[0].set_result(None)
+
+    monkeypatch.setattr(client.concurrent.futures, "wait", wait)
+    monkeypatch.setattr(made, "_give_up", lambda jobs, why: given.append(([one.message for one, _ in jobs], str(why))))
+    if ends == "stopped":
+        with pytest.raises(KeyboardInterrupt):
+            made.wait()
+        assert given == [(["m1", "m2"], "you have stopped it")]
+    else:
+        made.wait()
+    if ends == "given up":
+        assert given == [(["m2"], "the Hub has not taken it in 15 seconds")]
+    if ends == "sent":
+        assert given == [] and waits == [(2, 15.0), (2, 15.0), (1, 15.0), (1, 15.0)]
+        assert [record.args[2:] for record in caplog.records] == [
+            (2, size / 1e6, 0.0), (2, size / 1e6, 10.0), (1, size / 1e6, 15.0), (1, size / 1e6, 20.0),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_there", "is_fork", "waits"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_a_process_waits_at_its_end_for_its_own_pushes(is_there, is_fork, waits):
+    class Held:
+        waited = 0
+
+        def wait(self):
+            Held.waited += 1
+            raise KeyboardInterrupt
+
+    held = Held()
+    reference = weakref.ref(held)
+    if not is_there:
+        del held
+    client._wait_at_exit(reference, os.getpid() + is_fork)
+    assert Held.waited == waits
+
+
+@pytest.mark.parametrize("missing", [{}, {"": "first", "last": "second"}])
+def test_pushes_that_have_not_arrived_are_told_once(missing, caplog):
+    pushes = SimpleNamespace(client=SimpleNamespace(missing=dict(missing)), _push_later=lambda: "push it later")
+    for _ in range(2):
+        Pushes.warn_of_missing(pushes)
+    assert pushes.client.missing == {}
+    told = ["These pushes have not arrived on the Hub: 'first', 'second'.\n\nHint: push it later."]
+    assert caplog.messages == (told if missing else [])
+
+
+@pytest.mark.parametrize(
+    ("facts", "front", "title"),
+    [
+        ({}, ["tags: ['generated_from_trainer']"], "out"),
+        (
+            {"language": "de", "license": "mit", "finetuned_from": "base", "tags": "mine", "tasks": ["one", "two"]},
+            ["language: de", "license: mit", "base_model: base", "tags: ['mine', 'generated_from_trainer']",
+             "pipeline_tag: one"],
+            "out",
+        ),
+        ({"model_name": "named", "dataset": "d", "tags": ["a", "b"]},
+         ["tags: ['a', 'b', 'generated_from_trainer']", "datasets: ['d']"], "named"),
+        ({"dataset": "d", "dataset_tags": ["t"]}, ["tags: ['generated_from_trainer']", "datasets: ['t']"], "out"),
+    ],
+)  # fmt: skip
+def test_a_short_card_has_its_facts(facts, front, title):
+    names = ("language", "license", "finetuned_from", "tags", "tasks", "dataset_tags", "dataset", "model_name")
+    card = model_card._short_card(SimpleNamespace(output_dir="some/out/"), dict.fromkeys(names) | facts)
+    assert card == "\n".join(["---", *front, "---", "", model_card._OWN_MARK, "", f"# {title}", ""])
+
+
+@pytest.mark.parametrize("has_board", [False, True])
+@pytest.mark.parametrize(("asked", "count"), [(None, 1), (0, 0), (3, 3)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_ray_gets_a_trainer_that_can_be_sent(monkeypatch, has_board, asked, count, fails):
+    board, added = object() if has_board else None, []
+    host = SimpleNamespace(model_wrapped=1, callback_handler=SimpleNamespace(model=1), add_callback=added.append)
+    host.pop_callback = lambda kind: board if kind is TensorBoardCallback else None
+
+    def search(*words, **options):
+        assert words == (host, count, "minimize") and options == {"a": 1} and not added
+        assert host.model_wrapped is host.callback_handler.model is None
+        if fails:
+            raise RuntimeError("odd")
+        return "1", 0.5, {}, "analysis"
+
+    monkeypatch.setattr(with_upstream, "_upstream", lambda backend, direction: search if backend == "ray" else None)
+    if fails:
+        with pytest.raises(RuntimeError, match="odd"):
+            with_upstream.search_ray(host, asked, "minimize", {"a": 1})
+    else:
+        assert with_upstream.search_ray(host, asked, "minimize", {"a": 1}) == ("1", 0.5, {}, "analysis")
+    assert added == ([board] if has_board else [])
+
+
+class OwnWandb(WandbCallback):
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "told"),
+    [
+        ({}, 1, None),
+        ({"project": "p", "name": None, "metric": "eval/loss"}, 1, None),
+        ({"projekt": "p"}, 1, "did you mean `project`"),
+        ({"name": ""}, 1, "is not a text"),
+        ({"name": 3}, 1, "is not a text"),
+        ({}, 2, "there are 2"),
+        ({}, 1, "No run of the sweep s7"),
+    ],
+)
+@pytest.mark.parametrize("held", [None, "its own", "another's"])
+@pytest.mark.parametrize("space", [{}, {"metric": {"goal": "maximize"}}])
+def test_a_sweep_has_what_wandb_needs(monkeypatch, options, ranks, told, held, space):
+    held = {"its own": OwnWandb(), "another's": object()}.get(held)
+    added, space = [], dict(space)
+    host = SimpleNamespace(args=SimpleNamespace(world_size=ranks), hp_space=lambda trial: space)
+    host.add_callback, host.pop_callback = added.append, {WandbCallback: held}.get
+
+    def search(*words, **given):
+        assert words == (host, 4, "minimize")
+        assert given == {name: value for name, value in options.items() if value is not None}
+        assert host.hp_space(None) is space and "metric" in space
+        return None if told else "id", 0.5, {}, "s7"
+
+    monkeypatch.setattr(with_upstream, "_upstream", lambda backend, direction: search if backend == "wandb" else None)
+    kinds = []
+    known = lambda kind: kinds.append(kind) or kind  # noqa: E731
+    monkeypatch.setattr(with_upstream, "known_to_transformers", known)
+    monkeypatch.setattr(WandbCallback, "__init__", lambda self: None)
+    goal = dict(space).get("metric", {})
+    if told is not None:
+        with pytest.raises((ArgumentError, UnknownArgument, SearchError), match=told):
+            with_upstream.search_wandb(host, 4, "minimize", options)
+    else:
+        assert with_upstream.search_wandb(host, 4, "minimize", options) == ("id", 0.5, {}, "s7")
+        is_own = isinstance(held, OwnWandb)
+        assert kinds == [OwnWandb if is_own else WandbCallback] and space["metric"] == goal
+        assert added[0] is held if is_own else type(added[0]) is WandbCallback
+
+
+@pytest.mark.parametrize("backend", ["optuna", "ray", "wandb"])
+def test_a_trial_sets_names_and_values(backend):
+    asked, trial = [], {"a": 1, "wandb": {}}
+    host = SimpleNamespace(hp_space=lambda trial: asked.append(trial) or {"b": 2})
+    found = trials.space_of(host, trials.HPSearchBackend(backend), trial)
+    assert found == {"optuna": {"b": 2}, "ray": {"a": 1}, "wandb": {"a": 1, "wandb": {}}}[backend]
+    assert asked == ([trial] if backend == "optuna" else [])
+    if backend == "optuna":
+        host.hp_space = lambda trial: [("b", 2)]
+        with pytest.raises(OverrideError, match="is not a dict"):
+            trials.space_of(host, trials.HPSearchBackend(backend), trial)
