@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.run import get_args_parser
 
 from hf_compat.cli import run
 from hf_compat.cli.run import Machines
@@ -208,6 +213,92 @@ def test_a_lost_rendezvous_is_one_line_with_a_way_out(capsys):
     assert run.supervised(launch) == 1
     told = capsys.readouterr().err
     assert "do not find each other: The connection to the C10d store has failed." in told and "--main-address" in told
+
+
+def failed(rank, status):
+    return ChildFailedError("run", {rank: ProcessFailure(rank, 1, status, "no file")})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (None, 0, ""),
+        (failed(1, 3), 3, "Rank 1 has failed with status 3;"),
+        (failed(0, 0), 1, "Rank 0 has failed with status 0;"),
+        (failed(0, -9), 1, "failed with status -9;"),
+        (SignalException("stopped", signal.SIGTERM), 143, "SIGTERM has ended all processes."),
+        (torch.distributed.DistError("lost"), 1, "do not find each other: lost"),
+        (ValueError("another"), None, ""),
+    ],
+)
+def test_each_end_of_the_launcher_has_a_status(capsys, error, status, told):
+    def launch():
+        if error is not None:
+            raise error
+
+    with pytest.raises(ValueError, match="another") if status is None else contextlib.nullcontext():
+        assert run.supervised(launch) == status
+    said = capsys.readouterr().err
+    assert told in said and bool(said) is bool(told)
+
+
+ALONE = {"standalone": True}
+CHANGING = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29500", "rdzv_id": "hf_compat"}
+
+
+@pytest.mark.parametrize(
+    ("words", "machines", "meeting", "after", "address"),
+    [
+        ([], Machines(), ALONE, [], "127.0.0.1:29500"),
+        (["--compat", "4"], Machines(), ALONE, ["--compat", "4"], "127.0.0.1:29500"),
+        (["-m"], Machines(), ALONE, ["-m"], "127.0.0.1:29500"),
+        ([], Machines(port=5), {"master_addr": "127.0.0.1", "master_port": 5}, [], "127.0.0.1:5"),
+        ([], Machines(2, 2, 1, "a"), {"node_rank": 1, "master_addr": "a", "master_port": 29500}, [], "a:29500"),
+        ([], Machines(1, 2, 1, "a", 5), {**CHANGING, "rdzv_endpoint": "a:5"}, [], "a:5"),
+        (["--restarts", "2"], Machines(1, 2), {**CHANGING, "max_restarts": 2}, [], "127.0.0.1:29500"),
+        (["--log-dir", "logs"], Machines(), {**ALONE, "log_dir": "logs", "tee": "3"}, [], "127.0.0.1:29500"),
+    ],
+)
+def test_torchs_launcher_gets_the_machines_and_the_script(monkeypatch, words, machines, meeting, after, address):
+    launched, told = [], []
+    monkeypatch.setattr("torch.distributed.run.run", launched.append)
+    for name in ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"):
+        monkeypatch.setenv(name, "as before")
+
+    def awaited(text, host, until):
+        told.append((text, host, until))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(run, "saying_what_is_awaited", awaited)
+    chosen = run.make_parser().parse_args([*words, "script.py", "--lr", "1"])
+    assert run._launch(chosen, machines, 3) == 0
+    (found,) = launched
+    words = ["hf_compat", "run", "--launcher", str(os.getpid()), *after, "script.py", "--lr", "1"]
+    here = {"nproc_per_node": "3", "nnodes": f"{machines.least}:{machines.most}", "module": True}
+    plain = get_args_parser().parse_args(["-m", *words])
+    assert vars(found) == {**vars(plain), **here, **meeting}
+    ((text, host, until),) = told
+    assert f"at {address} (" in text and f"this is machine {machines.rank} " in text
+    assert host == machines.address and until is run.has_children
+    keeps_address = os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "as before"
+    assert keeps_address is (machines.least == machines.most)
+    prefix = os.environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"]
+    assert prefix == ("[rank ${rank}]: " if "log_dir" in meeting else "as before")
+
+
+@pytest.mark.parametrize(("launcher", "is_module"), [(None, False), (7, True)])
+def test_a_rank_ends_with_its_launcher_and_runs_the_script(monkeypatch, launcher, is_module):
+    done = []
+    for name in ("end_with_launcher", "let_children_import_from"):
+        monkeypatch.setattr(run, name, lambda value, name=name: done.append((name, value)))
+    for name in ("run_module", "run_script"):
+        monkeypatch.setattr(run, name, lambda script, words, name=name: done.append((name, script, words)))
+    run.run_here(SimpleNamespace(launcher=launcher, module=is_module, script="s.py", arguments=["a"]))
+    assert done == [
+        *[("end_with_launcher", 7)] * (launcher is not None),
+        ("let_children_import_from", run.child_site.FOLDER),
+        ("run_module" if is_module else "run_script", "s.py", ["a"]),
+    ]
 
 
 @pytest.mark.parametrize(
