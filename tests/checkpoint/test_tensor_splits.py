@@ -44,7 +44,9 @@ def test_parts_are_cut_out_and_joined_bit_for_bit():
         parts = [SPLITS.part(name, WHOLE, rank) for rank in range(2)]
         if name == "columns":
             parts[1][:, 0] = -1  # the first process's copy counts
-        assert torch.equal(SPLITS.joined(name, [lambda part=part: part for part in parts]), WHOLE)
+        loaded = []
+        loads = [lambda part=part, loaded=loaded: loaded.append(part) or part for part in parts]
+        assert torch.equal(SPLITS.joined(name, loads), WHOLE) and len(loaded) == 2, "each is read once"
         assert SPLITS.whole_shape(name, torch.Size([1])) == (4, 3) and SPLITS.whole_size(name, 1) == 12
 
 

@@ -131,7 +131,9 @@ def of_ranks(by_stage3, count, **facts):
         }
         for part in frozen
     ]
+    models[1:] = [{"frozen_param_fragments": models[1]["frozen_param_fragments"]}] if by_stage3 else [{}]
     groups = [{"partition_count": count, key: [torch.tensor([rank + 7.0])]} for rank in range(2)]
+    groups[1]["partition_count"] = 9  # the first one's counts
     return models, [{"optimizer_state_dict": group} for group in groups]
 
 
@@ -148,6 +150,45 @@ def test_weights_of_all_kinds_are_listed(by_stage3, count):
 def test_each_rank_has_saved_its_states():
     with pytest.raises(CheckpointError, match="of 2 ranks, of 3"):
         zero_reader._part("it", *of_ranks(False, 3))
+    for by_stage3 in (False, True):
+        models, optimizers = of_ranks(by_stage3, 1, param_shapes=[{"w": torch.Size([1])}], frozen_param_shapes=None)
+        found = zero_reader._part("it", models[:1], optimizers[:1]).tensors
+        assert [(stored.name, stored.load().tolist()) for stored in found] == [
+            ("w", [7.0]),
+            ("b", [5.0]),
+            ("tied", [7.0]),
+            ("f", [7.0]),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offset", "raised"),
+    [
+        ([torch.ones(3)], 1, None),
+        ([torch.ones(3)], 2, ValueError),
+        ([torch.ones(1), torch.ones(2)], 1, None),
+        ([torch.ones(3, 1)], 0, TypeError),
+        ([torch.ones(3), torch.ones(1, 1)], 0, TypeError),
+        ([torch.ones(3, dtype=torch.int64)], 0, TypeError),
+        ([torch.ones(3), "text"], 0, TypeError),
+    ],
+)
+def test_pieces_are_flat_and_hold_enough_numbers(pieces, offset, raised):
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised, match=r"rank"):
+        assert stored_slices("it", (2, 1), [(pieces, offset, 2)]).nbytes == 8
+
+
+def test_the_first_part_names_the_tensors():
+    def part(**values):
+        return {
+            name: zero_reader.StoredTensor(name=name, nbytes=4, load=lambda: value) for name, value in values.items()
+        }
+
+    found = zero_reader._joined(zero_reader.TensorSplits(None), [part(a=1), part(b=2)])
+    assert [stored.name for stored in found] == ["a"]
+    info = {"affine_map": {"params": {"w": {"ranks": {0: {}, 1: {}}}}}}
+    found = zero_reader._joined(zero_reader.TensorSplits(info), [part(a=1), part(a=3, b=2)])
+    assert [(stored.name, stored.nbytes, stored.load()) for stored in found] == [("a", 8, 1)]
 
 
 @pytest.mark.parametrize("missing", ["", OPTIMIZERS, MODELS, "both"])
@@ -185,7 +226,7 @@ def write_states(folder, parts, by_stage3, info=None, paddings=None):
                 "partition_count": 2,
                 key: flats,
                 inner: {"state": state, "param_groups": groups},
-                "param_alignment_paddings": paddings,
+                "param_alignment_paddings": paddings if rank == 0 else None,  # the first one's count
             }
             name = f"zero_pp_rank_{rank}_mp_rank_{part:02}"
             torch.save({"optimizer_state_dict": optimizer}, folder / f"{name}{OPTIMIZERS}")
