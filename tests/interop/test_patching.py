@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copyreg
+import enum
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 
-from hf_compat.interop import patching
+from hf_compat.interop import mirrors, patching
 
 HERE = Path(__file__).resolve().parent
 
@@ -312,3 +315,220 @@ def test_globals_that_a_script_has_replaced_and_nothing_reads_are_told(monkeypat
     monkeypatch.setattr(patching, "GLOBALS_BEFORE", {"transformers.trainer": {"kept": 1}})
     patching.tell_of_unread_globals()
     assert told == [text]
+
+
+class Plain:
+    def __init__(self, number=1):
+        self.number = number
+
+
+class Slotted(Plain):
+    __slots__ = ("other",)
+
+    def __init__(self):
+        super().__init__(2)
+        self.other = 3
+
+
+class Called(Plain):
+    def __reduce__(self):
+        return Called, (self.number,)
+
+
+class CalledByAnother(Plain):
+    def __reduce__(self):
+        return _called, (self.number,), {"other": 5}
+
+
+class ByName(Plain):
+    def __reduce__(self):
+        return "BY_NAME"
+
+
+class Words(list):
+    pass
+
+
+def _called(number):
+    return CalledByAnother(number)
+
+
+BY_NAME = ByName()
+
+
+class SaveOf4(enum.Enum):
+    STEPS = "steps"
+
+
+@pytest.mark.parametrize(
+    ("value", "names_its_class"),
+    [(Plain(4), True), (Slotted(), True), (Called(4), True), (CalledByAnother(4), False), (BY_NAME, False),
+     (Words([1, 2]), True), (SaveOf4.STEPS, True)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_objects_of_a_replaced_class_are_pickled_with_their_own(monkeypatch, value, names_its_class):
+    kind = type(value)
+    monkeypatch.setitem(copyreg.dispatch_table, kind, patching._reduced)
+    monkeypatch.setattr(patching, "_originals", {patching._name_of(kind): kind})
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        written = pickle.dumps(value, protocol)
+        found = pickle.loads(written)
+        assert type(found) is kind and found in (value, found)
+        assert getattr(found, "__dict__", {}) == (
+            vars(value) | ({"other": 5} if kind is CalledByAnother else {}) if hasattr(value, "__dict__") else {}
+        )
+        assert (found is value) is (value in (BY_NAME, SaveOf4.STEPS)) and (kind is not Words or found == value)
+        assert getattr(found, "other", None) == {Slotted: 3, CalledByAnother: 5}.get(kind)
+        assert (patching._name_of(kind).encode() in written) is names_its_class
+        other = type("Other", (kind,), {}) if kind is Plain else kind
+        patching._originals[patching._name_of(kind)] = other  # what the name stands for when it is read
+        assert type(pickle.loads(written)) is other
+        patching._originals.clear()  # in a process without a patch
+        assert type(pickle.loads(written)) is kind
+        patching._originals[patching._name_of(kind)] = kind
+
+
+def test_transformers_has_several_objects_for_its_top_level(monkeypatch):
+    class Lazy(ModuleType):
+        pass
+
+    top, former, other = Lazy("transformers"), Lazy("transformers"), Lazy("transformers.models")
+    plain = ModuleType("transformers")
+    made = modules(monkeypatch, user={"held": former, "plain": plain, "other": other, "twice": former})
+    made |= {
+        "transformers": top,
+        "transformers.models": other,
+        "of_no_module": SimpleNamespace(held=Lazy("transformers")),
+    }
+    assert sorted(map(id, patching._top_levels())) == sorted(map(id, (top, former)))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_defined"),
+    [
+        (type("Kind", (), {"__module__": "transformers.trainer"}), True),
+        (type("Kind", (), {"__module__": "transformers"}), True),
+        (type("Kind", (), {"__module__": "transformers_of_others"}), False),
+        (FunctionType((lambda: 0).__code__, {"__name__": "transformers.trainer"}), True),
+        (type("Kind", (), {"__module__": "transformers"})(), False),
+        (SimpleNamespace(__module__="transformers"), False),
+    ],
+)
+def test_what_a_package_defines(value, is_defined):
+    assert patching._is_defined_in(value, "transformers") is is_defined
+
+
+@pytest.mark.parametrize("edited_by_others", [False, True])
+def test_an_end_of_the_patch_undoes_each_part(monkeypatch, edited_by_others):
+    done, theirs, ours, table = [], type("Kind", (), {}), type("Kind", (), {}), {}
+    top, other = ModuleType("transformers"), (lambda one: "theirs")
+    top.Trainer = ours
+    monkeypatch.setattr(patching, "REPLACED", {"Trainer": (theirs, ours)})
+    monkeypatch.setattr(patching, "_originals", {"a:Kind": theirs})
+    monkeypatch.setattr(patching, "_not_loaded", [(top, "Trainer"), (top, "Gone")])
+    monkeypatch.setattr(patching, "GLOBALS_BEFORE", {"transformers.trainer": {}})
+    monkeypatch.setattr(patching.copyreg, "dispatch_table", table)
+    monkeypatch.setattr(inspect, "getsource", other if edited_by_others else patching._getsource_for_readers)
+    for name in ("log_as_transformers", "follow", "take_former_names_back", "_exchange"):
+        monkeypatch.setattr(patching, name, lambda *given, name=name: done.append((name, *given)))
+    table[theirs] = patching._reduced
+    patching.unpatch()
+    assert inspect.getsource is (other if edited_by_others else patching._getsource)
+    expected = [
+        ("log_as_transformers", False),
+        ("follow", None),
+        ("take_former_names_back",),
+        ("_exchange", {id(ours): theirs}),
+    ]
+    assert done == expected and not hasattr(top, "Trainer")
+    left = (table, patching._originals, patching.GLOBALS_BEFORE, patching.REPLACED, patching._not_loaded)
+    assert not any(left)
+    patching.unpatch()
+    assert done == expected, "there is nothing to undo"
+
+
+@pytest.mark.parametrize(("is_first", "holders"), [(True, []), (False, ["user.Trainer", "a.Own", "a.Own"])])
+def test_a_patch_does_each_part_once(monkeypatch, is_first, holders):
+    done, warned, replaced, notes = [], [], {}, {}
+    kept = type("Kept", (), {"__module__": "transformers.trainer"})
+    theirs = type("TrainingArguments", (), {"__module__": "transformers.training_args"})
+    ours, table = type("TrainingArguments", (), {}), {kept: "own"}
+    pairs = {"TrainingArguments": (theirs, ours), "function": (len, min), "Kept": (kept, ours)}
+    top, listed, default = ModuleType("transformers"), [1], object()
+
+    def begin():
+        done.append("_begin")
+        replaced.update(pairs)
+
+    if not is_first:
+        replaced.update(pairs)
+        notes["transformers.trainer"] = {"default": "noted before"}
+    asked = []
+    for name in ("log_as_transformers", "add_former_names", "follow", "_exchange"):
+        monkeypatch.setattr(patching, name, lambda given, name=name: done.append((name, given)))
+    monkeypatch.setattr(patching, "need", lambda *words: asked.append(words[0]))
+    monkeypatch.setattr(patching, "_begin", begin)
+    monkeypatch.setattr(patching, "REPLACED", replaced)
+    monkeypatch.setattr(patching, "_originals", {})
+    monkeypatch.setattr(patching, "_not_loaded", [(top, "function")])
+    monkeypatch.setattr(patching, "_top_levels", lambda: [top])
+    monkeypatch.setattr(patching, "replaced_release", lambda kind: ("release of", kind))
+    monkeypatch.setattr(patching, "_holders", lambda kinds: done.append(kinds) or iter(holders))
+    monkeypatch.setattr(patching, "warn_once", warned.append)
+    monkeypatch.setattr(patching, "GLOBALS_BEFORE", notes)
+    monkeypatch.setattr(patching.copyreg, "dispatch_table", table)
+    monkeypatch.setattr(inspect, "getsource", inspect.getsource)
+    names = {"listed": listed, "known": {"a": listed}, "default": default}
+    modules(monkeypatch, transformers_of_trainer=names, transformers_of_other={"x": 1})
+    patching.patch()
+    assert asked == ["transformers"] and inspect.getsource is patching._getsource_for_readers
+    exchanged = {id(one): other for one, other in pairs.values()}
+    assert done == [
+        *(["_begin", ("log_as_transformers", True)] if is_first else []), ("_exchange", exchanged),
+        ("add_former_names", [top]), ("follow", ("release of", theirs)), [theirs],
+    ]  # fmt: skip
+    assert table == {theirs: patching._reduced, kept: "own"} and top.function is min
+    assert patching._originals == {"transformers.training_args:TrainingArguments": theirs}
+    assert [*notes] == ["transformers.trainer"]
+    found = notes["transformers.trainer"]
+    assert found["default"] is (default if is_first else found["default"]) and found["listed"] == [1]
+    assert is_first or found["default"] == "noted before"
+    assert found["listed"] is not listed and found["known"] == {"a": listed} and found["known"] is not names["known"]
+    assert len(warned) == (not is_first) and all(": a.Own, user.Trainer. They" in text for text in warned)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_kin"),
+    [("Trainer", type("Trainer", (), {"method": 1, "both": 1}), True),
+     ("Seq2SeqTrainer", type("Seq2SeqTrainer", (), {"method": 1, "both": 1}), True),
+     ("Other", type("Other", (), {}), False), ("Trainer", len, False), (len, type("Trainer", (), {}), False)],
+)  # fmt: skip
+def test_only_a_trainer_becomes_a_subclass_of_transformers(ours, theirs, is_kin):
+    base = type("Base", (), {"both": 2})
+    kind = type(ours, (base,), {}) if isinstance(ours, str) else ours
+    for _ in range(2):
+        mirrors.acknowledge(kind, theirs)
+    if not is_kin:
+        assert kind is len or kind.__bases__ == (base,)
+        return
+    assert issubclass(kind, theirs) and len(kind.__bases__) == 2 and kind.both == 2
+    assert mirrors.upstream_class_of(kind.__bases__[1]) is theirs and mirrors.upstream_class_of(kind) is None
+    with pytest.raises(AttributeError, match="method"):
+        kind().method  # noqa: B018
+
+
+def test_subclasses_that_only_transformers_has_get_heirs():
+    def made(name, *bases, module="transformers.x"):
+        return type(name, bases, {"__module__": module, "__doc__": name})
+
+    theirs, ours = made("Callback"), made("Callback", module="hf_compat.x")
+    known, lone = made("Known", theirs), made("Lone", theirs)
+    inner, user, both = made("Inner", known), made("User", theirs, module="user"), made("Both", theirs, ours)
+    of_user, of_both = made("OfUser", user), made("OfBoth", both)
+    found = dict(mirrors.subclasses_of(theirs, ours, {"Known"}))
+    assert {name: pair[0] for name, pair in found.items()} == {"Lone": lone, "Inner": inner}
+    for name, (kind, heir) in found.items():
+        assert heir.__mro__[1:3] == (kind, *kind.__mro__[1:2])[:2] and issubclass(heir, ours)
+        assert (heir.__name__, heir.__module__, heir.__doc__) == (name, "transformers.x", name)
+        assert mirrors.heir_of(kind, ours) is heir
+    assert of_user and of_both

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import subprocess
 import sys
 import types
@@ -20,7 +22,7 @@ import transformers
 import hf_compat
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import InertArgumentWarning
+from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.interop import releases, transformers_models
 
 STAND_IN = Path(__file__).resolve().parents[1] / "sweeps" / "releases" / "beside_older.py"
@@ -184,3 +186,110 @@ def test_a_compiled_quantized_model_is_refused_and_one_with_adapters_is_not(requ
     assert Trainer(adapted, args).model is adapted
     with pytest.raises(ValueError, match="compile"):
         Trainer(torch.compile(adapted), args)
+
+
+ABLE = {"is_trainable": True, "is_qat_trainable": False}
+METHOD = SimpleNamespace(quant_method="of-a-kind")
+
+
+@pytest.mark.parametrize(
+    ("facts", "has_adapters", "said"),
+    [
+        ({}, False, ""),
+        ({"is_quantized": True}, True, "quantized by its method"),
+        ({"is_quantized": True, "hf_quantizer": ABLE}, True, ""),
+        ({"is_quantized": True, "hf_quantizer": ABLE}, False, "has no adapters"),
+        ({"is_quantized": True, "hf_quantizer": {}}, False, "has no adapters"),
+        ({"is_quantized": True, "hf_quantizer": ABLE | {"is_qat_trainable": True}}, False, ""),
+        ({"is_quantized": True, "hf_quantizer": {"is_qat_trainable": True}}, False, "quantized by its method"),
+        ({"is_quantized": True, "hf_quantizer": {"quantization_config": METHOD}}, True, "by of-a-kind, which cannot"),
+        ({"is_quantized": True, "hf_quantizer": ABLE, "_orig_mod": 1}, True, "quantized and compiled"),
+        ({"is_quantized": True, "_hf_peft_config_loaded": True, "_orig_mod": 1}, False, ""),
+        ({"is_quantized": False, "_orig_mod": 1}, False, ""),
+    ],
+)
+def test_which_quantized_models_an_older_release_trains(monkeypatch, facts, has_adapters, said):
+    monkeypatch.setattr(releases, "of_installed", lambda module, name: None)
+    quantizer = facts.get("hf_quantizer")
+    model = SimpleNamespace(**facts | ({} if quantizer is None else {"hf_quantizer": SimpleNamespace(**quantizer)}))
+    with pytest.raises(ArgumentError, match=f"`model` is .*{said}") if said else contextlib.nullcontext():
+        releases.check_quantization(model, has_adapters)
+
+
+def test_the_release_itself_judges_a_quantized_model(monkeypatch):
+    judged = []
+    monkeypatch.setattr(releases, "of_installed", lambda module, name: judged.append)
+    model = SimpleNamespace(is_quantized=True)
+    releases.check_quantization(model)
+    assert judged == [model]
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "hints", "differ"),
+    [
+        ("5.23", {}, {}, {}),
+        ("5.1", {"learning_rate": 0.5}, {}, {"learning_rate": 0.5}),
+        ("5.1", {"learning_rate": "0.5"}, {}, {"learning_rate": 0.5}),
+        ("5.1", {"learning_rate": "fast"}, {}, {}),  # another form of a value
+        ("5.1", {"learning_rate": 5e-5, "unknown": 3}, {}, {}),  # ours, and an argument that we lack
+        ("5.1", {"learning_rate": dataclasses.MISSING}, {}, {}),
+        ("5.1", {"gradient_checkpointing": False}, {}, {}),
+        ("5.1", {"fsdp": None}, {"fsdp": "list[str] | None"}, {"fsdp": []}),
+        ("5.1", {"fsdp": None, "other": None}, {"fsdp": "bool | None", "other": "list"}, {}),
+        ("4.57", {"report_to": None}, {}, {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None}),
+        ("4.46", {"report_to": "tensorboard"}, {}, {"report_to": "tensorboard", "trackio_space_id": "trackio"}),
+        ("3.5", {}, {}, {}),
+    ],
+)
+def test_defaults_of_a_release_that_differ_from_ours(monkeypatch, release, values, hints, differ):
+    fields = [
+        SimpleNamespace(name=name, default=value, type=hints.get(name, "object")) for name, value in values.items()
+    ]
+    stand_in = SimpleNamespace(fields=lambda kind: fields, MISSING=dataclasses.MISSING)
+    monkeypatch.setattr(releases, "dataclasses", stand_in)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", release)
+    found = releases.replaced_release(object)
+    if release == "4.46":
+        found.defaults.pop("use_cache")
+    assert found.release == release and found.defaults == differ and [*found.defaults] == sorted(found.defaults)
+
+
+@pytest.mark.parametrize(
+    ("missing", "is_raised"),
+    [("transformers", False), ("transformers.integrations", False), ("numpy_of_old", True)],
+)
+def test_a_module_that_a_release_lacks_is_left_out(monkeypatch, missing, is_raised):
+    def find_spec(name):
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr(releases.importlib.util, "find_spec", find_spec)
+    with pytest.raises(ModuleNotFoundError) if is_raised else contextlib.nullcontext():
+        assert releases.modules_there(("transformers.no_such_module",)) == []
+
+
+@pytest.mark.parametrize(
+    ("has_tokens", "has_config", "releases_way", "aligned"),
+    [
+        (True, True, "function", "function"),
+        (True, True, "method", "method"),
+        (True, True, "neither", None),
+        (False, True, "function", None),
+        (True, False, "function", None),
+    ],
+)
+def test_special_tokens_are_aligned_by_the_release(monkeypatch, has_tokens, has_config, releases_way, aligned):
+    done = []
+    trainer = SimpleNamespace(
+        _align_special_tokens=lambda own: done.append(("method", own.model, own.processing_class))
+    )  # fmt: skip
+    found = {
+        "align_special_tokens": (lambda *given: done.append(("function", *given)))
+        if releases_way == "function"
+        else None,
+        "Trainer": SimpleNamespace() if releases_way == "neither" else trainer,
+    }
+    monkeypatch.setattr(transformers_models, "of_installed", lambda module, name: found[name])
+    monkeypatch.setattr(transformers_models, "_has_tokens", lambda one: has_tokens)
+    model = SimpleNamespace(config=1) if has_config else SimpleNamespace()
+    transformers_models.align_special_tokens(model, "tokenizer")
+    assert done == ([] if aligned is None else [(aligned, model, "tokenizer")])
