@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
+from jsonargparse import Namespace
+
+from hf_compat.cli import fit
+from hf_compat.errors import ArgumentError
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -300,3 +305,161 @@ if __name__ == "__main__":
         "sgd",
     ]  # once an epoch, as Lightning has it
     assert "optimizer SGD 0.005" in run(tmp_path, "fit", *words, script="cli.py").stdout
+
+
+def command_of(tmp_path, is_first=True, **facts):
+    """A command whose trainer notes what is asked of it."""
+    done, result = [], SimpleNamespace(metrics=1)
+    trainer = SimpleNamespace(
+        is_world_process_zero=lambda: is_first,
+        train=lambda resume_from_checkpoint: done.append(("train", resume_from_checkpoint)) or result,
+        evaluate=lambda: done.append("evaluate") or 2,
+        predict=lambda samples, metric_key_prefix: done.append((samples, metric_key_prefix)) or facts["output"],
+        eval_dataset=facts.get("eval_dataset"),
+    )  # fmt: skip
+    for name in ("save_model", "save_metrics", "save_state", "log_metrics"):
+        setattr(trainer, name, lambda *given, name=name: done.append((name, *given)))
+    run = object.__new__(fit.Run)
+    args = SimpleNamespace(output_dir=tmp_path / "out", should_save=is_first, do_eval=facts.get("do_eval", False))
+    held = {
+        "command": "fit",
+        "checkpoint": None,
+        "is_named": True,
+        "text": "text",
+        "test_dataset": None,
+        "config": None,
+    }
+    held["config"] = SimpleNamespace(model="toy.Model")
+    vars(run).update(held | {name: value for name, value in facts.items() if name in held}, trainer=trainer, args=args)
+    return run, done
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "resumes"), [(None, None), ("checkpoint-2", "checkpoint-2"), ("last", True), ("best", "best")]
+)
+@pytest.mark.parametrize("do_eval", [False, True])
+@pytest.mark.parametrize("eval_dataset", [None, []])
+def test_fit_trains_saves_and_evaluates(tmp_path, checkpoint, resumes, do_eval, eval_dataset):
+    run, done = command_of(tmp_path, checkpoint=checkpoint, do_eval=do_eval, eval_dataset=eval_dataset)
+    run.fit()
+    evaluated = ["evaluate", ("log_metrics", "eval", 2), ("save_metrics", "eval", 2)]
+    assert done == [
+        ("train", resumes), ("save_model",), ("save_metrics", "train", 1), ("save_state",),
+        *(evaluated if do_eval and eval_dataset is not None else []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "is_first", "written"),
+    [
+        ({}, True, "config.yaml"),
+        ({}, False, None),
+        ({"config.yaml": "text"}, True, "config.yaml"),
+        ({"config.yaml": "another"}, True, "config-2.yaml"),
+        ({"config.yaml": "another", "config-2.yaml": "a third"}, True, "config-3.yaml"),
+        ({"config.yaml": "another", "config-2.yaml": "text"}, True, "config-2.yaml"),
+        ({"config.yaml": None}, True, "config-2.yaml"),  # a folder
+    ],
+)
+def test_fit_writes_its_configuration_beside_others(tmp_path, there, is_first, written):
+    run, _ = command_of(tmp_path, is_first)
+    for name, content in there.items():
+        path = tmp_path / "out" / name
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if content is None else path.write_text(content)
+    run.fit()
+    found = {path.name: path.read_text() for path in tmp_path.glob("out/*") if path.is_file()}
+    expected = {name: content for name, content in there.items() if content} | ({written: "text"} if written else {})
+    assert found == expected and (tmp_path / "out").exists() is bool(expected)
+
+
+ONE, TWO = np.ones(2), np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "written"),
+    [
+        (ONE, None, {"predictions": ONE}),
+        (ONE, TWO, {"predictions": ONE, "labels": TWO}),
+        (ONE, (TWO, TWO), {"predictions": ONE}),
+        ((ONE, TWO), TWO, {"predictions": ONE, "predictions_1": TWO, "labels": TWO}),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_predict_writes_arrays_and_metrics(tmp_path, capsys, predictions, labels, written, is_first):
+    output = SimpleNamespace(predictions=predictions, label_ids=labels, metrics={"a": 1})
+    run, done = command_of(tmp_path, is_first, output=output, test_dataset="rows", command="predict")
+    run.execute()
+    assert done == [
+        ("rows", "predict"), *[("log_metrics", "predict", {"a": 1}), ("save_metrics", "predict", {"a": 1})] * is_first
+    ]  # fmt: skip
+    path = tmp_path / "out" / "predictions.npz"
+    told = "weights: those that `model` makes; no checkpoint of a run is loaded (`--ckpt_path`)\n"
+    assert capsys.readouterr().out == (f"{told}written: {path} ({', '.join(written)})\n" if is_first else "")
+    assert path.exists() is is_first
+    if is_first:
+        with np.load(path) as found:
+            assert {name: found[name].tolist() for name in found} == {n: one.tolist() for n, one in written.items()}
+
+
+@pytest.mark.parametrize("metrics", [None, {"a": 1}])
+@pytest.mark.parametrize("test_dataset", [None, "rows"])
+def test_test_reports_the_metrics_of_the_test_data(tmp_path, metrics, test_dataset):
+    output = SimpleNamespace(metrics=metrics)
+    run, done = command_of(tmp_path, output=output, test_dataset=test_dataset, command="test")
+    if test_dataset is None:
+        with pytest.raises(ArgumentError, match="`hf-compat test` has no `data"):
+            run.execute()
+        return
+    run.execute()
+    assert done == [("rows", "test"), ("log_metrics", "test", metrics or {}), ("save_metrics", "test", metrics or {})]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "model", "told"),
+    [
+        ("checkpoint-2", "toy.Model", "weights: checkpoint-2"),
+        (None, "toy.Model", "weights: those that `model` makes; "),
+        (None, "toy.Model.from_pretrained", "weights: those of toy.Model.from_pretrained; "),
+    ],
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_weights_are_loaded_before_they_are_scored(tmp_path, monkeypatch, capsys, checkpoint, model, told, is_named):
+    config = SimpleNamespace(model=model)
+    run, done = command_of(tmp_path, checkpoint=checkpoint, config=config, command="validate", is_named=is_named)
+    monkeypatch.setattr(fit, "load_weights", lambda trainer, path, is_named: done.append(("load", path, is_named)))
+    run.execute()
+    loads = [("load", checkpoint, is_named)] * (checkpoint is not None)
+    assert done == [*loads, "evaluate", ("log_metrics", "eval", 2), ("save_metrics", "eval", 2)]
+    assert capsys.readouterr().out.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "found"),
+    [
+        ({"warmup_ratio": 0.1}, ["--args.warmup_ratio=0.1"], {"warmup_steps"}),
+        ({"warmup_ratio": 0.1}, ["--args.warmup_ratio=0.1", "--args.warmup_steps=3"], set()),
+        ({"warmup_ratio": 0.1}, ["--warmup_ratio=0.1"], set()),  # not of the section
+        ({"warmup_ratio": 0.1}, ["--args.seed=3"], set()),  # of a file
+        ({"no_cuda": True}, ["--args.no_cuda", "--args.seed=3"], {"use_cpu"}),
+    ],
+)
+def test_old_names_of_a_command_line_replace_values_of_a_file(values, line, found):
+    args = Namespace(warmup_steps=7, use_cpu="of a file", **values)
+    assert fit._override(args, line) == found
+    assert args.warmup_steps == (0 if "warmup_steps" in found else 7)
+    assert args.use_cpu == (False if "use_cpu" in found else "of a file")
+
+
+@pytest.mark.parametrize("word", [*fit._HELP, None])
+def test_a_section_is_described_and_nothing_is_run(monkeypatch, capsys, word):
+    done = []
+    monkeypatch.setattr(
+        fit, "Run", lambda command, words: SimpleNamespace(execute=lambda: done.append((command, words)))
+    )
+    monkeypatch.setattr(sys, "path", ["before"])
+    words = ["--seed", "3", *([word] if word else [])]
+    assert fit.main("validate", words) == 0
+    assert done == ([] if word else [("validate", words)])
+    assert sys.path == (["before"] if word else [os.getcwd(), "before"])
+    assert capsys.readouterr().out == (fit._HELP[word]() if word else "")
