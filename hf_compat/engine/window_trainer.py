@@ -323,11 +323,7 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
     def __next__(self) -> tuple[object, int, int]:
         if self.done and not self._reads_all:
             raise StopIteration
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self.done = True
-            raise
+        batch = next(self._batches)
         index, self._index = self._index, self._index + 1
         self.fetched += 1
         self.done = self.fetched >= self.length  # type: ignore[operator]  # `on_run_start` has checked it

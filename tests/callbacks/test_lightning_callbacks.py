@@ -179,7 +179,9 @@ def test_means_that_a_callback_logs_are_weighted_by_samples_or_as_it_says(make_a
 
         def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
             pl_module.log("validated", float(batch_idx), on_step=False, on_epoch=True)
+            losses.append(float(outputs))
 
+    losses = []
     args = make_args(num_train_epochs=1, eval_strategy="epoch", gradient_accumulation_steps=2)
     trainer = Trainer(Classifier(), args, train_dataset=rows(13), eval_dataset=rows(10), callbacks=[Logs()])
     assert (args.train_batch_size, args.eval_batch_size) == (4, 8)
@@ -187,6 +189,7 @@ def test_means_that_a_callback_logs_are_weighted_by_samples_or_as_it_says(make_a
     found = {name: float(value) for name, value in trainer.lightning_trainer.callback_metrics.items()}
     assert found["by_samples"] == pytest.approx((0 * 8 + 1 * 5) / 13) and found["by_hand"] == 0.5
     assert found["validated"] == pytest.approx((0 * 8 + 1 * 2) / 10)
+    assert found["eval_loss"] == pytest.approx((losses[0] * 8 + losses[1] * 2) / 10), "a callback is shown the loss"
 
 
 def test_early_stopping_of_lightning_stops_the_run(make_args):

@@ -108,5 +108,7 @@ def test_the_environment_of_a_launcher_says_what_the_launch_says(monkeypatch):
     facts = SimpleNamespace(world_size=8, process_index=5, local_process_index=1, node_rank=2)
     found = strategies.LaunchedEnvironment(facts)
     assert (found.main_address, found.main_port) == ("node7", 29123)
-    assert (found.world_size(), found.global_rank(), found.local_rank()) == (8, 5, 1)
+    found.set_world_size(3)
+    found.set_global_rank(2)
+    assert (found.world_size(), found.global_rank(), found.local_rank(), found.node_rank()) == (8, 5, 1, 2)
     assert found.creates_processes_externally and not found.detect()
