@@ -10,8 +10,10 @@ import enum
 import json
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from safetensors.torch import load_file
 
 from helpers import toy
 from helpers.parity.compare import same
-from hf_compat.checkpoint.convert import convert, to_hf
+from hf_compat.checkpoint import convert as converting
+from hf_compat.checkpoint.convert import HFCheckpointIO, convert, to_hf
 from hf_compat.checkpoint.files import member_of
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.checkpoint.run_state import DataPosition, RunState
@@ -213,3 +216,29 @@ def test_a_checkpoint_of_another_module_is_refused(tmp_path, weights):
     with pytest.raises(CheckpointError, match="it is of no HFModule"):
         to_hf({"state_dict": weights, "epoch": 1, "global_step": 4}, str(tmp_path / "it"))
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, None),
+        ({"callbacks": {"average": [torch.ones(1)]}, "MixedPrecision": torch.ones(1)}, None),
+        ({"note": [1, "text"]}, None),
+        ({"averages": {"a": [torch.ones(1)]}}, "holds 1 entries .*: averages. They"),
+        ({"state_dict": {"metric": 2}}, "holds 1 entries .*: metric. They"),
+        ({"state_dict": dict.fromkeys("abcde", 1)}, "holds 5 entries .*: a, b, c, d, e. They"),
+        ({"state_dict": dict.fromkeys("abcde", 1), "f": torch.ones(1)}, "holds 6 .*: a, b, c, d, e …. They"),
+    ],
+)
+def test_weights_without_a_place_are_named(more, told, recwarn):
+    weights = {**more.get("state_dict", {}), f"{converting.PREFIX}weight": 1}
+    converting.warn_of_left_out("it", {**more, "state_dict": weights, converting.OWN_KEY: torch.ones(1)})
+    texts = [str(one.message) for one in recwarn]
+    assert len(texts) == (told is not None) and all(re.search(told, text) for text in texts)
+
+
+def test_what_a_hook_asks_of_a_plugin_is_that_of_the_one_behind():
+    behind = SimpleNamespace(checkpoint_io="inner")
+    assert HFCheckpointIO(behind).checkpoint_io == "inner"
+    with pytest.raises(AttributeError, match="behind"):
+        HFCheckpointIO.__new__(HFCheckpointIO).checkpoint_io  # noqa: B018

@@ -456,3 +456,24 @@ def test_files_that_readers_hash_are_named(small):
     manifest.seal(str(small), None)
     manifest.flush_and_hash(str(small))
     assert [*unlisted._judged(small, share)[1]] == ["a.distcp"]
+
+
+@pytest.mark.parametrize("is_whole", [True, False, "refused"])
+def test_a_file_that_proves_to_be_another_is_judged_when_it_is_loaded(monkeypatch, caplog, is_whole):
+    def judge(path):
+        if is_whole == "refused":
+            raise CheckpointError("it is not valid JSON")
+        return is_whole
+
+    monkeypatch.setattr(unlisted, "_is_whole", judge)
+    monkeypatch.setattr(unlisted, "no_checkpoint", lambda *words: CheckpointError(" ".join(map(str, words))))
+    if is_whole is True:
+        unlisted._judge_late("c", "out", "c/sub/a.pt")
+        (told,) = caplog.messages
+        assert told.startswith("c differs from its") and "a.pt" in told
+    else:
+        with pytest.raises(
+            CheckpointError, match="c it is not valid JSON out" if is_whole else "c a.pt is cut off or damaged. out"
+        ):
+            unlisted._judge_late("c", "out", "c/sub/a.pt")
+        assert caplog.messages == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.checkpoint import choice, manifest
+from hf_compat.checkpoint import choice, manifest, moving
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.convert import writing
@@ -231,3 +231,67 @@ def test_a_conversion_removes_what_killed_ones_have_left(tmp_path):
         Path(place).write_text("converted")
         assert not (tmp_path / (CONVERTING + ENDED.id)).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [CONVERTING + ELSEWHERE.id, "target"]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_owned"),
+    [
+        ("{saving}{me}/checkpoint-2", True),
+        ("{converting}{me}/a/checkpoint-2", True),
+        ("{saving}{me}", False),
+        ("{saving}nobody/checkpoint-2", False),
+        ("out/checkpoint-2", False),
+    ],
+)
+def test_whose_hidden_folder_a_path_is_in(path, is_owned):
+    me = Owner().id
+    found = moving._owner_of("/out/" + path.format(saving=SAVING, converting=CONVERTING, me=me))
+    assert found == (me if is_owned else "")
+
+
+@pytest.mark.parametrize("has_manifest", [False, True])
+@pytest.mark.parametrize("goes_out", [False, True])
+def test_a_folder_is_copied_and_deleted_where_the_disk_renames_none(tmp_path, monkeypatch, has_manifest, goes_out):
+    me, written, flushed = Owner().id, [], []
+    hidden = tmp_path / f"{SAVING}{me}"
+    hidden.mkdir()
+    source, target = hidden / "checkpoint-2", tmp_path / "checkpoint-2"
+    source, target = (source, target) if goes_out else (target, source)
+    (source / "sub").mkdir(parents=True)
+    for name in ("a", "sub/manifest.json", *(["manifest.json"] if has_manifest else [])):
+        (source / name).write_text(name)
+    (source / "sub" / "link").symlink_to("nowhere")
+    os.mkfifo(source / "pipe")
+    put = moving._put_manifest
+    note = lambda folder, content: written.append((str(folder), content)) or put(folder, content)  # noqa: E731
+    monkeypatch.setattr(moving, "_put_manifest", note)
+    monkeypatch.setattr(moving, "flush", lambda path: flushed.append(str(path)))
+    marker = moving.marker_of(me, "checkpoint-2")
+    moving._copy(source, target)
+    found = {str(path.relative_to(target)) for path in target.rglob("*")}
+    assert found == {"a", "sub", "sub/manifest.json", "sub/link", *(["manifest.json"] if has_manifest else [])}
+    assert (target / "sub" / "link").is_symlink() and (target / "a").read_text() == "a"
+    marked = [(str(target), marker)] if goes_out else []
+    assert written == marked + ([(str(target), b"manifest.json")] if has_manifest else [])
+    if has_manifest:
+        stat = [(folder / "manifest.json").stat().st_mtime_ns for folder in (source, target)]
+        assert stat[0] == stat[1]
+    assert {str(target / "a"), str(target / "sub" / "manifest.json"), str(target.parent)} <= set(flushed)
+    assert flushed[-1] == str(target) and not any(path.endswith("link") for path in flushed)
+
+    written.clear()
+    flushed.clear()
+    order, unlink = [], os.unlink
+    monkeypatch.setattr(moving.os, "unlink", lambda path, **other: order.append(str(path)) or unlink(path, **other))
+    moving._delete(str(source), moving._owner_of(str(target)))
+    assert not source.exists()
+    assert written == ([] if goes_out else [(str(source), marker)]) and flushed == [path for path, _ in written]
+    own = [path for path in order if path == str(source / "manifest.json")]
+    assert own == ([order[-1]] if has_manifest or not goes_out else [])
+
+
+def test_a_folder_of_nobodys_is_deleted_without_a_marker(tmp_path, monkeypatch):
+    monkeypatch.setattr(moving, "_put_manifest", None)
+    (tmp_path / "it").mkdir()
+    moving._delete(str(tmp_path / "it"), "")
+    assert not (tmp_path / "it").exists()

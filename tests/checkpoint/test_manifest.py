@@ -404,3 +404,41 @@ def test_what_a_save_that_did_not_end_gives_back(tmp_path, has_record, there, as
     manifest._put_back(str(place), owner, [str(final)])
     held = {path.name: path.read_bytes() for path in final.iterdir()} if final.exists() else None
     assert held == (None if left is None else dict([contents[left]]) if left in contents else {})
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "has_record", "there", "is_taken_out"),
+    [
+        (True, True, "unmarked", True),
+        (True, True, "marked", False),
+        (True, True, None, False),
+        (True, False, "unmarked", False),
+        (False, True, "unmarked", False),
+    ],
+)
+def test_a_save_that_is_given_up_takes_out_what_it_wrote_once(
+    tmp_path, monkeypatch, is_begun, has_record, there, is_taken_out
+):
+    owner, final, done = Owner(), tmp_path / "checkpoint-2", []
+    place = manifest.SavingPlace(str(final), owner, in_place=True)
+    place._is_begun = is_begun
+    Path(place.hidden).mkdir()
+    if has_record:
+        (Path(place.hidden) / layout.RECORD).touch()
+    if there is not None:
+        final.mkdir()
+    if there == "marked":
+        (final / "manifest.json").touch()
+    monkeypatch.setattr(manifest, "_take_out", lambda *words: done.append(("out", *words)))
+    monkeypatch.setattr(manifest, "_put_back", lambda *words: done.append(("back", *words)))
+
+    def fail(path):
+        done.append(("removed", path))
+        raise OSError("busy")
+
+    monkeypatch.setattr(layout, "remove_hidden", fail)
+    rest = [("back", place.hidden, owner, [str(final)]), ("removed", place.hidden)]
+    for out in ([("out", str(final), place.hidden)] if is_taken_out else [], []):
+        place.discard()
+        assert done == [*out, *rest]
+        done.clear()

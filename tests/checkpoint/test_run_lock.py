@@ -639,3 +639,19 @@ def test_silence_is_measured_while_the_disk_answers(monkeypatch, looks, stalls, 
     monkeypatch.setattr(run_lock, "_look", look)
     assert run_lock._is_silent("it") is is_silent
     assert clock[0] - 100 == pytest.approx(waited, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("silent", "held", "raised"),
+    [(False, "empty", False), (True, "empty", False), (True, None, False), (True, "full", True)],
+)
+def test_the_folder_of_a_killed_taker_is_removed(tmp_path, monkeypatch, silent, held, raised):
+    turnstile = tmp_path / "turnstile"
+    if held is not None:
+        turnstile.mkdir()
+    if held == "full":
+        (turnstile / "a").touch()
+    monkeypatch.setattr(run_lock, "_is_silent", lambda path: silent)
+    with pytest.raises(OutputFolderError, match="not the empty folder") if raised else contextlib.nullcontext():
+        run_lock._wait_at(str(turnstile))
+    assert turnstile.exists() is (held == "full" or (held == "empty" and not silent))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from torch import nn
 
+from hf_compat import TrainingArguments
+from hf_compat.checkpoint import run_state
 from hf_compat.checkpoint.files import Named
 from hf_compat.checkpoint.run_state import DataPosition, RunState, SavedAt, plain_checkpoint, resume_point
 from hf_compat.errors import CheckpointError
@@ -172,3 +179,33 @@ def test_objects_are_left_out_of_hyperparameters_alone(caplog, content, left, to
     else:
         assert plain_checkpoint("it", content) == left
     assert told in caplog.text and bool(caplog.records) is bool(told)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Odd:
+    pass
+
+
+def test_hyperparameters_are_made_plain_where_they_can_be():
+    args = TrainingArguments("out", use_cpu=True)
+    odd, module = Odd(), nn.Linear(1, 1)
+    held = {
+        "args": args, "space": Namespace(a=1, b=[2]), "level": Level.LOW, "colour": Colour.RED, "path": Path("a/b"),
+        "number": np.float32(0.5), "module": module, "odd": {"x": [odd]},
+    }  # fmt: skip
+    kept = []
+    found = run_state._readable_hyperparameters(held, kept)
+    assert found["args"] == args.to_dict() and found["space"] == {"a": 1, "b": [2]}
+    assert type(found["level"]) is int and found["colour"] is Colour.RED and found["path"] == "a/b"
+    assert type(found["number"]) is float and found["module"] is module and found["odd"] == {"x": [odd]}
+    assert kept == [
+        "The hyperparameter colour is a Colour, which cannot be read back from a checkpoint",
+        "The hyperparameter odd['x'][0] is a Odd, which cannot be read back from a checkpoint",
+    ]

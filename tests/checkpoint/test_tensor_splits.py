@@ -73,6 +73,8 @@ def test_a_part_of_another_shape_or_outside_is_an_error():
         ([2], (0, [1]), 2, True),
         ([2], (1, [1]), 2, False),
         ([2], (-1, [1]), 2, False),
+        ([1], (0, [1]), 1, True),
+        ([2], (1, [-1]), 2, False),
         ([2], (0, [3]), 4, True),
         ([2], (0, [3]), 3, False),
         ([2, 2], (0, [2, 1]), 4, True),

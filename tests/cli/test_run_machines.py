@@ -363,3 +363,41 @@ def test_defaults_of_another_release_are_told(monkeypatch, capsys, generation, d
     run.tell_defaults()
     shown = capsys.readouterr().err.replace(") ", " ").replace("(seed=3); ", "seed=3; ")
     assert (told or "") in shown.replace("(seed=3; ", "seed=3; ") and (told is not None) is bool(shown)
+
+
+@pytest.mark.parametrize(
+    ("is_over", "address", "is_known", "told"),
+    [
+        (True, "host", False, []),
+        (False, "", False, ["waits."]),
+        (False, "host", True, ["waits."]),
+        (False, "host", False, ["waits; the host name 'host' has no address here (unknown)."]),
+    ],
+)
+def test_a_long_wait_is_told_once(monkeypatch, caplog, is_over, address, is_known, told):
+    timers = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds, function):
+            self.calls, self.seconds, self.function = [], seconds, function
+            timers.append(self)
+
+        def start(self):
+            self.calls.append("started" if self.daemon else "started before it is a daemon")
+
+        def cancel(self):
+            self.calls.append("cancelled")
+
+    def look_up(name, port):
+        if not is_known:
+            raise OSError(-2, "unknown")
+
+    monkeypatch.setattr(waiting.threading, "Timer", Timer)
+    monkeypatch.setattr(waiting.socket, "getaddrinfo", look_up)
+    with pytest.raises(KeyError), waiting.saying_what_is_awaited("waits", address, lambda: is_over):
+        timers[0].function()
+        raise KeyError
+    assert caplog.messages == told
+    assert timers[0].calls == ["started", "cancelled"] and timers[0].seconds == waiting.PATIENCE_SECONDS

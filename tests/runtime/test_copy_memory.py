@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import torch
 
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback, set_seed
+from hf_compat.runtime import device_copies
 from hf_compat.runtime.device_copies import CopyMemory, frozen_copy
 
 
@@ -89,3 +93,79 @@ def test_what_a_run_keeps_for_its_saves_goes_with_its_end(make_args, tmp_path):
     assert not trainer._saver.copy_memory._used
     whole = torch.load(tmp_path / "out" / "checkpoint-6" / "optimizer.pt", weights_only=True)
     assert whole["state"][0]["step"] == 6
+
+
+class Module:
+    """Stands for torch.cuda, and notes what is asked of it."""
+
+    def __init__(self):
+        self.log = []
+
+    def Stream(self, device):
+        self.log.append(("made", str(device)))
+        return SimpleNamespace(
+            wait_stream=lambda other: self.log.append(("waits", other)),
+            record_event=lambda: self.event(),
+        )
+
+    def event(self):
+        number = sum(entry[0] == "event" for entry in self.log)
+        self.log.append(("event", number))
+        return SimpleNamespace(synchronize=lambda: self.log.append(("synchronized", number)), number=number)
+
+    def current_stream(self, device):
+        return SimpleNamespace(
+            name=f"of {device}",
+            wait_event=lambda event: self.log.append(("after", str(device), event.number)),
+            wait_stream=lambda stream: self.log.append("after the copies"),
+        )
+
+    def stream(self, stream):
+        return contextlib.nullcontext(self.log.append("within"))
+
+
+class Tensor:
+    def __init__(self, device, is_pinned=True):
+        self.device, self.pinned, self.copied, self.recorded = torch.device(device), is_pinned, [], []
+
+    def is_pinned(self):
+        return self.pinned
+
+    def copy_(self, other, non_blocking=False):
+        self.copied.append((other, non_blocking))
+
+
+def test_each_device_copies_on_a_stream_of_its_own(monkeypatch):
+    module = Module()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(device_copies, "copies_beside", lambda device: device.type == "cuda")
+    copies = device_copies.DeviceCopies()
+    sources = [Tensor(device) for device in ("cpu", "cuda:0", "cuda:1", "cuda:0", "mps", "cuda:0")]
+    pairs = [(Tensor("cpu", is_pinned=place < 5), source) for place, source in enumerate(sources)]
+    assert copies.start(pairs) == [pairs[0]] and pairs[0][0].copied == []
+    assert [place.copied for place, _ in pairs[1:4]] == [[(source, True)] for source in sources[1:4]]
+    assert [place.copied for place, _ in pairs[4:]] == [[(source, False)] for source in sources[4:]]
+    waits = [entry[1].name for entry in module.log if entry[0] == "waits"]
+    assert waits == ["of cuda:0", "of cuda:1"] and module.log.count("within") == 2
+    module.log.clear()
+    copies.before_change()
+    assert module.log == [("after", "cuda:0", 0), ("after", "cuda:1", 1)]
+    copies.start([(Tensor("cpu"), Tensor("cuda:0"))])
+    assert ("made", "cuda:0") not in module.log, "it has its stream"
+    module.log.clear()
+    copies.wait()
+    copies.wait()
+    assert [entry[0] for entry in module.log] == ["synchronized"] * 3
+
+
+def test_a_batch_is_computed_with_after_its_copy(monkeypatch):
+    module, recorded = Module(), []
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor, stream.name)))
+    monkeypatch.setattr(module, "stream", lambda stream: contextlib.nullcontext(module.log.append("within")))
+    ahead = device_copies.CopiesAhead(torch.device("meta"))
+    moved = ahead.start({"a": torch.ones(2), "b": "text"})
+    assert moved["a"].device.type == "meta" and moved["b"] == "text" and "within" in module.log
+    batch = {**moved, "c": torch.ones(1)}
+    assert ahead.take(batch) is batch and module.log[-1] == "after the copies"
+    assert [(id(tensor), name) for tensor, name in recorded] == [(id(moved["a"]), "of meta")]

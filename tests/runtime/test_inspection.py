@@ -9,6 +9,7 @@ from transformers.utils import can_return_loss as upstream_can_return_loss
 from transformers.utils import find_labels as upstream_find_labels
 
 from hf_compat.runtime.inspection import (
+    UntilSet,
     accepted_parameters,
     calling_like_upstream,
     can_return_loss,
@@ -138,3 +139,13 @@ def test_what_was_found_about_a_class_is_kept_until_a_member_changes(monkeypatch
     assert names(Kind) == ["one", "two"] and len(asked) == 3
     del Kind.two
     assert names(Kind) == ["one"] and len(asked) == 4
+
+
+def test_a_property_is_read_until_a_value_takes_its_place():
+    class Holder:
+        name = UntilSet(property(lambda self: "read"))
+
+    held = Holder()
+    assert held.name == "read" and isinstance(Holder.name, UntilSet)
+    held.name = "set"
+    assert held.name == "set"

@@ -178,3 +178,30 @@ def test_a_job_is_queued_again(tmp_path, monkeypatch, caplog, status, said, told
         requeue(str(tmp_path))
     assert asked == [["scontrol", "requeue", "17"]] and told in caplog.text and is_requeued(str(tmp_path))
     assert [record.levelname for record in caplog.records] == ["INFO" if status == 0 else "ERROR"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_second_ctrl_c_alone_interrupts(number):
+    signals = StopSignals()
+    assert signals.asks_for_requeue is False
+    signals.note(number, None)
+    assert signals.received == number and signals.asks_for_requeue is (number == signal.SIGUSR1)
+    signals.note(signal.SIGTERM, None)
+    assert signals.received == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        signals.note(signal.SIGINT, None)
+    assert signals.received == signal.SIGTERM
+
+
+@pytest.mark.parametrize("dead", [[], [1], [0, 2]])
+def test_workers_that_have_died_are_waited_for(monkeypatch, dead):
+    joined, asked = [], []
+    processes = [SimpleNamespace(sentinel=f"s{place}") for place in range(3)]
+    for process in processes:
+        process.join = lambda seconds, process=process: joined.append((process, seconds))
+    ended = [processes[place] for place in dead]
+    monkeypatch.setattr(signals_module, "_DEATH_SECONDS", 7.0)
+    wait = lambda sentinels, timeout: asked.append((sentinels, timeout)) or [f"s{place}" for place in dead]  # noqa: E731
+    monkeypatch.setattr(signals_module.connection, "wait", wait)
+    assert signals_module.dead_among(iter(processes)) == ended
+    assert joined == [(process, 7.0) for process in ended] and asked == [(["s0", "s1", "s2"], 7.0)]
