@@ -320,7 +320,7 @@ def exchange(rank):
         pass
     told = [rank]
     return {
-        "gather": collectives.gather({"a": torch.tensor([[rank]]), "b": torch.tensor(rank + 1)}),
+        "gather": collectives.gather({"a": torch.tensor([[rank, 5]]), "b": torch.tensor(rank + 1)}),
         "objects": collectives.gather_objects(f"r{rank}"),
         "numbers": collectives.gather_numbers([rank, 0.1]),
         "rows": collectives.gather_rows([rank, 7]).tolist(),
@@ -345,7 +345,7 @@ def test_three_ranks_exchange(monkeypatch):
         if isinstance(found, Exception):
             raise found
         gathered = found.pop("gather")
-        assert gathered["a"].tolist() == [[0], [1], [2]] and gathered["b"].tolist() == [1, 2, 3]
+        assert gathered["a"].tolist() == [[0, 5], [1, 5], [2, 5]] and gathered["b"].tolist() == [1, 2, 3]
         own = [10.0 * rank + place for place in range(rank + 1)]
         assert found == {
             "objects": ["r0", "r1", "r2"],
