@@ -173,7 +173,9 @@ def test_what_other_ranks_need_to_know_of_plain_data(monkeypatch, facts, found):
     host._train_batch_size, host._flag_sources = 4, lambda: "sources"
     monkeypatch.setattr(trainer, "has_own_methods", lambda host: "own" in facts)
     start = Trainer._start_facts(host)
-    assert start == (trainer.StartFacts() if found == "nothing" else trainer.StartFacts(data=found, sources="sources"))
+    nothing = trainer.StartFacts()
+    expected = (nothing.data, nothing.sources) if found == "nothing" else (found, "sources")
+    assert (start.data, start.sources) == expected
 
 
 @pytest.mark.parametrize("callbacks", [[], [1]])
@@ -207,12 +209,7 @@ def test_a_trainer_takes_its_arguments(monkeypatch, level, should_log, own, show
     monkeypatch.setattr(trainer, "is_replaced", lambda *words: own)
     args = SimpleNamespace(log_level=level, should_log=should_log, max_steps=max_steps)
     args._refuse_claims, args.get_process_log_level = note("claims"), lambda: 30
-    method = next(
-        value
-        for name, value in vars(Trainer).items()
-        if "start_processes" in getattr(getattr(value, "__code__", None), "co_names", ())
-    )
-    method(SimpleNamespace(_seed=note("seed")), args)
+    Trainer._set_up_process(SimpleNamespace(_seed=note("seed")), args)
     checks = (
         [("check_supported", args), ("compilation_of", args), ("sizes", args, None)] if deepspeed else [("plan", args)]
     )
