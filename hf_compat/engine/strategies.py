@@ -143,15 +143,18 @@ class ForwardPrecision(Precision):
             return optimizer.step(**kwargs)
         # As in Accelerate, a step is skipped if the scaler does not call it. The scaler always calls a fused optimizer,
         # which checks the gradients on the device. Reading the scale would wait for the device.
-        called: list[bool] = []
-        handle = optimizer.register_step_pre_hook(lambda *_: called.append(True))
+        self.step_was_skipped = True
+
+        def note_step(*_: object) -> None:
+            self.step_was_skipped = False
+
+        handle = optimizer.register_step_pre_hook(note_step)
         try:
             result: float | None = self.scaler.step(optimizer, **kwargs)
         finally:
             handle.remove()
         self.scaler.update()
         self._is_unscaled = False
-        self.step_was_skipped = not called
         return result
 
     def state_dict(self) -> dict[str, Any]:

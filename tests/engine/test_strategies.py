@@ -112,7 +112,7 @@ def test_a_scaler_steps_or_skips(optimizer, steps):
     options = {"again": 3.0}
     result = plugin.optimizer_step(optimizer, told, lambda: told.append("closure"), **options)
     assert told == ["before", "closure", "hooks"] and result == (3.0 if steps else None)
-    assert scaler.told == ["unscaled", ("step", options), "updated"] and plugin.step_was_skipped is not steps
+    assert scaler.told == ["unscaled", ("step", options), "updated"] and plugin.step_was_skipped is (not steps)
     plugin.unscale(optimizer)
     assert scaler.told[3:] == ["unscaled"] and not optimizer._optimizer_step_pre_hooks
     plugin.load_state_dict({"scale": 2})
@@ -409,46 +409,59 @@ class Sharded(nn.Module):
         self.asked.append(("all_reduce", value))
 
 
-@pytest.mark.parametrize("scaler", [None, "scaler"])
-@pytest.mark.parametrize("own_plugin", [True, False])
+def mechanics(wrapped, processes=1, plugin=None, backward=None, of_strategy=None, config=None):
+    accelerator = SimpleNamespace(num_processes=processes)
+    model = SimpleNamespace(config=config or SimpleNamespace())
+    steps = SimpleNamespace(model_wrapped=wrapped, args=None, model=model, accelerator=accelerator)
+    return UpdateMechanics(steps, backward, plugin or ForwardPrecision(), of_strategy)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("copies", [None, 1, 2])
-@pytest.mark.parametrize("wrapping", ["plain", "ddp", "lightning's ddp", "fsdp", "engine"])
-def test_how_gradients_are_exchanged(scaler, own_plugin, processes, every, copies, wrapping, monkeypatch):
+@pytest.mark.parametrize("wrapping", ["plain", "ddp", "lightning's ddp", "fsdp"])
+def test_when_gradients_are_exchanged(processes, every, wrapping, monkeypatch):
     monkeypatch.setattr(strategies, "FSDPModule", Sharded)
     monkeypatch.setattr(strategies, "exchanges_every_micro_batch", lambda args: every)
-    around = ddp(nn.Linear(1, 1))
-    wrapped = {"ddp": around, "fsdp": Sharded(), "engine": Engine()}.get(wrapping, nn.Linear(1, 1))
-    config = SimpleNamespace() if copies is None else SimpleNamespace(
-        distributed_config=SimpleNamespace(dp_replicate_size=copies)
-    )  # fmt: skip
-    steps = SimpleNamespace(
-        model_wrapped=wrapped, args=None, model=SimpleNamespace(config=config),
-        accelerator=SimpleNamespace(num_processes=processes),
-    )  # fmt: skip
-    plugin = ForwardPrecision(scaler=scaler) if own_plugin else SimpleNamespace(scaler=scaler)
-    backward = object()
-    made = UpdateMechanics(steps, backward, plugin, around if wrapping == "lightning's ddp" else None)
-    assert made._scaler == (scaler if own_plugin else None)
-    if wrapping == "engine":
-        assert made.engine is wrapped and made.scaling is None
-        made.exchange(False)
-        loss = torch.ones(1)
-        made.backward(loss, retain_graph=True)
-        boundary, (given, options) = wrapped.told
-        assert boundary is False and given is not loss and torch.equal(given, loss)
-        assert options == {"scale_wrt_gas": False, "retain_graph": True}
-        return
+    around, backward = ddp(nn.Linear(1, 1)), object()
+    wrapped = {"ddp": around, "fsdp": Sharded()}.get(wrapping, nn.Linear(1, 1))
+    of_strategy = around if wrapping == "lightning's ddp" else None
+    made = mechanics(wrapped, processes, backward=backward, of_strategy=of_strategy)
     assert made.engine is None and made.backward is backward
-    assert made.scaling is (plugin if own_plugin and scaler else None)
-    if wrapping == "fsdp":
-        assert wrapped.asked == [("sync", True), ("all_reduce", True)]
-    late = processes > 1 and not every
-    assert (made.exchange is not None) is (late and wrapping != "plain")
+    asked = wrapped.asked if wrapping == "fsdp" else []
+    assert asked == [("sync", True), ("all_reduce", True)] * (wrapping == "fsdp")
+    assert (made.exchange is not None) is (processes > 1 and not every and wrapping != "plain")
     if made.exchange is not None:
         made.exchange(False)
-        if wrapping == "fsdp":
-            assert wrapped.asked[2:] == [("all_reduce" if copies == 2 else "sync", False)]
-        else:
-            assert around.require_backward_grad_sync is False
+        assert asked[2:] == [("sync", False)] if wrapping == "fsdp" else around.require_backward_grad_sync is False
+
+
+@pytest.mark.parametrize(("copies", "name"), [(1, "sync"), (2, "all_reduce"), (3, "all_reduce")])
+def test_copies_of_a_loaded_model_exchange_late_and_its_shards_at_once(copies, name, monkeypatch):
+    monkeypatch.setattr(strategies, "FSDPModule", Sharded)
+    monkeypatch.setattr(strategies, "exchanges_every_micro_batch", lambda args: False)
+    wrapped = Sharded()
+    config = SimpleNamespace(distributed_config=SimpleNamespace(dp_replicate_size=copies))
+    mechanics(wrapped, 2, config=config).exchange(True)
+    assert wrapped.asked[2:] == [(name, True)]
+
+
+@pytest.mark.parametrize("scaler", [None, "scaler"])
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_who_scales_gradients(scaler, is_own, has_engine):
+    plugin = ForwardPrecision(scaler=scaler) if is_own else SimpleNamespace(scaler=scaler)
+    wrapped = Engine() if has_engine else nn.Linear(1, 1)
+    made = mechanics(wrapped, plugin=plugin)
+    assert made._scaler == (scaler if is_own else None)
+    assert made.scaling is (plugin if is_own and scaler and not has_engine else None)
+    assert made.engine is (wrapped if has_engine else None)
+
+
+def test_an_engine_runs_the_backward_pass_of_a_copy_of_the_loss():
+    engine, loss = Engine(), torch.ones(1)
+    made = mechanics(engine, processes=2)
+    made.exchange(False)
+    made.backward(loss, retain_graph=True)
+    boundary, (given, options) = engine.told
+    assert boundary is False and given is not loss and torch.equal(given, loss)
+    assert options == {"scale_wrt_gas": False, "retain_graph": True}
