@@ -115,3 +115,29 @@ def test_a_wait_may_leave_a_write_alone(is_under_way, is_done, only_if_ended, le
     assert (writer.under_way is write) is (left is not None) and write.cancelled() is (
         is_under_way and not only_if_ended
     )
+
+
+def test_a_thread_begins_only_while_fewer_work_than_may(monkeypatch):
+    begun = []
+
+    class Thread:
+        def __init__(self, target, name):
+            self.target = target
+
+        def start(self):
+            begun.append(self)
+
+        def is_alive(self):
+            return False
+
+    monkeypatch.setattr(threads.threading, "Thread", Thread)
+    with Helpers(2) as helpers:
+        tasks = [helpers.submit(pow, 2, number) for number in range(4)]
+        assert len(begun) == 2
+        begun[0].target()
+        assert [task.result(0) for task in tasks] == [1, 2, 4, 8], "one thread has done all of it"
+        last = [helpers.submit(pow, 3, number) for number in range(2)]
+        assert len(begun) == 3, "the other one still works"
+        begun[1].target()
+        begun[2].target()
+        assert [task.result(0) for task in last] == [1, 3]

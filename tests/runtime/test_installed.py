@@ -97,3 +97,16 @@ def test_a_hundred_packages_cost_no_call_each(site):
     finally:
         sys.setprofile(None)
     assert len(calls) < 100, calls
+
+
+def test_an_empty_entry_of_the_path_is_the_folder_of_the_process(site, monkeypatch):
+    monkeypatch.chdir(site)
+    assert names_no_entry_point([""], GROUP)
+    declare(site / "plug_in-1.0.dist-info")
+    assert not names_no_entry_point([""], GROUP)
+
+
+@pytest.mark.parametrize(("folder", "info"), [("plain", "egg-info"), ("made.egg", "plug_in"), ("plain", "info")])
+def test_other_folders_declare_nothing(tmp_path, folder, info):
+    declare(tmp_path / folder / info)
+    assert names_no_entry_point([str(tmp_path / folder)], GROUP)
