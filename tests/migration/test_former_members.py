@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hf_compat.tools.migration.imports import NEIGHBOURS
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.migrate import migrate
 from hf_compat.tools.migration.python_source import rewrite_python
-from hf_compat.tools.migration.report import Target
+from hf_compat.tools.migration.report import Effect, Target
 
 TARGETS = list(Target)
 HEAD = "from transformers import AutoModel, AutoTokenizer, BertPreTrainedModel, Trainer\n"
@@ -44,6 +45,7 @@ ATTRIBUTES = Path(__file__).parents[1] / "sweeps" / "releases" / "attributes.jso
         # what is another's, what is asked for first, what is put there
         ("spark.parallelize([1])", None),
         ("processor.freeze_feature_extractor()", None),
+        ("if model_args.freeze_feature_extractor: pass", None),
         ("class W:\n    def freeze_feature_extractor(self): ...\nmodel = W()\nmodel.freeze_feature_extractor()", None),
         ("if hasattr(tokenizer, 'as_target_tokenizer'):\n    tokenizer.as_target_tokenizer()", None),
         ("class W:\n    def encode_plus(self): ...\nW().encode_plus()", None),
@@ -154,6 +156,58 @@ def test_no_name_of_a_neighbour_is_taken_for_absent(package):
     listed = {*dir(module), *getattr(module, "__all__", ())} - put_back.keys()
     there = sorted(name for name in listed if not name.startswith("_"))
     assert len(there) > 15 and [name for name in there if not names.has(f"{package}.{name}")] == []
+
+
+@pytest.mark.parametrize("package", NEIGHBOURS)
+def test_no_keyword_that_a_neighbour_takes_is_told(package):
+    names = installed_names(package)
+    if names is None:
+        assert package == "evaluate"
+        return
+    module = importlib.import_module(package)
+    makers = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+    wrong, read = [], 0
+    for name, maker in makers.items():
+        known = names.keywords_of(f"{package}.{name}") if inspect.isclass(maker) or inspect.isfunction(maker) else None
+        if known is not None:
+            read += 1
+            taken = inspect.signature(maker).parameters.values()
+            named = {
+                one.name
+                for one in taken
+                if one.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+            }
+            wrong += [name] if named - known else []
+    assert wrong == [] and read >= 5
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        *(
+            (f"from accelerate import Accelerator\nAccelerator({one}=1)", [f"Accelerator({one}=…)"])
+            for one in ("dispatch_batches", "even_batches", "use_seedable_sampler", "logging_dir", "fp16")
+        ),
+        ("import accelerate as a\na.Accelerator(fp16=True, cpu=True)", ["Accelerator(fp16=…)"]),
+        ("from accelerate import Accelerator\nAccelerator(split_batches=True, **options)", []),
+        ("from trl import SFTTrainer\nSFTTrainer(tokenizer=t)", ["SFTTrainer(tokenizer=…)"]),
+        ("from trl import SFTTrainer\nSFTTrainer(max_seq_length=9)", ["SFTTrainer(max_seq_length=…)"]),
+        ("from datasets import load_dataset\nload_dataset('x', anything=1)", []),  # it takes any keyword
+        ("from accelerate import Accelerator\ntry:\n    Accelerator(fp16=1)\nexcept TypeError:\n    pass", []),
+        ("class Accelerator: pass\nAccelerator(fp16=True)", []),
+    ],
+)
+def test_a_keyword_that_a_neighbour_refuses_fails(line, told):
+    findings = rewrite_python(f"{HEAD}{line}\n", Target.HF_COMPAT).findings
+    assert [one.what for one in findings if one.effect is Effect.FAILS] == told
+
+
+def test_the_way_out_of_a_refused_keyword_is_told():
+    line = "from accelerate import Accelerator\nAccelerator(even_batches=False, nonsense=1)\n"
+    one, other = rewrite_python(f"{HEAD}{line}", Target.HF_COMPAT).findings
+    start = f"accelerate {importlib.metadata.version('accelerate')} has no such keyword"
+    assert one.reason == f"{start}: `dataloader_config=DataLoaderConfiguration(even_batches=…)`"
+    assert other.reason == start
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,8 @@ def _takes_entry(node: cst.CSTNode | None) -> bool:
 
 
 def _is_model(node: cst.BaseExpression) -> bool:
-    return "model" in dotted(node).rpartition(".")[2].lower()
+    name = dotted(node).rpartition(".")[2].lower()
+    return "model" in name and "arg" not in name  # `model_args` has fields of a script's own
 
 
 def rewrite_loading(source: Source) -> None:

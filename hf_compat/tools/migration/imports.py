@@ -9,7 +9,7 @@ import builtins
 import itertools
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,7 +40,15 @@ from hf_compat.tools.migration.names import (
 )
 from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted, walk
+from hf_compat.tools.migration.source import (
+    Source,
+    binding_node,
+    dotted,
+    import_statement,
+    keyword,
+    name_or_dotted,
+    walk,
+)
 
 _OURS = ("transformers", "hf_compat")
 # Functions that do nothing today. Their calls have no result.
@@ -48,6 +56,7 @@ _WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have. `import … as` of ours also gives transformers' own names.
 _MIRRORED = tuple(f"transformers.{name}" for name in MIRRORS if name != "trainer_seq2seq")
 _FALSE_AT_RUN_TIME = ("typing.TYPE_CHECKING", "typing_extensions.TYPE_CHECKING")
+_OF_IMPORTS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 # Packages beside transformers whose installed names are looked up, and known replacements.
 NEIGHBOURS = ("accelerate", "datasets", "evaluate", "numpy", "peft", "trl")
 _WAYS_OUT = {
@@ -63,6 +72,18 @@ _WAYS_OUT = {
     "conversations, has taken its place",
     "trl.ConstantLengthDataset": "`SFTConfig(packing=True)` has taken its place",
     "trl.get_kbit_device_map": '`device_map={"": PartialState().local_process_index}` is what it gave on a GPU',
+}
+# What has taken the place of keywords that the installed release refuses.
+_KEYWORDS_TODAY = {
+    **{
+        f"accelerate.Accelerator.{one}": f"`dataloader_config=DataLoaderConfiguration({one}=…)`"
+        for one in ("dispatch_batches", "even_batches", "use_seedable_sampler")
+    },
+    "accelerate.Accelerator.fp16": '`mixed_precision="fp16"`',
+    "accelerate.Accelerator.logging_dir": "`project_dir`",
+    "trl.SFTTrainer.dataset_text_field": "`SFTConfig` has it",
+    "trl.SFTTrainer.max_seq_length": "`SFTConfig(max_length=…)`",
+    "trl.SFTTrainer.packing": "`SFTConfig` has it",
 }
 
 
@@ -272,8 +293,8 @@ def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -
         source.mend(node, what, f"transformers {names.version} has no such name{where}")
 
 
-def is_guarded(node: cst.CSTNode, source: Source) -> bool:
-    """Whether an import is in a `try` that catches its failure, or in an `if TYPE_CHECKING`, which is false."""
+def is_guarded(node: cst.CSTNode, source: Source, failures: Sequence[str] = _OF_IMPORTS) -> bool:
+    """Whether a node is in a `try` that catches its failure, or in an `if TYPE_CHECKING`, which is false."""
     inner = node
     for outer in source.above(node):
         if isinstance(outer, cst.If) and inner is outer.body and source.imported(outer.test) in _FALSE_AT_RUN_TIME:
@@ -281,7 +302,7 @@ def is_guarded(node: cst.CSTNode, source: Source) -> bool:
         if isinstance(outer, cst.Try) and inner is outer.body:
             kinds = [kind for one in outer.handlers for kind in (elements_of(one.type) if one.type else [None])]
             caught = set(map(dotted, kinds))
-            if caught & {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}:
+            if caught & {"", *failures, "Exception", "BaseException"}:
                 return True
         inner = outer
     return False
@@ -404,6 +425,23 @@ def _names_beside(module: str, source: Source) -> InstalledNames | None:
     package = module.partition(".")[0]
     is_known = package in NEIGHBOURS and not source.graph.has_beside(package)
     return installed_names(package) if is_known else None
+
+
+def list_refused_keywords(source: Source) -> None:
+    """List keywords that the installed release of a package beside transformers refuses."""
+    for call in source.of(cst.Call):
+        path = source.imported(call.func)
+        names = _names_beside(path, source)
+        known = None if names is None or not names.has(path) else names.keywords_of(path)
+        if names is None or known is None:
+            continue
+        package, kind = path.partition(".")[0], path.rpartition(".")[2]
+        for argument, name in ((one, keyword(one)) for one in call.args if keyword(one)):
+            if name not in known and not is_guarded(call, source, ("TypeError",)):
+                at = "processing_class" if name == "tokenizer" and "processing_class" in known else ""
+                way_out = _KEYWORDS_TODAY.get(f"{package}.{kind}.{name}", f"it is {at} today" if at else "")
+                reason = f"{package} {names.version} has no such keyword{f': {way_out}' if way_out else ''}"
+                source.list(argument, f"{kind}({name}=…)", reason, Effect.FAILS)
 
 
 def _missing_beside(module: str, name: str, source: Source) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 _STRUCTURE = "import_structure"
 _ALIASES = "_LEGACY_MODULE_ALIASES"
 _EXPORTED = re.compile(r"^__all__ *(?:\+?=|: *[^=]+=) *[\[(](.*?)[\])]", re.MULTILINE | re.DOTALL)
+_DEFINED = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _WORD = re.compile(r"""["'](\w+)["']""")
 _FAST = ("TokenizerFast", "ImageProcessorFast")
 # Places without public names, such as dummies of absent packages, tests, tools and single models.
@@ -148,6 +149,30 @@ class InstalledNames:
                 bases = (self.forward_of(one.id) for one in kind.bases if isinstance(one, ast.Name))
                 return next(found, None) or next((one for one in bases if one is not None), None)
         return None
+
+    @functools.cached_property
+    def _definitions(self) -> dict[str, list[Path]]:
+        """The files that define a function or a class, by its name. One that defines it twice is there twice."""
+        found: dict[str, list[Path]] = {}
+        for path in (one for one in sorted(self._root.rglob("*.py")) if "tests" not in one.parts):
+            for name in _DEFINED.findall(_text(path)):
+                found.setdefault(name, []).append(path)
+        return found
+
+    @functools.cache  # noqa: B019 - the instance stays
+    def keywords_of(self, path: str) -> frozenset[str] | None:
+        """Return the keywords that a function or a class takes. None if the sources do not tell."""
+        name = path.rpartition(".")[2]
+        files = self._definitions.get(name, ())
+        body = ast.parse(_text(files[0])).body if len(files) == 1 else []  # of several nobody knows which one it is
+        kinds = (one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)))
+        maker = next((one for one in kinds if one.name == name), None)
+        if isinstance(maker, ast.ClassDef):
+            methods = (one for one in maker.body if isinstance(one, ast.FunctionDef))
+            maker = next((one for one in methods if one.name == "__init__"), None)
+        if maker is None or maker.args.kwarg is not None:
+            return None
+        return frozenset(one.arg for one in (*maker.args.args, *maker.args.kwonlyargs))
 
     def _has_name(self, module: str, name: str) -> bool:
         read, key = self._read(module), (module, name)

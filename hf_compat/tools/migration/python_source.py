@@ -81,6 +81,7 @@ def rewrite_python(text: str, target: Target, file: Path | None = None) -> Rewri
         imports.rewrite_dotted_names(source)
         blocks.apply()
         imports.list_missing(source)
+        imports.list_refused_keywords(source)
         torch_names.list_gone_of_torch(source)
         torch_names.rewrite_schedulers(source)
         torch_names.list_former_calls(source)
