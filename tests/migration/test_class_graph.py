@@ -274,3 +274,61 @@ def test_a_module_beside_the_script_is_not_the_installed_one(folder):
     assert [what for _, _, what, _ in found("script.py")] == ["from datasets import DATASETS", "datasets.OTHERS"]
     folder(datasets="DATASETS = OTHERS = []\n")
     assert found("script.py") == []
+
+
+def test_only_what_a_class_reaches_in_its_file_is_told(folder):
+    gone = "tokenizer.encode_plus('a')"
+    folder(
+        mylib=f"""
+            from transformers import Trainer
+
+            def nobody_calls():
+                {gone}
+
+            def called():
+                also()
+
+            def also():
+                {gone}
+
+            class Other(Trainer):
+                def f(self):
+                    {gone}
+
+            class Base(Trainer):
+                def g(self):
+                    {gone}
+
+            class Mine(Base):
+                def f(self):
+                    called()
+
+            if __name__ == "__main__":
+                {gone}
+        """,
+        script="from mylib import Mine\n\nMine(None).train()\n",
+    )
+    # `also` and `Base.g`. Each class of the way tells what it reaches.
+    assert {(what, reason.split(":")[1]) for _, _, what, reason in found("script.py")} == {
+        ("Mine of mylib.py", "10"),
+        ("Mine of mylib.py", "18"),
+        ("Base of mylib.py", "18"),
+    }
+
+
+def test_a_gone_import_of_a_followed_file_is_told_once(folder):
+    folder(
+        mylib="from datasets import load_metric\nfrom transformers import Trainer\n\nclass Mine(Trainer):\n    pass\n",
+        script="from mylib import Mine\n\nMine(None).train()\n",
+    )
+    assert [what for _, _, what, _ in found("script.py")] == ["import of mylib.py"]
+
+
+@pytest.mark.parametrize("place", ["def f():\n    ", "try:\n    "])
+def test_a_gone_import_of_a_file_that_a_class_alone_leads_to_is_told(folder, place):
+    rest = "except ValueError:\n    pass\n" if place.startswith("try") else ""
+    folder(
+        mylib="from datasets import load_metric\nfrom transformers import Trainer\n\nclass Mine(Trainer):\n    pass\n",
+        script=f"{place}from mylib import Mine\n{rest}",
+    )
+    assert [what for _, _, what, _ in found("script.py")] == ["Mine of mylib.py"]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 _LONGEST_CHAIN = 20
 _PACKAGES = ("transformers", "hf_compat")
 _MOST_FILES = 200  # of one source's imports
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _HIGHEST = 6  # folders above a file in which the modules that it imports are looked for
 
 
@@ -81,6 +82,24 @@ class ClassGraph:
 def lines_of_plain_imports(file: Path) -> set[int]:
     """The lines of a file on which an import begins that runs whenever the file is imported."""
     return {one.lineno for one in _plain_imports(_read(file))}
+
+
+def lines_reached_by(file: Path, name: str) -> set[int]:
+    """The lines of a file that run when its class is used: module level, the class, and what these name."""
+    body = _read(file).body
+    definitions = {one.name: one for one in body if isinstance(one, _DEFINITIONS)}
+    waiting: list[ast.AST] = [one for one in body if not isinstance(one, _DEFINITIONS) and not _is_of_scripts(one)]
+    waiting += [definitions.pop(name)] if name in definitions else []
+    for node in waiting:  # grows on the way
+        named = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        waiting += [definitions.pop(one) for one in sorted(named & definitions.keys())]
+    reached = [one for one in waiting if isinstance(one, ast.stmt)]
+    return {line for one in reached for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+
+
+def _is_of_scripts(node: ast.stmt) -> bool:
+    """Whether a statement is `if __name__ == "__main__":`, which does nothing in a file that is imported."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def _plain_imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:

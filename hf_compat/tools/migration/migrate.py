@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint.disks import force
 from hf_compat.errors import MigrationError
-from hf_compat.tools.migration.class_graph import lines_of_plain_imports
+from hf_compat.tools.migration.class_graph import lines_of_plain_imports, lines_reached_by
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, FileChange, Migration, Passed, Rewritten, Spot, Target
@@ -131,6 +131,7 @@ def _with_followed(
         runs_as_is: As in `migrate`.
     """
     found: set[Spot] = set()
+    imported = {one.file for one in change.followed if one.is_import}
     for one in (one for one in change.followed if one.file not in named):
         try:
             other = read(one.file)
@@ -143,6 +144,10 @@ def _with_followed(
         if one.is_import:
             lines = lines_of_plain_imports(one.file)
             grave = [spot for spot in grave if spot.line in lines and spot.what.startswith(("from ", "import "))]
+        else:
+            lines = lines_reached_by(one.file, one.name)
+            lines -= lines_of_plain_imports(one.file) if one.file in imported else set()  # told once
+            grave = [spot for spot in grave if spot.line in lines]
         what = f"import of {one.file.name}" if one.is_import else f"{one.name} of {one.file.name}"
         for spot in grave:
             found.add(Spot(one.line, what, f"{place}:{spot.line}: {spot.what}: {spot.reason}", effect=spot.effect))
