@@ -49,7 +49,7 @@ from hf_compat.plan.translate import CurrentPlan, compilation_of
 from hf_compat.runtime.collectives import failing_together, naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import follow_level, log_line, show_logs
 from hf_compat.runtime.devices import empty_device_cache
-from hf_compat.runtime.inspection import delegated, has_length, is_replaced
+from hf_compat.runtime.inspection import accepts_positionally, delegated, has_length, is_replaced
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import REQUEUED_NAME, StopSignals, is_requeued
@@ -79,6 +79,24 @@ from hf_compat.training_run.saver import Saver
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
+
+
+def refuse_moved_places(compute_loss_func: Callable[..., object] | None, compute_metrics: object) -> None:
+    """Refuse positional arguments at the places that they had before transformers 4.46.
+
+    Raises:
+        ArgumentError: `compute_loss_func` takes no labels, or `compute_metrics` is a list.
+    """
+    moved = ""
+    if compute_loss_func is not None and not accepts_positionally(compute_loss_func, "labels", 1):
+        moved = f"`{shown('compute_loss_func', compute_loss_func)}` takes no labels"
+    elif isinstance(compute_metrics, list | tuple):
+        moved = f"`{shown('compute_metrics', compute_metrics)}` cannot be called"
+    if moved:
+        raise ArgumentError(
+            f"{moved}.\n\nHint: since transformers 4.46 `compute_loss_func` stands before `compute_metrics` and "
+            "`callbacks`: name these arguments."
+        )
 
 
 class Trainer(ModelSetupMethods, EvaluationMethods):
@@ -162,6 +180,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
                 compute_loss_func=compute_loss_func,
                 preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             )
+            refuse_moved_places(compute_loss_func, compute_metrics)
             if not isinstance(optimizers, Sequence) or len(optimizers) != 2:
                 raise ArgumentError(
                     f"`{shown('optimizers', optimizers)}` must be a pair of an optimizer and a schedule.\n\n"

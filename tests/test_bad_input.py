@@ -138,6 +138,27 @@ def test_what_is_no_function(make_args, name):
         Trainer(model, make_args(), train_dataset=toy.rows(), **{name: 3})
 
 
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ((lambda given: {}, []), "`compute_loss_func="),
+        ((lambda given: {},), "`compute_loss_func="),
+        ((None, [], (None, None)), "`compute_metrics=[]`"),
+        ((None, (object(),)), "`compute_metrics=("),
+    ],
+)
+def test_positional_arguments_at_their_places_before_4_46(make_args, last, told):
+    given = (toy.Classifier(), make_args(), None, toy.rows(), toy.rows(), None, None, *last)
+    with raises(ArgumentError, told, "since transformers 4.46", "name these arguments"):
+        Trainer(*given)
+
+
+@pytest.mark.parametrize("function", [lambda *given: given[0].loss, lambda outputs, **rest: outputs.loss])
+def test_a_loss_function_that_takes_labels_somehow_is_no_moved_argument(make_args, function):
+    trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(), compute_loss_func=function)
+    assert trainer.compute_loss_func is function
+
+
 def test_what_is_no_function_natively(make_args):
     with raises(ArgumentError, "`compute_loss_func=3` cannot be called"):
         HFModule(toy.Classifier(), make_args(), compute_loss_func=3)
