@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime import launch as launching
 from hf_compat.runtime.launch import (
     LAUNCHERS,
     find_place,
@@ -208,3 +212,68 @@ def test_an_empty_part_of_the_path_stays_the_working_directory(monkeypatch, befo
 
 def test_a_rank_that_is_empty_is_not_set():
     assert find_place({"RANK": "", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("system", "parent", "asks", "ends"),
+    [("linux", 7, True, False), ("linux2", 7, True, False), ("linux", 1, True, True), ("darwin", 1, False, False)],
+)
+def test_a_process_ends_with_its_launcher(monkeypatch, system, parent, asks, ends):
+    asked = []
+    monkeypatch.setattr(launching.sys, "platform", system)
+    monkeypatch.setattr(launching.os, "getppid", lambda: parent)
+    library = lambda name, use_errno: SimpleNamespace(prctl=lambda *words: asked.append(words))  # noqa: E731
+    monkeypatch.setattr(launching.ctypes, "CDLL", library)
+    with pytest.raises(SystemExit) if ends else contextlib.nullcontext() as raised:
+        launching.end_with_launcher(7)
+    assert asked == ([(1, signal.SIGTERM, 0, 0, 0)] if asks else [])
+    assert not ends or raised.value.code == 143
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "tasks"),
+    [
+        ("2(x3),1", 0, 2),
+        ("2(x3),1", 2, 2),
+        ("2(x3),1", 3, 1),
+        ("2(x3),1", 4, 2),
+        ("4", 0, 4),
+        ("4", 1, 4),
+        ("3,1", 1, 1),
+    ],
+)
+def test_each_machine_has_tasks_of_its_own(text, machine, tasks):
+    assert launching._tasks_of_machine(text, {}, machine) == tasks
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_launched"),
+    [
+        ({}, False),
+        ({"JOB_COMPLETION_INDEX": "3"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, True),
+    ],
+)
+def test_machines_of_other_jobs_are_launched_as_no_process(variables, is_launched):
+    assert launching.is_launched(variables) is is_launched
+
+
+@pytest.mark.parametrize("names", [(), ("MASTER_ADDR",), ("MASTER_PORT",), ("MASTER_ADDR", "MASTER_PORT")])
+def test_a_rendezvous_has_address_and_port(monkeypatch, names):
+    monkeypatch.setattr(launching, "environment", dict.fromkeys(names, "1"))
+    assert launching.has_rendezvous() is (len(names) == 2)
+
+
+def test_a_launch_is_assumed_within_the_context_alone():
+    assumed, said = launching.Launch(world_size=8), {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    with launching.assuming(assumed, "cuda"):
+        assert read_launch() is assumed and launching.assumed_device() == "cuda"
+        assert read_launch(said).world_size == 2
+    assert read_launch() is not assumed and launching.assumed_device() is None
+
+
+@pytest.mark.parametrize("hosts", ["[", "[]", '["a"', '{"a": 1}', "3"])
+def test_a_list_of_hosts_that_is_none_is_named(hosts):
+    variables = {"SM_HOSTS": hosts, "SM_CURRENT_HOST": "a"}
+    with pytest.raises(ArgumentError, match="SM_"):
+        read_launch(variables)
