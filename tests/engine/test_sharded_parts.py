@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,22 @@ def test_a_method_of_a_whole_model_is_its_own():
     with gathering_method(model, "get_submodule") as method:
         assert method("last") is model.last
     assert "get_submodule" not in vars(model)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_method_of_a_sharded_model_gathers_meanwhile(is_replaced, monkeypatch):
+    model, own = Net(), {"get_submodule": "own"} if is_replaced else {}
+    vars(model).update(own)
+    monkeypatch.setattr(strategies, "FSDPModule", Net)
+    monkeypatch.setattr(
+        strategies, "register_fsdp_forward_method", lambda one, name: vars(one).update({name: (id(one), name)})
+    )
+    for error in (None, ValueError):
+        with contextlib.suppress(ValueError), gathering_method(model, "get_submodule") as method:
+            assert method == (id(model), "get_submodule")
+            if error is not None:
+                raise error
+        assert {name: value for name, value in vars(model).items() if name == "get_submodule"} == own
 
 
 @pytest.mark.parametrize(
