@@ -290,3 +290,13 @@ def test_the_checkpoint_from_which_a_training_goes_on(monkeypatch, given, trial,
     with pytest.raises(Asked):
         Trainer.train(owner, trial=trial, **given)
     assert asked == [wanted] and owner.is_in_train is False and len(failed) == (trial is None)
+
+
+def test_rays_folder_is_written_by_upstreams_method(monkeypatch):
+    asked = []
+    theirs = SimpleNamespace(_tune_save_checkpoint=lambda *words: asked.append(words))
+    monkeypatch.setattr(
+        trainers, "of_transformers", lambda *words: theirs if words[:2] == ("trainer", "Trainer") else 0
+    )
+    Trainer._tune_save_checkpoint("host", "folder")
+    assert asked == [("host", "folder")]
