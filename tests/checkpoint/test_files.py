@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.checkpoint import files
+from hf_compat.checkpoint import disks, files
 from hf_compat.checkpoint.verifying import RunningHash
 from hf_compat.errors import CheckpointError
 
@@ -186,3 +187,65 @@ def test_storages_hold_no_more_numbers_than_a_file_has_bytes(claims, is_refused)
     walker = files._Walker(io.BytesIO(), 10)
     with pytest.raises(pickle.UnpicklingError, match="more numbers") if is_refused else contextlib.nullcontext():
         assert [walker.persistent_load(claim).given[0] for claim in claims] == claims
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_hashed", [False, True])
+def test_a_file_that_is_read_in_any_order_has_its_hash(tmp_path, monkeypatch, seed, is_hashed):
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.choice([0, 1, 64, 301]))
+    (tmp_path / "file").write_bytes(content)
+    monkeypatch.setattr(files, "CHUNK", 32)
+    monkeypatch.setattr(files.ReadOnce, "_END", 48)
+    monkeypatch.setattr(files.ReadOnce, "_AFTER", 16)
+    with open(tmp_path / "file", "rb", buffering=0) as file:
+        ours = files.ReadOnce(file, RunningHash() if is_hashed else None)
+        for _ in range(draw.randrange(8)):
+            place, count = draw.randrange(len(content) + 2), draw.randrange(80)
+            ours.seek(place)
+            assert ours.read(count) == content[place : place + count]
+            assert ours.tell() == place + len(content[place : place + count])
+            assert ours.read_at(place, 8).getvalue() == content[place : place + 8].ljust(8, b"\0")
+        assert ours.hexdigest() == hashlib.sha256(content).hexdigest()
+        assert ours.seek(-len(content), os.SEEK_END) == 0 and ours.seek(3) == 3 and ours.seek(-2, os.SEEK_CUR) == 1
+        with pytest.raises(OSError, match="Invalid argument"):
+            ours.seek(-1)
+
+
+@pytest.mark.parametrize(("number", "is_offered"), [(errno.EINVAL, False), (errno.EXDEV, False), (errno.ENOSPC, True)])
+def test_a_disk_without_flushes_is_told_once_and_one_without_room_is_an_error(
+    tmp_path, monkeypatch, caplog, number, is_offered
+):
+    def refuse(descriptor):
+        raise OSError(number, "odd")
+
+    monkeypatch.setattr(disks, "_TOLD", set())
+    monkeypatch.setattr(disks.os, "fsync", refuse)
+    (tmp_path / "mount" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "mount" / "sub")
+    monkeypatch.setattr(disks.os.path, "ismount", lambda path: path == str(tmp_path / "mount"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="odd, when it was forced") if is_offered else contextlib.nullcontext():
+            disks.flush(tmp_path / "link")
+    said = f"The disk at {tmp_path / 'mount'} does not offer a flush (fsync): odd."
+    assert len(caplog.messages) == (not is_offered) and all(one.startswith(said) for one in caplog.messages)
+    disks.tell(tmp_path / "link", ("a rename", "It copies."), OSError(number, "odd"))
+    assert caplog.messages[-1] == f"The disk at {tmp_path / 'mount'} does not offer a rename: odd. It copies."
+
+
+@pytest.mark.parametrize("error", [None, PermissionError("odd"), IsADirectoryError("odd"), FileNotFoundError("odd")])
+def test_a_folder_that_cannot_be_opened_is_not_flushed(tmp_path, monkeypatch, error):
+    forced, closed, close = [], [], os.close
+    opened = os.open
+
+    def open_(path, flags):
+        if error is not None:
+            raise error
+        return opened(path, flags)
+
+    monkeypatch.setattr(disks.os, "open", open_)
+    monkeypatch.setattr(disks.os, "close", lambda descriptor: closed.append(descriptor) or close(descriptor))
+    monkeypatch.setattr(disks.os, "fsync", forced.append)
+    with pytest.raises(FileNotFoundError) if isinstance(error, FileNotFoundError) else contextlib.nullcontext():
+        disks.flush(tmp_path)
+    assert len(forced) == (error is None) and forced == closed
