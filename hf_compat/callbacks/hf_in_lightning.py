@@ -587,7 +587,7 @@ _NO_END = 10**6
 
 def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     """Make HF arguments that describe a Lightning trainer's settings. The rest is that of an HFModule's arguments."""
-    epochs = trainer.max_epochs or -1
+    epochs = trainer.max_epochs or 0
     by_epoch = trainer.check_val_every_n_epoch is not None
     interval = getattr(trainer, "val_check_interval", None)  # Lightning sets none where it is a time
     steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None

@@ -331,6 +331,7 @@ def module_of(**values):
         ({"max_epochs": 1}, {"num_train_epochs": 1}),
         ({"max_epochs": None}, {"num_train_epochs": 10**6}),
         ({"max_epochs": -1}, {"num_train_epochs": 10**6}),
+        ({"max_epochs": 0}, {"num_train_epochs": 10**6}),
         ({"val_check_interval": 5}, {"eval_strategy": "epoch", "eval_steps": None}),
         ({**BY_STEPS, "val_check_interval": 5}, {"eval_strategy": "steps", "eval_steps": 5}),
         ({**BY_STEPS, "val_check_interval": 1}, {"eval_strategy": "steps", "eval_steps": 1}),
@@ -567,3 +568,49 @@ def test_a_metric_by_its_name_in_the_module_is_found(metric, found):
     args = TrainingArguments("a", use_cpu=True, metric_for_best_model=metric)
     given = HFCallbackAdapter(Noted(), args=args)._given_args
     assert given.metric_for_best_model == found and args.metric_for_best_model == metric
+
+
+def settings(seed=1, log_format="dict"):
+    return TrainingArguments("out", use_cpu=True, report_to="none", seed=seed, log_format=log_format)
+
+
+SAME = settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "differ"),
+    [
+        ((None, None), False),
+        ((SAME, None), False),
+        ((None, SAME), False),
+        ((SAME, SAME), False),
+        ((SAME, settings()), False),
+        ((SAME, settings(2)), True),
+        ((SAME, None, settings(2)), True),
+        ((SAME, settings(), settings(2)), True),
+    ],
+)
+def test_adapters_share_one_run(given, differ):
+    class Stand(hf_compat.TrainerCallback):
+        pass
+
+    adapters = [HFCallbackAdapter([Stand(), hf_compat.ProgressCallback()], args=args) for args in given]
+    adapters[-1].handler.processing_class = "tokenizer"
+    first, last, module = pl.Callback(), pl.Callback(), pl.LightningModule()
+    trainer = SimpleNamespace(**{**LIGHTNING, "progress_bar_callback": "a bar"})
+    trainer.callbacks = [first, *adapters, last]
+    if differ:
+        with pytest.raises(ArgumentError, match="different `args`"):
+            adapters[0].setup(trainer, module, "fit")
+        return
+    for _ in range(2):  # a fit, and another one
+        for adapter in adapters:
+            adapter.setup(trainer, module, "fit")
+    run = adapters[0]._joined
+    assert all(adapter._joined is run for adapter in adapters)
+    assert trainer.callbacks == [first, adapters[0], run, *adapters[1:], last]
+    assert run.has_own_arguments is any(given) and (run.args in given) is any(given)
+    assert run.callback_handler.processing_class == "tokenizer" and run.callback_handler.model is module
+    assert run.callback_handler.requestable_kwargs["trainer"] is trainer
+    assert [type(one) for one in run.callback_handler.callbacks] == [Stand] * len(given), "one bar only"
+    assert run.flags_decide is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
+from hf_compat.cli import completion, configuration
 from hf_compat.cli.main import COMMANDS, main, parser_of
 from hf_compat.cli.schema import _NUMBER, _values
 from hf_compat.errors import ArgumentError
@@ -232,3 +234,33 @@ def taking(*samples, expected="a value", takes_text=False):
 )
 def test_the_schema_of_values_is_found_by_samples(kind, words, is_unset, expected):
     assert _values(kind, words, is_unset) == expected
+
+
+def test_the_options_of_a_command_with_their_words(monkeypatch):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-p", "--plain")
+    parser.add_argument("--words", choices=("a", "b"))
+    parser.add_argument("--hidden", help=argparse.SUPPRESS)
+    for name in ("no_cuda", "lr_scheduler_type", "own"):
+        parser.add_argument(f"--args.{name}", choices=["1"])
+    parser.add_argument("--optim", choices=["1"])  # an option of the command itself
+    parser.add_argument("file")
+    monkeypatch.setattr(completion, "parser_of", lambda command: parser if command == "a-command" else None)
+    monkeypatch.setattr(configuration, "choices_of", lambda name: [name, "x"])
+    assert completion._options_of("a-command") == {
+        "--help": [], "--plain": [], "--words": ["a", "b"], "--lr_scheduler_type": ["lr_scheduler_type", "x"],
+        "--own": ["1"], "--optim": ["1"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_script_names_commands_options_and_words(monkeypatch, capsys, shell):
+    options = {"one": {"--a": ["x", "y"], "--b": []}, "two": {}}
+    monkeypatch.setattr(completion, "COMMANDS", {"one": 1, "two": 2})
+    monkeypatch.setattr(completion, "_options_of", options.get)
+    assert completion.main([shell]) == 0
+    printed = capsys.readouterr().out
+    assert [line.strip() for line in printed.splitlines() if "known=" in line][1:] == [
+        'known="one two help"', '"one --a") known="x y" ;;', 'one) known="--a --b" ;;', 'two) known="" ;;',
+    ]  # fmt: skip
+    assert printed.startswith("autoload") is (shell == "zsh") and printed.endswith("hf-compat\n")

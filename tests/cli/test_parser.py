@@ -336,3 +336,25 @@ def test_a_file_of_arguments_holds_names(tmp_path, monkeypatch, name, content, t
     (tmp_path / "here").touch()
     with pytest.raises(hf_compat.errors.ArgumentError, match=told) if told else contextlib.nullcontext():
         assert read_arguments(name, lambda path: content) == content
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "seed"),
+    [
+        (["/a/script.py", "--output_dir", "o", "x.y"], {}, 1),
+        (["/a/script.py", "--output_dir", "o", "x.y"], {"look_for_args_file": False}, 42),
+        (["/a/script.py", "--output_dir", "o", "x.y"], {"args_filename": "other.txt"}, 2),
+        (["/a/script.py", "--output_dir", "o", "x.y", "--more", "third.txt"], {"args_file_flag": "--more"}, 3),
+        (["/a/script.py", "--output_dir", "o", "x.y", "--seed", "9"], {}, 9),
+        ([], {"args": ["--output_dir", "o", "x.y"]}, 42),
+    ],
+)
+def test_where_the_arguments_of_a_script_are(tmp_path, monkeypatch, words, options, seed):
+    parser = HfArgumentParser(TrainingArguments)
+    files = {"script.args": 1, "x.args": 4, "other.txt": 2, "third.txt": 3}
+    for name, value in files.items():
+        (tmp_path / name).write_text(f"--seed {value}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [word.replace("/a", str(tmp_path)) for word in words])
+    args, rest = parser.parse_args_into_dataclasses(return_remaining_strings=True, **options)
+    assert (args.seed, args.output_dir, rest) == (seed, "o", ["x.y"])

@@ -162,3 +162,12 @@ def test_arguments_of_transformers_leave_it_to_the_terminal(monkeypatch):
     for is_terminal in (True, False):
         monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(isatty=lambda found=is_terminal: found))
         assert prints_table(arguments) is is_terminal
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "left_out"), [(20, ["update", "loss"], 0), (19, ["update"], 1), (3, ["update"], 1)]
+)
+def test_a_column_needs_its_width_and_room_for_the_count(columns, names, left_out):
+    table = LogTable()
+    table._widths = {"loss": 8, "update": 6}
+    assert table._with_room(columns) == (names, left_out)

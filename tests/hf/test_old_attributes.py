@@ -8,6 +8,7 @@ import math
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -15,6 +16,8 @@ import transformers
 from helpers import toy
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf import legacy
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.runtime.launch import Launch, assuming
 
@@ -212,3 +215,65 @@ def test_each_old_name_says_in_which_releases_it_was(name):
     first, _, last = OLD_NAMES[name].lifetime.partition("-")
     releases = [tuple(map(int, one.removesuffix(".0.dev0").split("."))) for one in (first, last or first)]
     assert all(len(one) == 2 for one in releases) and (3, 0) <= releases[0] <= releases[1] <= (5, 14)
+
+
+@pytest.mark.parametrize(
+    ("row", "value", "translated"),
+    [
+        ("flag", True, {"use_cpu": True}),
+        ("flag", False, {}),
+        ("item", True, {"include_for_metrics": ["inputs"]}),
+        ("item", False, {}),
+        ("renamed", 3, {"seed": 3}),
+        ("renamed", 0, {"seed": 0}),
+        ("renamed", None, {}),
+    ],
+)
+def test_what_an_old_name_asks_for(row, value, translated):
+    rows = {
+        "flag": legacy._flag("4.0", "use_cpu", True),
+        "item": legacy._item("4.0", "include_for_metrics", "inputs", ["inputs"]),
+        "renamed": legacy._renamed("4.0", "seed"),
+    }
+    assert rows[row].translate(value) == translated
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_flag_is_read_and_switched_off(is_on):
+    args = TrainingArguments("out", use_cpu=is_on, include_for_metrics=["inputs", "loss"] if is_on else ["loss"])
+    flag, own = legacy._flag("4.0", "use_cpu", True), legacy._flag("4.0", "seed", 3, lambda args: "its own")
+    item = legacy._item("4.0", "include_for_metrics", "inputs", ["inputs"])
+    assert (flag.read(args), item.read(args), own.read(args)) == (is_on, is_on, "its own")
+    assert flag.off(args) == {"use_cpu": False} and own.off(args) == {"seed": 42}
+    assert item.off(args) == {"include_for_metrics": ["loss"]}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps"), [(None, None), (0, None), (0.0, None), (0.25, 0.25), (1, math.nextafter(1, 0))]
+)
+def test_a_ratio_becomes_steps(ratio, steps):
+    assert legacy._warmup_steps(ratio) == ({} if steps is None else {"warmup_steps": steps})
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "ratio"),
+    [(0.25, 0.25, 0.25), (1, math.nextafter(1.0, 0.0), 1), (0.25, 3, 0.25), (0.25, 1, 0.25), (0.25, 0.5, 0.5),
+     (None, 0.5, 0.5), (None, 3, 0.0), (0.0, 0, 0.0), (0.25, 0, 0)],
+)  # fmt: skip
+def test_a_ratio_is_read_from_steps(given, steps, ratio):
+    args = SimpleNamespace(warmup_steps=steps)
+    legacy.remember(args, {} if given is None else {"warmup_ratio": given})
+    assert legacy._warmup_ratio(args) == ratio
+
+
+@pytest.mark.parametrize(
+    ("default", "keeps"),
+    [
+        (0.5, True), (None, True), (legacy.NO_DEFAULT, True), ("half", False), ((0.5,), False), ([0.5], False),
+        ((dataclasses.field(default=0.5),), True), ((dataclasses.field(default="half"),), False),
+        ((dataclasses.field(default=0.5), 1), False), ((dataclasses.field(),), True),
+    ],
+)  # fmt: skip
+def test_a_declared_default_keeps_the_meaning_of_the_old_name(default, keeps):
+    checks = checks_of(TrainingArguments, TrainingArguments)
+    assert legacy.keeps_its_meaning("warmup_ratio", default, checks) is keeps
