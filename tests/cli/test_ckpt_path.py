@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -128,3 +130,93 @@ def test_words_for_checkpoints_become_paths(tmp_path, monkeypatch, wanted, newes
     assert brought == (
         [("c-4", "c-2")] if (wanted, "has_uploads" in facts, "best" in facts) == ("best", True, True) else []
     )
+
+
+def loading(path, missing=(), state=None):
+    """A trainer that notes what it loads."""
+    done = []
+
+    def load(folder):
+        done.append(folder)
+        trainer._weights_not_loaded += missing
+
+    @contextlib.contextmanager
+    def choosing(path):
+        done.append(("chosen", path))
+        yield "content"
+
+    trainer = SimpleNamespace(
+        _load_from_checkpoint=load, _weights_not_loaded=["of another load"],
+        state=SimpleNamespace(global_step=0, epoch=0),
+        _resumer=SimpleNamespace(choosing_checkpoint=choosing),
+    )  # fmt: skip
+    return trainer, done
+
+
+@pytest.mark.parametrize(
+    ("is_listed", "is_named", "weights", "edited", "problems", "outcome"),
+    [
+        (True, True, ["model.safetensors"], None, [], "named"),
+        (True, False, ["model.safetensors"], None, [], "plain"),
+        (True, True, ["model.safetensors"], None, ["damaged", "short"], "damaged; short"),
+        (True, True, ["model.safetensors"], "edited", ["damaged"], "named"),
+        (False, True, ["model.safetensors"], None, ["no manifest"], "plain"),
+        (False, True, ["adapter_model.safetensors"], None, ["no manifest"], "plain"),
+        (False, True, ["model.txt"], None, ["no manifest"], "no manifest"),
+        (False, True, [], "edited", ["no manifest"], "plain"),
+    ],
+)
+def test_weights_of_a_folder_are_judged_before_they_are_loaded(
+    tmp_path, monkeypatch, is_listed, is_named, weights, edited, problems, outcome
+):
+    path, (trainer, done) = str(tmp_path), loading(tmp_path)
+    for name in weights:
+        (tmp_path / name).touch()
+
+    @contextlib.contextmanager
+    def named(folder):
+        done.append(("named", folder))
+        yield
+
+    monkeypatch.setattr(ckpt_path, "read_manifest", lambda folder: SimpleNamespace(exists=is_listed))
+    monkeypatch.setattr(ckpt_path, "reading_named_folder", named)
+    monkeypatch.setattr(ckpt_path, "listed_as_it_is", lambda folder: edited)
+    monkeypatch.setattr(ckpt_path.manifest, "problems", lambda folder: problems)
+    if outcome not in ("named", "plain"):
+        with pytest.raises(CheckpointError, match=f"cannot be scored: {outcome}"):
+            ckpt_path.load_weights(trainer, path, is_named)
+        assert path not in done
+        return
+    ckpt_path.load_weights(trainer, path, is_named)
+    assert done == [*[("named", path)] * (outcome == "named"), path]
+
+
+def test_a_folder_is_named_unless_it_is_said_to_be_found(tmp_path, monkeypatch):
+    trainer, done = loading(tmp_path)
+    monkeypatch.setattr(ckpt_path, "read_manifest", lambda folder: SimpleNamespace(exists=True))
+    monkeypatch.setattr(ckpt_path.manifest, "problems", lambda folder: [])
+    monkeypatch.setattr(
+        ckpt_path, "reading_named_folder", lambda folder: done.append("named") or contextlib.nullcontext()
+    )
+    ckpt_path.load_weights(trainer, str(tmp_path))
+    assert done == ["named", str(tmp_path)]
+
+
+@pytest.mark.parametrize("state", [None, "state.json"])
+@pytest.mark.parametrize("missing", [[], ["a"], ["a", "b", "c"], ["a", "b", "c", "d"]])
+def test_a_file_has_to_hold_all_weights_and_may_have_a_state(tmp_path, monkeypatch, state, missing):
+    trainer, done = loading(tmp_path, missing)
+    read = SimpleNamespace(global_step=7, epoch=0.5)
+    monkeypatch.setattr(ckpt_path, "Contents", lambda folder: SimpleNamespace(find=lambda name: state))
+    monkeypatch.setattr(ckpt_path, "read_trainer_state", lambda path: read if path == state else None)
+    path = str(tmp_path / "one.ckpt")
+    if missing:
+        listed = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else ".")
+        with pytest.raises(
+            CheckpointError, match=re.escape(f"{path} lacks {len(missing)} weights of the model: {listed}")
+        ):
+            ckpt_path.load_weights(trainer, path)
+    else:
+        ckpt_path.load_weights(trainer, path)
+    assert done == [("chosen", path), "content"]
+    assert (trainer.state.global_step, trainer.state.epoch) == ((7, 0.5) if state and not missing else (0, 0))

@@ -463,3 +463,16 @@ def test_a_section_is_described_and_nothing_is_run(monkeypatch, capsys, word):
     assert done == ([] if word else [("validate", words)])
     assert sys.path == (["before"] if word else [os.getcwd(), "before"])
     assert capsys.readouterr().out == (fit._HELP[word]() if word else "")
+
+
+def test_unset_values_are_left_out_of_the_sections_whose_keys_are_known():
+    inner = Namespace(width=None)
+    section = Namespace(
+        model=Namespace(init_args=inner), ckpt_path=None, args=Namespace(seed=3, optim=None), trainer="text",
+        data=Namespace(train_dataset=None, own=Namespace(a=None)),
+    )  # fmt: skip
+    fit._drop_unset(section)
+    assert section == Namespace(
+        model=Namespace(init_args=Namespace(width=None)), args=Namespace(seed=3), trainer="text",
+        data=Namespace(own=Namespace(a=None)),
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import nn
 from hf_compat.engine import strategies
 from hf_compat.engine.strategies import _parts, gathering_method
 from hf_compat.errors import ArgumentError
-from hf_compat.interop.deepspeed import compile_engine
+from hf_compat.interop.deepspeed import compile_engine, gathering, sharing_sequences
 from hf_compat.runtime import launch
 
 
@@ -129,3 +129,54 @@ def test_the_environment_of_a_launcher_says_what_the_launch_says(monkeypatch):
     found.set_global_rank(2)
     assert (found.world_size(), found.global_rank(), found.local_rank(), found.node_rank()) == (8, 5, 1, 2)
     assert found.creates_processes_externally and not found.detect()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_in_parts_is_gathered_by_an_engine_for_a_while(monkeypatch, fails):
+    done, net, config = [], Net(), {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+
+    def initialize(model, config):
+        done.append((model, config))
+        return SimpleNamespace(destroy=lambda: done.append("destroyed")), "others"
+
+    monkeypatch.setattr("deepspeed.initialize", initialize)
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext(), gathering(net, config):
+        done.append("runs")
+        if fails:
+            raise KeyError
+    assert done == [(net, {"zero_optimization": {"stage": 3}}), "runs", "destroyed"] and len(config) == 2
+
+
+@pytest.mark.parametrize("length", [None, 16])
+@pytest.mark.parametrize("attention", [None, "flex_attention"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_sequences_are_shared_until_the_training_ends(monkeypatch, length, attention, fails):
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
+    from deepspeed.utils import groups
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    released, given = [], []
+    own = ALL_ATTENTION_FUNCTIONS["sdpa" if attention is None else attention]
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
+
+    def register(model, **options):
+        given.append((model, options))
+        ALL_ATTENTION_FUNCTIONS[options["core_attn_implementation"]] = "theirs"
+        return "groups"
+
+    monkeypatch.setattr(ulysses_sp.UlyssesSPAttentionHF, "register_with_transformers", register)
+    monkeypatch.setattr(parallel_state_sp, "_release_sequence_parallel_groups", lambda: released.append(True))
+    monkeypatch.setattr(groups, "mpu", "before", raising=False)
+    with (
+        pytest.raises(KeyError) if fails else contextlib.nullcontext(),
+        sharing_sequences(model, 2, 4, length, attention) as found,
+    ):
+        assert found == "groups" and not released
+        if fails:
+            raise KeyError
+    name = attention or "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS[name] is own and released == [True] and groups.mpu is None
+    assert given == [
+        (model, {"core_attn_implementation": name, "sequence_parallel_size": 2, "micro_batch_size": 4,
+                 "seq_length": length, "seq_length_is_variable": length is None, "disable_in_eval": True})
+    ]  # fmt: skip

@@ -179,3 +179,15 @@ def test_a_metric_becomes_a_value_of_json(value, found):
 def test_the_place_of_a_bad_metric_is_named(value, name):
     with pytest.raises(MetricError, match=re.escape(f"as the metric {name}")):
         metrics._plain_metric(value, "name", "compute_metrics")
+
+
+@pytest.mark.parametrize("extras", [{}, {"inputs": 3}, {"losses": 4}, {"inputs": 3, "losses": 4}])
+def test_a_prediction_has_the_parts_of_upstreams(extras):
+    ours, theirs = metrics.EvalPrediction(1, 2, **extras), trainer_utils.EvalPrediction(1, 2, **extras)
+    assert list(ours) == list(theirs)
+    for index in range(-1, 6):
+        if 0 <= index < len(list(ours)):
+            assert ours[index] == theirs[index]
+        else:
+            with pytest.raises(IndexError, match=f"has {len(list(ours))} parts, there is none at {index}"):
+                ours[index]

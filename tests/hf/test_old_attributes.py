@@ -277,3 +277,54 @@ def test_a_ratio_is_read_from_steps(given, steps, ratio):
 def test_a_declared_default_keeps_the_meaning_of_the_old_name(default, keeps):
     checks = checks_of(TrainingArguments, TrainingArguments)
     assert legacy.keeps_its_meaning("warmup_ratio", default, checks) is keeps
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [({"split_batches": True}, {"split_batches": True}), (None, {}), ("file.json", {}), (True, {})],
+)
+def test_options_that_an_old_name_is_read_from(value, options):
+    args = SimpleNamespace(accelerator_config=value)
+    assert legacy.held_options(args, "accelerator_config") == options
+    row = legacy._in_config("4.0", "accelerator_config", "split_batches")
+    assert row.read(args) is options.get("split_batches")
+    assert legacy.held_options(TrainingArguments("out"), "accelerator_config")["even_batches"] is True
+
+
+@pytest.mark.parametrize(
+    ("value", "asks"), [(None, {}), (False, {"config": {"key": False}}), (3, {"config": {"key": 3}})]
+)
+def test_an_old_name_goes_into_a_configuration(value, asks):
+    assert legacy._in_config("4.0", "config", "key").translate(value) == asks
+
+
+@pytest.mark.parametrize(
+    ("of_class", "own", "remembered", "chosen"),
+    [({}, {}, None, None), ({}, {}, "old", "old"), ({"logging_dir": "of-class"}, {}, "old", "of-class"),
+     ({}, {"logging_dir": "own"}, "old", "own"), ({}, {"logging_dir": None}, "old", None)],
+)  # fmt: skip
+def test_the_folder_for_tensorboard_that_somebody_chose(of_class, own, remembered, chosen):
+    args = type("Args", (SimpleNamespace,), of_class)(**own)
+    legacy.remember(args, {} if remembered is None else {"logging_dir": remembered})
+    assert legacy.chosen_logging_dir(args) == chosen
+
+
+@pytest.mark.parametrize("profile", [(), ("report_to", "seed")])
+@pytest.mark.parametrize("compat", ["4", "5"])
+def test_a_copy_has_old_values_and_defaults_of_the_profile_that_were_not_given(profile, compat):
+    source = SimpleNamespace(compat="4", _defaults_of_profile=profile, report_to="all", seed=1)
+    copied = SimpleNamespace(compat=compat, _defaults_of_profile=("before",))
+    legacy.remember(source, {"no_cuda": True, "warmup_ratio": 0.5})
+    legacy.hand_over_old(source, copied, {"no_cuda": False, "report_to": "all", "seed": 2})
+    assert legacy.remembered(copied) == {"warmup_ratio": 0.5}
+    assert copied._defaults_of_profile == (("report_to",) if profile and compat == "4" else ("before",))
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "found"), [(0, 0, 0), (3, 0, 3), (0, 0.5, 0.5), (3, 0.5, 3), (0, 1, 1), (0.5, 3, 3), (0, 2, 2)]
+)
+def test_the_setter_of_the_schedule_takes_a_ratio_in_either_place(steps, ratio, found):
+    args = TrainingArguments("out").set_lr_scheduler(warmup_steps=steps, warmup_ratio=ratio)
+    assert args.warmup_steps == found
+    args = TrainingArguments("out").set_lr_scheduler("cosine", 2, 7, ratio, steps)  # the order of 4.x
+    assert (args.lr_scheduler_type, args.num_train_epochs, args.max_steps) == ("cosine", 2, 7)

@@ -5,6 +5,7 @@ import json
 import pytest
 import transformers
 
+import hf_compat
 from hf_compat import EarlyStoppingCallback, TrainerControl, TrainerState
 from hf_compat.errors import CallbackError
 from hf_compat.hf.state import export_states, is_exportable
@@ -43,3 +44,10 @@ def test_shares_of_the_run_become_updates(make_args, steps, expected):
     ours.compute_steps(args, 20)
     theirs.compute_steps(args, 20)
     assert (ours.logging_steps, ours.eval_steps) == (theirs.logging_steps, theirs.eval_steps) == (3, expected)
+
+
+def test_a_state_is_written_as_upstream_writes_it(tmp_path):
+    for api in (hf_compat, transformers):
+        api.TrainerState(global_step=3, log_history=[{"loss": 0.5, "step": 3}]).save_to_json(str(tmp_path / "state"))
+        text = (tmp_path / "state").read_text()
+        assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"

@@ -6,11 +6,13 @@ import importlib
 import runpy
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import transformers
 
 import hf_compat
+from hf_compat.interop import former_names
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES, is_restored
 from hf_compat.interop.user_script import run_script
 from hf_compat.tools.migration.gone_names import account_of
@@ -142,3 +144,76 @@ def test_run_tells_the_way_out_below_the_error(tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.rstrip().splitlines()[-1].startswith("transformers.AdamW: gone since 4.50: `torch.optim.AdamW`")
+
+
+@pytest.fixture
+def own_tables(monkeypatch):
+    """Small tables, and modules that stand for those of a release."""
+    top, held, utils, today = (ModuleType(name) for name in ("transformers", "transformers", "utils", "today"))
+    utils.kept, today.moved = "its own", "the moved one"
+    there = {"transformers": top, "transformers.utils": utils, "transformers.today": today}
+    monkeypatch.setattr(former_names, "modules_there", lambda names: [there[name] for name in names if name in there])
+    monkeypatch.setattr(former_names, "sys", SimpleNamespace(modules=dict(there)))
+    monkeypatch.setattr(former_names, "_STAND_INS", {"kept": 1, "stands_in": 2})
+    monkeypatch.setattr(former_names, "_HAD_STAND_INS", ("transformers", "transformers.utils", "transformers.gone"))
+    monkeypatch.setattr(former_names, "_TYPES", {"Dict": dict})
+    monkeypatch.setattr(former_names, "_HAD_TYPES", ("transformers.utils", "transformers.today"))
+    monkeypatch.setattr(
+        former_names, "MOVED_MODULES",
+        {"transformers.old": "transformers.today", "transformers.utils": "transformers.today",
+         "transformers.lost": "transformers.nowhere"},
+    )  # fmt: skip
+    monkeypatch.setattr(
+        former_names, "MOVED",
+        {"transformers.utils.moved": "transformers.today", "transformers.today.lacks": "transformers.utils",
+         "transformers.utils.elsewhere": "accelerate.utils", "transformers.today.unknown": "transformers.nowhere"},
+    )  # fmt: skip
+    monkeypatch.setattr(former_names, "_added", [])
+    monkeypatch.setattr(former_names, "_aliases", {})
+    return top, held, utils, today
+
+
+def test_each_module_gets_the_former_names_that_it_lacks(own_tables):
+    top, held, utils, today = own_tables
+    before = [dict(vars(module)) for module in own_tables]
+    former_names.add_former_names([top, held])
+    gained = [
+        {name: value for name, value in vars(module).items() if name not in names}
+        for module, names in zip(own_tables, before, strict=True)
+    ]
+    of_top = {"kept": 1, "stands_in": 2, "old": today}
+    assert gained == [of_top, of_top, {"stands_in": 2, "Dict": dict, "moved": "the moved one"}, {"Dict": dict}]
+    assert utils.kept == "its own"
+    known = former_names.sys.modules
+    assert known["transformers.old"] is today and known["transformers.utils"] is utils and len(known) == 4
+    utils.stands_in, known["another"] = "of a script", top
+    former_names.take_former_names_back()
+    assert [dict(vars(module)) for module in (top, held, today)] == [before[0], before[1], before[3]]
+    assert vars(utils) == {**before[2], "stands_in": "of a script"}
+    assert [*known] == ["transformers", "transformers.utils", "transformers.today", "another"]
+    assert not former_names._added and not former_names._aliases
+
+
+def test_an_alias_that_a_script_has_replaced_stays(own_tables):
+    former_names.add_former_names([])
+    former_names.sys.modules["transformers.old"] = "of a script"
+    former_names.take_former_names_back()
+    assert former_names.sys.modules["transformers.old"] == "of a script"
+
+
+@pytest.mark.parametrize(
+    ("path", "restored"),
+    [
+        ("transformers.old", True),
+        ("transformers.utils.Dict", True),
+        ("transformers.Dict", False),
+        ("transformers.utils.List", False),
+        ("transformers.utils.stands_in", True),
+        ("transformers.today.stands_in", False),
+        ("transformers.utils.other", False),
+        ("transformers.utils.moved", True),
+        ("transformers.utils.elsewhere", False),
+    ],
+)
+def test_which_names_are_restored(own_tables, path, restored):
+    assert is_restored(path) is restored
