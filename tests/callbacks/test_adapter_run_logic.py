@@ -483,7 +483,11 @@ def test_a_default_metric_is_followed_where_it_is_there(has_own, metrics, tracks
 def test_a_batch_of_an_evaluation_is_counted(checks, tests, loader):
     run, seen = adapted()
     trainer = SimpleNamespace(sanity_checking=checks, testing=tests, test_dataloaders="test", val_dataloaders="val")
-    run.on_validation_batch_end(trainer, None, None, {"x": torch.ones(3)}, 0)
+    batch, asked = {"x": torch.ones(3)}, run.callback_handler.requestable_kwargs
+    asked.update(loss="of before", inputs=None, outputs=None)
+    run.on_validation_batch_end(trainer, None, "outputs", batch, 0)
+    given = ("of before", None, None) if checks else (None, batch, "outputs")
+    assert (asked["loss"], asked["inputs"], asked["outputs"]) == given
     assert (run._evaluated_batches, run._evaluated_samples) == ((0, 0) if checks else (1, 3))
     assert run.callback_handler.eval_dataloader == loader and seen == ["on_prediction_step"] * (not checks)
 
@@ -504,16 +508,18 @@ def test_a_batch_of_an_evaluation_is_counted(checks, tests, loader):
 )  # fmt: skip
 def test_a_batch_of_lightning_ends(outputs, step, told, automatic, decide, interval, events, logs):
     run, seen = adapted(flags_decide=decide)
-    run._is_told, run.in_update, added = told, True, []
+    run._is_told, run.in_update, added, ended = told, True, [], []
     run.micro_batch_done = lambda loss, batch: added.append(float(loss))
     trainer = SimpleNamespace(global_step=step, current_epoch=1, num_training_batches=4, train_dataloader=None)
     trainer.log_every_n_steps = interval
     module = SimpleNamespace(automatic_optimization=automatic)
+    run.run.losses.end_update = lambda: ended.append(step)
     run.on_train_batch_end(trainer, module, outputs, {"x": torch.ones(3)}, 1)
     loss = outputs["loss"] if isinstance(outputs, dict) else outputs
     assert seen == events and added == [0.5] * (isinstance(loss, torch.Tensor) and not told)
     assert run.control.should_log is logs and run._samples == 3 and run._is_told is False
     made = step > 0
+    assert ended == [step] * made
     assert (run.state.global_step, run.state.epoch, run.in_update) == (step, 1.5 if made else 0, not made)
 
 
@@ -614,3 +620,52 @@ def test_adapters_share_one_run(given, differ):
     assert run.callback_handler.requestable_kwargs["trainer"] is trainer
     assert [type(one) for one in run.callback_handler.callbacks] == [Stand] * len(given), "one bar only"
     assert run.flags_decide is False
+
+
+@pytest.mark.parametrize(
+    ("event", "is_whole"),
+    [("on_step_begin", False), ("on_substep_end", False), ("on_step_end", True), ("on_pre_optimizer_step", True)],
+)
+def test_an_event_says_whether_the_gradients_are_of_a_whole_update(event, is_whole):
+    run, seen = adapted()
+    run.timing.sync_gradients = not is_whole
+    run.fire(event)
+    assert run.timing.sync_gradients is is_whole and seen == [event]
+
+
+@pytest.mark.parametrize("decide", [True, False])
+@pytest.mark.parametrize("sources", [True, False])
+def test_an_epoch_of_lightning_ends(decide, sources):
+    run, seen = adapted(flags_decide=decide)
+    run.run.flag_agreement.sources.in_epochs = sources
+    acted = []
+    run._act_on_flags = lambda trainer, asks: acted.append(asks)
+    trainer = SimpleNamespace(should_stop=True)
+    run.on_train_epoch_end(trainer, None)
+    assert seen == ["on_epoch_end", "_obey"] and acted == [sources] and trainer.should_stop is not decide
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+@pytest.mark.parametrize("best", [None, "checkpoint-2.ckpt"])
+@pytest.mark.parametrize("samples", [0, 5])
+def test_a_run_of_lightning_ends_with_a_summary(monkeypatch, limit, best, samples):
+    run, seen = adapted(save_total_limit=limit)
+    told, removed = [], []
+    monkeypatch.setattr(hf_in_lightning, "run_summary", lambda *given: told.append(given[1:]) or "the summary")
+    monkeypatch.setattr(hf_in_lightning, "remove_surplus", lambda *given: removed.append(given))
+    run._log = lambda summary: seen.append(summary)
+    run._checkpoints = lambda: {"checkpoint-2.ckpt": 2, "checkpoint-4.ckpt": 4}
+    run.run.losses = SimpleNamespace(mean=lambda updates: updates / 10, nonfinite_updates=3)
+    run.run.updates_before, run._samples = 1, samples
+    run.state.global_step, run.state.total_flos, run.state.best_model_checkpoint = 4, 9, best
+    strategy = SimpleNamespace(remove_checkpoint="by Lightning")
+    run.on_train_end(SimpleNamespace(world_size=2, strategy=strategy), None)
+    assert seen == ["the summary", "on_train_end"] and told == [(samples * 2 or None, 3, 9, 0.4, 3)]
+    removal = (["checkpoint-2.ckpt", "checkpoint-4.ckpt"], 1, [best], "by Lightning")
+    assert removed == [removal] * (limit == 1 and best is not None)
+
+
+def test_a_run_begins_outside_of_an_update():
+    run = AdaptedRun(SAME, True)
+    facts = (run.in_update, run._is_told, run.flags_decide, run.evaluation_cause, run._samples, run._evaluated_batches)
+    assert facts == (False, False, False, "interval", 0, 0) and run.has_own_arguments is True

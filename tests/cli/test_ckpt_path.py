@@ -113,7 +113,10 @@ def test_where_trained_weights_come_from(spec, source):
     ],
 )
 def test_words_for_checkpoints_become_paths(tmp_path, monkeypatch, wanted, newest, facts, found):
-    brought, uploads = [], SimpleNamespace(look=lambda: None, bring_best=lambda *paths: brought.append(paths))
+    brought, uploads = (
+        [],
+        SimpleNamespace(look=lambda: brought.append("looks"), bring_best=lambda *paths: brought.append(paths)),
+    )
     trainer = SimpleNamespace(
         args=SimpleNamespace(output_dir=tmp_path / "none" if newest == "no folder" else tmp_path),
         is_world_process_zero=lambda: facts.get("is_first", True),
@@ -128,7 +131,7 @@ def test_words_for_checkpoints_become_paths(tmp_path, monkeypatch, wanted, newes
     else:
         assert ckpt_path.find_checkpoint(trainer, wanted) == found
     assert brought == (
-        [("c-4", "c-2")] if (wanted, "has_uploads" in facts, "best" in facts) == ("best", True, True) else []
+        ["looks", ("c-4", "c-2")] if (wanted, "has_uploads" in facts, "best" in facts) == ("best", True, True) else []
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -547,3 +548,50 @@ def test_fsdp_is_a_truth_value_or_words_of_4_x(word, found):
     else:
         got = argument_values.fsdp.read(word)
         assert got == found and type(got) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        ("INTERVALS", True, "steps"), ("INTERVALS", False, "no"), ("INTERVALS", "epoch", "epoch"),
+        ("SAVES", True, "steps"), ("SAVES", False, "no"), ("SAVES", "best", "best"),
+        ("tokens_seen", True, "all"), ("tokens_seen", "False", "no"), ("tokens_seen", "non_padding", "non_padding"),
+        ("debug", True, "tpu_metrics_debug"), ("debug", False, ""), ("debug", "false", ""), ("debug", "", ""),
+        ("debug", ("underflow_overflow",), ["underflow_overflow"]), ("debug", [], []),
+        ("debug", "underflow_overflow tpu_metrics_debug", "underflow_overflow tpu_metrics_debug"),
+        ("trackers", "all", "all"), ("trackers", ("wandb",), ["wandb"]), ("trackers", ["none"], ["none"]),
+        ("checkpoint", True, True), ("checkpoint", False, False), ("checkpoint", "", ""), ("checkpoint", "a", "a"),
+        ("LOG_LEVEL", "info", "info"), ("LOG_LEVEL", 20, "info"), ("LOG_LEVEL", "20", "info"),
+        ("LOG_LEVEL", -1, "passive"), ("LOG_LEVEL", "-1", "passive"), ("LOG_LEVEL_REPLICA", -1, "warning"),
+        ("LOG_LEVEL", 10, "debug"), ("LOG_LEVEL", "passive", "passive"), ("LOG_LEVEL", "detail", "detail"),
+        ("metric_inputs", "loss", ["loss"]), ("metric_inputs", '["inputs"]', ["inputs"]), ("metric_inputs", [], []),
+    ],
+)  # fmt: skip
+def test_a_value_is_read_by_its_kind(kind, value, found):
+    got = getattr(argument_values, kind).read(value)
+    assert got == found and isinstance(got, type(found))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "part"),
+    [
+        ("INTERVALS", "best", None), ("SAVES", "worst", None), ("tokens_seen", "some", None), ("tokens_seen", 1, None),
+        ("debug", "underflow_overflow x", "x"), ("debug", ["x"], "x"), ("debug", 3, 3), ("fsdp", ["x"], "x"),
+        ("fsdp", "offload x", "x"), ("trackers", "x", "x"), ("trackers", ["wandb", "all"], "all"),
+        ("trackers", ["wandb", "none"], "none"), ("trackers", 3, 3), ("LOG_LEVEL", 21, None),
+        ("LOG_LEVEL", True, None), ("LOG_LEVEL", "1234567890", None), ("metric_inputs", ["x"], "x"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_read_names_its_part(kind, value, part):
+    with pytest.raises(argument_values.Unreadable) as caught:
+        getattr(argument_values, kind).read(value)
+    assert caught.value.part == part
+
+
+@pytest.mark.parametrize("is_class", [True, False])
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_tracker_is_an_object_that_logs(is_class, logs):
+    kind = type("Logger", (), {"log_metrics": (lambda self: None) if logs else "no method"})
+    value = kind if is_class else kind()
+    with pytest.raises(argument_values.Unreadable) if is_class or not logs else contextlib.nullcontext():
+        assert argument_values.trackers.read(value) == [value]

@@ -46,3 +46,31 @@ def test_a_package_that_is_imported_on_the_way_sees_the_arguments_of_python_m(tm
     user_script.run_module("package_on_the_way.inner", ["--epochs", "3"])
     monkeypatch.delitem(sys.modules, "package_on_the_way")
     assert sys.found == [["-m", "--epochs", "3"], [str(package / "inner.py"), "--epochs", "3"]]
+
+
+@pytest.mark.parametrize("shown_error", ["its own", "another", "without a trace"])
+def test_the_trace_of_an_error_begins_in_the_script(tmp_path, monkeypatch, shown_error):
+    path, shown = tmp_path / "fails.py", []
+    path.write_text("def inner():\n    raise KeyError\ninner()\n")
+    monkeypatch.setattr(sys, "argv", ["hf-compat"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setattr(sys, "excepthook", lambda kind, value, trace: shown.append((kind, value, trace)))
+    with pytest.raises(KeyError) as caught:
+        user_script.run_script(str(path), [])
+    error = caught.value
+    try:
+        raise ValueError
+    except ValueError as raised:
+        another = raised
+    value = another if shown_error == "another" else error
+    trace = None if shown_error == "without a trace" else value.__traceback__
+    sys.excepthook(type(value), value, trace)
+    ((kind, seen, found),) = shown
+    assert (kind, seen) == (type(value), value) and seen.__traceback__ is found
+    if shown_error == "its own":
+        names = [found.tb_frame.f_code.co_name, found.tb_next.tb_frame.f_code.co_name]
+        assert names == ["<module>", "inner"] and found.tb_frame.f_code.co_filename == str(path)
+    else:
+        assert found is trace
