@@ -230,3 +230,16 @@ def test_flags_are_acted_on(differs, flags, stops_after, outcome):
     made.host._maybe_log_save_evaluate, made.epoch, made._last_saved = act, 0, -1
     made._act_on_flags(trainer, differs)
     assert (len(agreed), made._last_saved, made.host.control.should_training_stop) == outcome
+
+
+@pytest.mark.parametrize(
+    ("watched", "agree", "obeys"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_signal_after_the_last_update_is_obeyed(watched, agree, obeys):
+    asked, obeyed = [], []
+    signals = SimpleNamespace(are_watched=watched, agree=lambda: asked.append(True) or agree)
+    bridge = object.__new__(HFBridge)
+    bridge.host = SimpleNamespace(stop_signals=signals)
+    bridge._obey_signals = lambda: obeyed.append(True)
+    bridge.on_train_end(None, None)
+    assert obeyed == [True] * obeys and asked == [True] * watched

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.toy import Classifier, rows
 from hf_compat import Trainer
+from hf_compat.callbacks import trackers
 from hf_compat.callbacks.trackers import RunMemory
 
 CONTENTS = {
@@ -104,3 +105,16 @@ def test_a_link_in_the_place_of_the_partial_file_is_not_written_through(tmp_path
     (out / "trackers.json.tmp").symlink_to(victim)
     RunMemory(str(out), "wandb").write(id="abc")
     assert victim.read_text() == "mine" and RunMemory(str(out), "wandb").read() == {"id": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("record", "is_one"),
+    [
+        ({}, True), ({"id": "a"}, True), ({"id": ""}, False), ({"id": 3}, False), ({"id": "a" * 128}, True),
+        ({"id": "a" * 129}, False), ({"step": 0, "logs": 0}, True), ({"step": -1}, False), ({"logs": -1}, False),
+        ({"step": 2**63 - 1}, True), ({"step": 2**63}, False), ({"step": True}, False), ({"logs": 1.0}, False),
+        ({"later": []}, True), ([], False), (None, False),
+    ],
+)  # fmt: skip
+def test_what_is_a_record(record, is_one):
+    assert trackers._is_record(record) is is_one

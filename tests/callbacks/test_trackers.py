@@ -610,7 +610,7 @@ def test_all_trackers_are_those_that_are_here_and_on(monkeypatch, variables, mis
 )
 def test_a_platforms_tracker_is_added_once(monkeypatch, installed, off, trackers, found):
     monkeypatch.setattr(enums, "environment", {"DISABLE_KUBEFLOW_INTEGRATION": off})
-    monkeypatch.setattr(enums, "is_installed", lambda module: installed)
+    monkeypatch.setattr(enums, "is_installed", lambda module: module == "transformers" and installed)
     assert enums.with_platforms_tracker(trackers) == found
 
 
@@ -657,3 +657,42 @@ def test_a_run_that_fails_is_marked(error, status):
 
     mark_as_failed([LoggerCallback(SimpleNamespace(finalize=seen.append)), Runs(), object()], error)
     assert seen == ["failed", status] and error.__notes__ == ["Runs could not end its run: OSError: away"]
+
+
+@pytest.mark.parametrize(("step", "purge"), [(0, None), (1, 2), (7, 8)])
+def test_points_after_the_checkpoint_are_replaced(tmp_path, monkeypatch, step, purge):
+    made = []
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", lambda **facts: made.append(facts) or "a writer")
+    args, state, _ = of_ours(tmp_path, global_step=step)
+    callback = hf_compat.TensorBoardCallback()
+    assert callback.experiment(args, state) == callback.experiment(args, state) == "a writer"
+    assert [facts["purge_step"] for facts in made] == [purge]
+
+
+@pytest.mark.parametrize(
+    ("step", "record", "options", "skip"),
+    [
+        (0, {"id": "a", "step": 4, "logs": 2}, {}, (-1, 0)),
+        (1, {"id": "a", "step": 4, "logs": 2}, {"id": "a", "resume": "allow"}, (4, 2)),
+        (1, {"id": "a"}, {"id": "a", "resume": "allow"}, (-1, 0)),
+        (1, {"step": 4}, {}, (-1, 0)),
+    ],
+)
+def test_a_run_of_wandb_begins_or_goes_on_when_it_is_asked_for(tmp_path, monkeypatch, step, record, options, skip):
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    (tmp_path / "trackers.json").write_text(json.dumps({"wandb": record}))
+    begun, callback = [], hf_compat.WandbCallback()
+    assert callback._skip_to == callback._logged == (-1, 0)
+    run = SimpleNamespace(id="made")
+    callback._wandb = SimpleNamespace(run=None)
+
+    def init(**given):
+        begun.append(given)
+        callback._wandb.run = run
+
+    callback._wandb.init = init
+    args, state, _ = of_ours(tmp_path, global_step=step)
+    args.run_name = None
+    assert callback.experiment(args, state) is callback.experiment(args, state) is run
+    assert begun == [{"project": "huggingface", **options}] and callback._skip_to == skip
+    assert json.loads((tmp_path / "trackers.json").read_text())["wandb"] == {**record, "id": "made"}

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import hf_compat
+from hf_compat.cli import main as command
 from hf_compat.cli.main import _GROUPS, main
 
 
@@ -113,3 +114,32 @@ def test_help_loads_no_torch(words):
     )
     loaded = done.stdout.splitlines()[-1].split()
     assert "hf_compat.cli.main" in loaded and not {"torch", "lightning", "jsonargparse"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "has_torch", "run", "status"),
+    [
+        ([], True, ["--help"], 0),
+        (["help"], True, ["--help"], 0),
+        (["help", "fit"], True, ["fit", "--help"], 0),
+        (["help", "fit", "more"], True, ["fit", "--help"], 0),
+        (["help", "run"], True, ("run", ["--help"]), 0),
+        (["fit", "--seed", "3"], True, ["fit", "--seed", "3"], 0),
+        (["run", "a.py", "b"], True, ("run", ["a.py", "b"]), 0),
+        (["fit"], False, None, 2),
+        (["run", "a.py"], False, None, 2),
+        (["doctor", "a.py"], False, ["doctor", "a.py"], 0),
+        (["migrate", "a.py"], False, ["migrate", "a.py"], 0),
+        (["--version"], False, ["--version"], 0),
+    ],
+)
+@pytest.mark.parametrize("of_process", [True, False])
+def test_the_words_of_a_command_line_choose_the_command(monkeypatch, capsys, words, has_torch, run, status, of_process):
+    done = []
+    monkeypatch.setattr(command, "is_installed", lambda name: name != "torch" or has_torch)
+    monkeypatch.setattr(command, "_run", lambda words: done.append(words) or 0)
+    monkeypatch.setattr("hf_compat.cli.run.main", lambda words: done.append(("run", words)) or 0)
+    monkeypatch.setattr(sys, "argv", ["hf-compat", *words])
+    assert main(None if of_process else words) == status
+    assert done == ([] if run is None else [run])
+    assert ("needs torch" in capsys.readouterr().err) is (status == 2)

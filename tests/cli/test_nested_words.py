@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.cli.fit import Run
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.interop import object_parser
 from hf_compat.interop.object_parser import take_words
 
 MODULE = """
@@ -351,3 +355,47 @@ def test_options_of_objects_are_taken_from_a_line(line, rest, taken):
     assert take_words(line, sections) == (rest, taken)
     with pytest.raises(ArgumentError, match=r"`--model.x` has no value"):
         take_words([*line, "--model.x"], sections)
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("APP_DATA__X", None),
+        ("APP_DATA", None),
+        ("APP_DATA__SET__WIDTH", "APP_DATA__SET='{width: …}'"),
+        ("APP_DATA__SET__INIT_ARGS__WIDTH", "APP_DATA__SET='{init_args: {width: …}}'"),
+        ("APP_DATA__SET", None),
+        ("OTHER_DATA__SET__WIDTH", None),
+        ("APP_MODEL__WIDTH", "APP_MODEL='{width: …}'"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["APP", "A-PP", None])
+def test_variables_for_a_part_of_an_object_are_told(monkeypatch, variable, hint, prefix):
+    told, stands = [], {"APP": "APP_", "A-PP": "A_PP_", None: ""}[prefix]
+    monkeypatch.setattr(object_parser, "environment", {variable.replace("APP_", stands): "3"})
+    monkeypatch.setattr(object_parser, "warn_user", told.append)
+    actions = [SimpleNamespace(dest=name) for name in ("data.set", "data.set.width2", "model")]
+    object_parser._tell_of_unread_variables(SimpleNamespace(env_prefix=prefix, _actions=actions))
+    assert len(told) == (hint is not None)
+    for text in told:
+        name = variable.replace("APP_", stands)
+        assert text == f"The environment variable {name} is not read.\n\nHint: {hint.replace('APP_', stands)}"
+
+
+@pytest.mark.parametrize(
+    ("causes", "raised"),
+    [([ValueError], ValueError), ([ValueError, ArgumentError], ArgumentError),
+     ([TypeError, KeyError, ArgumentError], ArgumentError), ([ValueError, KeyError], ValueError), ([KeyError, ArgumentError], KeyError)],
+)  # fmt: skip
+def test_an_error_of_ours_is_raised_without_the_dump_of_values(monkeypatch, causes, raised):
+    errors = [kind(f"of level {level}") for level, kind in enumerate(causes)]
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+
+    def fail(self, cfg, **options):
+        raise errors[0]
+
+    monkeypatch.setattr(object_parser.ArgumentParser, "instantiate_classes", fail)
+    with pytest.raises(raised) as caught:
+        object_parser.instantiate_classes(object_parser.ArgumentParser(), Namespace())
+    assert caught.value is next(error for error in errors if type(error) is raised)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,3 +75,18 @@ def test_the_trace_of_an_error_begins_in_the_script(tmp_path, monkeypatch, shown
         assert names == ["<module>", "inner"] and found.tb_frame.f_code.co_filename == str(path)
     else:
         assert found is trace
+
+
+@pytest.mark.parametrize(
+    ("generation", "rank", "told"), [("5", 0, True), (None, 0, True), ("4", 0, False), ("5", 1, False), ("4", 1, False)]
+)
+def test_a_comparison_of_ranks_is_told_where_it_no_longer_holds(script, monkeypatch, generation, rank, told):
+    said = []
+    found = "hf_compat.tools.migration.rank_comparisons.comparisons_in_file"
+    monkeypatch.setattr(found, lambda file: [(3, "args.local_rank == -1")] if file == script else [])
+    monkeypatch.setattr(user_script, "generation_beside", lambda: generation)
+    monkeypatch.setattr(user_script, "read_launch", lambda: SimpleNamespace(process_index=rank))
+    monkeypatch.setattr(user_script, "warn_once", said.append)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    user_script.run_script(script, [])
+    assert len(said) == told and all(text.startswith(f"{script}:3: `args.local_rank == -1`: ") for text in said)
