@@ -384,8 +384,10 @@ def test_variables_for_a_part_of_an_object_are_told(monkeypatch, variable, hint,
 
 @pytest.mark.parametrize(
     ("causes", "raised"),
-    [([ValueError], ValueError), ([ValueError, ArgumentError], ArgumentError),
-     ([TypeError, KeyError, ArgumentError], ArgumentError), ([ValueError, KeyError], ValueError), ([KeyError, ArgumentError], KeyError)],
+    [
+        ([ValueError], ValueError), ([ValueError, ArgumentError], ArgumentError), ([ValueError, KeyError], ValueError),
+        ([TypeError, KeyError, ArgumentError], ArgumentError), ([KeyError, ArgumentError], KeyError),
+    ],
 )  # fmt: skip
 def test_an_error_of_ours_is_raised_without_the_dump_of_values(monkeypatch, causes, raised):
     errors = [kind(f"of level {level}") for level, kind in enumerate(causes)]

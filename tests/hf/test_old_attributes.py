@@ -321,7 +321,8 @@ def test_a_copy_has_old_values_and_defaults_of_the_profile_that_were_not_given(p
 
 
 @pytest.mark.parametrize(
-    ("steps", "ratio", "found"), [(0, 0, 0), (3, 0, 3), (0, 0.5, 0.5), (3, 0.5, 3), (0, 1, 1), (0.5, 3, 3), (0, 2, 2)]
+    ("steps", "ratio", "found"),
+    [(0, 0, 0), (3, 0, 3), (0, 0.5, 0.5), (3, 0.5, 3), (0, 1, 1), (0.5, 3, 3), (0.5, 2, 2), (0.5, 1, 0.5)],
 )
 def test_the_setter_of_the_schedule_takes_a_ratio_in_either_place(steps, ratio, found):
     args = TrainingArguments("out").set_lr_scheduler(warmup_steps=steps, warmup_ratio=ratio)
