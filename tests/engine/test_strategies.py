@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +31,7 @@ from hf_compat.engine.strategies import (
     move_autocast_to_forward,
     wrapped_model,
 )
+from hf_compat.errors import MissingPackage
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.runtime.launch import Launch
 
@@ -344,6 +346,12 @@ def test_the_wrapper_that_forward_passes_call():
     around = ddp(model)
     for wrapped, expected in ((None, model), (around, around), (ddp(other), model), (other, model), (engine, engine)):
         assert wrapped_model(SimpleNamespace(model=wrapped), model) is expected
+
+
+def test_deepspeed_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(MissingPackage, match=r"`deepspeed=…` needs(.|\n)*pip install deepspeed"):
+        HFDeepSpeedStrategy()
 
 
 @pytest.mark.parametrize(("root", "expected"), [("cpu", torch.device("cpu", 3)), ("cuda:1", torch.device("cuda:1"))])
