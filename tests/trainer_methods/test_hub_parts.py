@@ -9,6 +9,7 @@ import logging
 import os
 import weakref
 from concurrent.futures import Future
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -442,11 +443,18 @@ def test_pushes_that_are_given_up_leave_no_copies(tmp_path, is_stage, has_begun)
     made._give_up(list(made._jobs), TimeoutError("late"))
     assert made._jobs == [] and made.missing == {"": "it"}
     assert folder.exists() is (has_begun or not is_stage) and future.cancelled() is not has_begun
+    made._give_up([(replace(commit, source=str(tmp_path / "gone")), Future())], TimeoutError("late"))
 
 
 @pytest.mark.parametrize(
     ("patience", "size", "ends"),
-    [(10.0, 0, "given up"), (10.0, 2_500_000, "sent"), (100.0, 0, "sent"), (100.0, 0, "stopped")],
+    [
+        (10.0, 0, "given up"),
+        (10.0, 1_000_000, "given up"),
+        (10.0, 2_500_000, "sent"),
+        (100.0, 0, "sent"),
+        (100.0, 0, "stopped"),
+    ],
 )
 def test_a_wait_for_pushes_ends(tmp_path, monkeypatch, caplog, patience, size, ends):
     """After the first wait 10 seconds have passed, and 5 more after each. A megabyte may take 4 seconds."""
@@ -484,6 +492,7 @@ def test_a_wait_for_pushes_ends(tmp_path, monkeypatch, caplog, patience, size, e
         assert given == [(["m2"], "the Hub has not taken it in 15 seconds")]
     if ends == "sent":
         assert given == [] and waits == [(2, 15.0), (2, 15.0), (1, 15.0), (1, 15.0)]
+        assert [record.args[0] for record in caplog.records] == ["'m1'", "'m1'", "'m2'", "'m2'"]
         assert [record.args[2:] for record in caplog.records] == [
             (2, size / 1e6, 0.0), (2, size / 1e6, 10.0), (1, size / 1e6, 15.0), (1, size / 1e6, 20.0),
         ]  # fmt: skip
