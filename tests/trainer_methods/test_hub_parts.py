@@ -628,3 +628,14 @@ def test_a_trial_sets_names_and_values(backend):
         host.hp_space = lambda trial: [("b", 2)]
         with pytest.raises(OverrideError, match="is not a dict"):
             trials.space_of(host, trials.HPSearchBackend(backend), trial)
+
+
+@pytest.mark.parametrize("direction", ["minimize", ["minimize"]])
+def test_searches_of_upstream_have_one_direction(monkeypatch, direction):
+    monkeypatch.setattr(with_upstream, "of_transformers", lambda *words: words)
+    if direction == "minimize":
+        found = with_upstream._upstream("ray", direction)
+        assert found == ("integrations.integration_utils", "run_hp_search_ray", "`backend='ray'`")
+    else:
+        with pytest.raises(ArgumentError, match="ray takes one"):
+            with_upstream._upstream("ray", direction)
