@@ -358,3 +358,12 @@ def test_where_the_arguments_of_a_script_are(tmp_path, monkeypatch, words, optio
     monkeypatch.setattr(sys, "argv", [word.replace("/a", str(tmp_path)) for word in words])
     args, rest = parser.parse_args_into_dataclasses(return_remaining_strings=True, **options)
     assert (args.seed, args.output_dir, rest) == (seed, "o", ["x.y"])
+
+
+def test_an_option_for_files_is_not_shortened(tmp_path):
+    (tmp_path / "third.txt").write_text("--seed 3")
+    line = ["--output_dir", "o", "--mor", str(tmp_path / "third.txt")]
+    args, rest = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+        line, return_remaining_strings=True, args_file_flag="--more"
+    )
+    assert args.seed == 42 and rest == line[2:]

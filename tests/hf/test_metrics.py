@@ -5,6 +5,7 @@ import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from transformers import Trainer, trainer_utils
 
 from hf_compat.errors import MetricError
-from hf_compat.hf import metrics
+from hf_compat.hf import metrics, search
 from hf_compat.hf.metrics import (
     EvalPrediction,
     denumpify_detensorize,
@@ -191,3 +192,13 @@ def test_a_prediction_has_the_parts_of_upstreams(extras):
         else:
             with pytest.raises(IndexError, match=f"has {len(list(ours))} parts, there is none at {index}"):
                 ours[index]
+
+
+def test_optuna_is_asked_for_the_space_of_upstream():
+    asked = {}
+    for api in (search, trainer_utils):
+        trial = MagicMock()
+        api.default_hp_space_optuna(trial)
+        asked[api] = [tuple(call) for call in trial.mock_calls]
+    ours, theirs = asked.values()
+    assert len(ours) == 4 and ours == theirs

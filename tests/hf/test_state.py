@@ -1,5 +1,6 @@
 """State and control as files and as callbacks' states: both directions between transformers and here."""
 
+import dataclasses
 import json
 
 import pytest
@@ -46,8 +47,15 @@ def test_shares_of_the_run_become_updates(make_args, steps, expected):
     assert (ours.logging_steps, ours.eval_steps) == (theirs.logging_steps, theirs.eval_steps) == (3, expected)
 
 
-def test_a_state_is_written_as_upstream_writes_it(tmp_path):
+@dataclasses.dataclass
+class Score:
+    value: float = 0.5
+
+
+@pytest.mark.parametrize("logged", [0.5, Score()])
+def test_a_state_is_written_as_upstream_writes_it(tmp_path, logged):
     for api in (hf_compat, transformers):
-        api.TrainerState(global_step=3, log_history=[{"loss": 0.5, "step": 3}]).save_to_json(str(tmp_path / "state"))
+        api.TrainerState(global_step=3, log_history=[{"loss": logged, "step": 3}]).save_to_json(str(tmp_path / "state"))
         text = (tmp_path / "state").read_text()
         assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
+        assert json.loads(text)["log_history"] == [{"loss": 0.5 if logged == 0.5 else {"value": 0.5}, "step": 3}]

@@ -16,7 +16,6 @@ import transformers
 import wandb.sdk.lib.config_util  # transformers' callback imports it, so it stays the real one
 
 import hf_compat
-import hf_compat.hf.search
 from helpers import toy
 from hf_compat.errors import ArgumentError, UnknownArgument
 
@@ -199,13 +198,3 @@ def test_what_a_sweep_cannot_follow_is_named(wandb, tmp_path):
     with pytest.raises(ArgumentError, match="sweep_id=3"):
         trainer.hyperparameter_search(wandb_space, backend="wandb", sweep_id=3)
     assert torch.is_grad_enabled() and trainer.hp_search_backend is None
-
-
-def test_optuna_is_asked_for_the_space_of_upstream():
-    asked = {}
-    for api in (hf_compat.hf.search, transformers.trainer_utils):
-        trial = MagicMock()
-        api.default_hp_space_optuna(trial)
-        asked[api] = [tuple(call) for call in trial.mock_calls]
-    ours, theirs = asked.values()
-    assert len(ours) == 4 and ours == theirs
