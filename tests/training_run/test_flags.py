@@ -8,7 +8,8 @@ import pytest
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
-from hf_compat.training_run.flags import due_actions, request_save_if_best
+from hf_compat.training_run import flags
+from hf_compat.training_run.flags import FLAGS, FlagAgreement, FlagSources, due_actions, request_save_if_best
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):
@@ -51,3 +52,31 @@ def test_with_the_strategy_best_the_evaluation_decides(is_best, asked):
 
 def test_with_the_strategy_best_a_flag_without_an_evaluation_is_obeyed():
     assert actions(TrainerControl(should_save=True), strategy=SaveStrategy.BEST) == ["save"]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "is_distributed", "asks"), [(5.0, True, True), (0.0, True, False), (5.0, False, False)]
+)
+def test_a_flag_of_another_rank_is_set_here_too(timeout, is_distributed, asks, monkeypatch):
+    told, control = [], TrainerControl(should_save=True)
+    others = [int(name in ("should_log", "should_save")) for name in FLAGS]
+    monkeypatch.setattr(flags, "is_distributed", lambda: is_distributed)
+    monkeypatch.setattr(flags, "highest_on_host", lambda own, seconds: told.append((own, seconds)) or others)
+    agreement = FlagAgreement(timeout)
+    agreement.agree(control)
+    assert told == [([int(name == "should_save") for name in FLAGS], timeout)] * asks
+    expected = {"should_save", *(["should_log"] if asks else [])}
+    assert {name for name in FLAGS if getattr(control, name)} == expected
+    assert not agreement.sources.in_updates
+
+
+@pytest.mark.parametrize("in_updates", [True, False])
+@pytest.mark.parametrize("metric", [None, "loss"])
+@pytest.mark.parametrize("action", ["log", "evaluate", "save"])
+def test_ranks_agree_after_what_may_set_flags_on_one_of_them(in_updates, metric, action):
+    agreed, args = [], SimpleNamespace(metric_for_best_model=metric)
+    agreement = FlagAgreement(sources=FlagSources(in_updates=in_updates))
+    agreement.agree = agreed.append
+    run = SimpleNamespace(args=args, control=TrainerControl(**{f"should_{action}": True}))
+    assert list(due_actions(run, agreement)) == [action]
+    assert agreed == [run.control] * (in_updates or (action == "evaluate" and metric is not None))
