@@ -38,6 +38,13 @@ def test_neighbours_share_layers(four_ranks):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     assert tensor_ranks(layers(mesh["tp"], mesh["tp"])) == 2
     assert tensor_ranks(layers()) == tensor_ranks(None) == 1
+    whole = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
+    assert tensor_ranks(layers(whole["tp"], mesh["tp"])) == 2, "an axis of one process splits nothing"
+
+
+def test_without_a_group_no_parameter_is_looked_at(monkeypatch):
+    monkeypatch.setattr(meshes, "tensor_axes", None)
+    assert tensor_ranks(layers()) == 1
 
 
 def test_ranks_that_do_not_follow_one_another_are_refused(four_ranks):
@@ -140,6 +147,7 @@ def test_batches_differ_over_the_other_axes(four_ranks, monkeypatch, names, kept
 def test_axes_of_fsdp_come_before_those_that_split_layers(four_ranks, shape, names, first, ranks):
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = layers(mesh["tp"], mesh["tp"])[:2]
+    assert {place for *_, place in meshes.tensor_axes(model)} == {0}
     fully_shard(model, mesh=mesh[names[:-1]])
     axes = list(meshes.tensor_axes(model))
     assert [name for name, *_ in axes] == [name for name, _ in model.named_parameters()]
