@@ -253,6 +253,9 @@ def test_hooks_of_an_adapter_at_events(tmp_path, stops_at, saved):
         ({"eval_strategy": "steps"}, {"eval_steps": 3}, {"val_check_interval": 3, "check_val_every_n_epoch": None}),
         ({"eval_strategy": "steps"}, {"eval_steps": 0.5}, {"val_check_interval": 1}),
         ({}, {"logging_steps": 7, "num_train_epochs": 0}, {"log_every_n_steps": 7, "max_epochs": -1}),
+        ({}, {"logging_steps": 0}, {"log_every_n_steps": 1, "progress_bar_callback": None}),
+        ({}, {"logging_steps": 0.25}, {"log_every_n_steps": 1, "checkpoint_callback": None}),
+        ({}, {"logging_steps": 1}, {"log_every_n_steps": 1, "num_devices": 1}),
     ],
 )
 def test_an_adapters_trainer_has_the_settings_of_the_run(tmp_path, values, state, settings):
@@ -261,3 +264,4 @@ def test_an_adapters_trainer_has_the_settings_of_the_run(tmp_path, values, state
     given = {"logging_steps": 50, "eval_steps": 500} | state
     adapter._make(args, TrainerState(**given), torch.nn.Linear(1, 1), None, None)
     assert {name: getattr(adapter.trainer, name) for name in settings} == settings
+    assert [type(callback) for callback in adapter.trainer.callbacks] == [plc.Timer]

@@ -636,3 +636,15 @@ def test_callbacks_are_a_list(make_args, given, error):
     else:
         with pytest.raises(error):
             Trainer(Classifier(), make_args(), callbacks=given)
+
+
+def test_containers_of_lightnings_own_class_are_restored_and_those_of_a_subclass_are_not():
+    own, further = plc.LearningRateMonitor(), type("Further", (plc.LearningRateMonitor,), {})()
+    for callback in (own, further):
+        callback.lrs = {"a": [1]}
+    saved = SavedCallbackStates([own, further])
+    for callback in (own, further):
+        callback.lrs["b"], callback.logging_interval = [2], "step"
+    saved.restore()
+    assert (own.lrs, further.lrs) == ({"a": [1]}, {"a": [1], "b": [2]})
+    assert own.logging_interval is further.logging_interval is None

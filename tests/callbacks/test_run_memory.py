@@ -118,3 +118,12 @@ def test_a_link_in_the_place_of_the_partial_file_is_not_written_through(tmp_path
 )  # fmt: skip
 def test_what_is_a_record(record, is_one):
     assert trackers._is_record(record) is is_one
+
+
+def test_a_folder_that_cannot_be_made_is_told_once(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    memory = RunMemory(str(tmp_path / "file" / "folder"), "wandb")
+    for _ in range(2):
+        memory.write(id="a")
+    (said,) = caplog.messages
+    assert said.startswith(f"{memory.path} cannot be written (")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from torch import nn
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.cli.fit import Run
@@ -401,3 +402,14 @@ def test_an_error_of_ours_is_raised_without_the_dump_of_values(monkeypatch, caus
     with pytest.raises(raised) as caught:
         object_parser.instantiate_classes(object_parser.ArgumentParser(), Namespace())
     assert caught.value is next(error for error in errors if type(error) is raised)
+
+
+@pytest.mark.parametrize(
+    ("hint", "is_model"),
+    [
+        (nn.Module | dict | str | None, True), (nn.Linear | dict[str, object], True), (nn.Module | str | None, False),
+        (nn.Module, False), (dict | str | None, False), (int | dict, False),
+    ],
+)  # fmt: skip
+def test_which_type_is_that_of_a_model(hint, is_model):
+    assert object_parser._is_model(hint) is is_model
