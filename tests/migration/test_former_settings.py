@@ -116,6 +116,7 @@ def test_a_model_refuses_the_settings(name, tmp_path):
     [
         ("from torch._six import inf", "from torch._six import inf"),
         ("import torch._six", "import torch._six"),
+        ("from torch.utils.data.dataset import T_co", "from torch.utils.data.dataset import T_co"),
         ("from torch.optim.optimizer import Optimizer, required", None),
         ("from torch.optim.lr_scheduler import SAVE_STATE_WARNING", "from torch.optim.lr_scheduler import SAVE_STATE_WARNING"),
         ("torch.symeig(x)", "torch.symeig"),

@@ -153,6 +153,10 @@ GONE_OF_TORCH = {
     "torch.matrix_rank": "`torch.linalg.matrix_rank`",
     "torch.utils.ffi": "nothing takes its place",
     "torch.nn.functional.nll_loss2d": "`torch.nn.functional.nll_loss`",
+    **{
+        f"torch.utils.data.{one}.T_co": "`TypeVar` makes one"
+        for one in ("dataloader", "dataset", "distributed", "sampler")
+    },
 }
 
 OF_POST_INIT = "`__init__` of a model ends with `self.post_init()` in transformers 5"
