@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from hf_compat.tools.migration.migrate import migrate
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, Target
 
@@ -95,3 +96,18 @@ def test_a_fraction_of_updates_is_named():
     for value, named in [*((one, True) for one in fractions), ("int(num_training_steps * 0.1)", False), ("7", False)]:
         found = [one for one in effects(OWN.format(value=value)) if "warmup" in one[2]]
         assert found == ([(Effect.LOOK, 5, "self.args.warmup_steps")] if named else []), value
+
+
+@pytest.mark.parametrize(("method", "is_told"), [("compute_loss", False), ("training_step", False), ("log", True)])
+def test_the_loss_of_a_trainer_of_another_file_is_its_own(tmp_path, method, is_told):
+    (tmp_path / "mine.py").write_text(
+        f"from transformers import Trainer\nclass Mine(Trainer):\n    def {method}(self, *args, **rest): ...\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from mine import Mine\nfrom transformers import BertForMaskedLM, TrainingArguments\n"
+        "args = TrainingArguments('out', gradient_accumulation_steps=4)\n"
+        "Mine(BertForMaskedLM.from_pretrained('x'), args).train()\n"
+    )
+    (file,) = migrate([str(script)], runs_as_is=True).files
+    assert any(one.what == "gradient_accumulation_steps=4" for one in file.findings) is is_told

@@ -8,6 +8,7 @@ import re
 
 import libcst as cst
 
+from hf_compat.tools.migration.calls import ancestries
 from hf_compat.tools.migration.constant_arguments import constant_of
 from hf_compat.tools.migration.expression_types import ExpressionTypes, Thing
 from hf_compat.tools.migration.installed_names import installed_names
@@ -29,7 +30,8 @@ def list_undivided(source: Source, things: ExpressionTypes) -> None:
     """List accumulations of a number above 1 beside a model whose loss is divided by nothing under transformers 5."""
     methods = (one.name.value for kind in things.local_classes for one in methods_of(kind))
     names = {one.value for one in source.of(cst.Name)}
-    has_trainer = any(things.of(one.func) is Thing.TRAINER_CLASS for one in source.of(cst.Call))
+    makers = (one.func for one in source.of(cst.Call) if things.of(one.func) is Thing.TRAINER_CLASS)
+    has_trainer = any(not _computes_losses(one, source) for one in makers)
     if not has_trainer or not names.isdisjoint(_SETTINGS) or not set(methods).isdisjoint(_OWN):
         return
     counts = [
@@ -49,6 +51,12 @@ def list_undivided(source: Source, things: ExpressionTypes) -> None:
                     f"gradients are {count} times those of 4.45. Set `model.accepts_loss_kwargs = False`"
                 )
                 source.list(argument, f"{ACCUMULATION}={count}", reason, effect or Effect.LOOK)
+
+
+def _computes_losses(maker: cst.BaseExpression, source: Source) -> bool:
+    """Whether a trainer's class comes from another file that has a loss of its own."""
+    bodies = (kind.body for one in ancestries(maker, source) for kind in one.classes)
+    return any(isinstance(one, ast.FunctionDef) and one.name in _OWN for body in bodies for one in body)
 
 
 def list_fractions(source: Source, things: ExpressionTypes) -> None:
