@@ -247,6 +247,23 @@ def test_a_file_of_a_package_fails_by_its_siblings_and_not_by_a_namesake_above(f
     assert [(line, what) for _, line, what, _ in found("pkg/script.py")] == [(3, "import of data.py")]
 
 
+@pytest.mark.parametrize(
+    ("build", "line"), [("pyproject.toml", 2), ("setup.py", 2), ("setup.cfg", 2), ("README.md", None)]
+)
+def test_a_package_that_the_repository_builds_is_followed_by_its_one_name(folder, build, line):
+    top = folder(
+        experiments__script="from transformers import Trainer\nfrom pkg import weigh\n\nTrainer(None).train()\n",
+        pkg__losses="import transformers\nfrom datasets import load_metric\n\nweigh = load_metric\n",
+        module="import transformers\nfrom datasets import load_metric\n",
+        experiments__other="import module\nfrom transformers import Trainer\n\nTrainer(None).train()\n",
+    )
+    (top / "pkg" / "__init__.py").write_text("from pkg.losses import weigh\n")
+    (top / build).touch()
+    expected = [] if line is None else [(line, "import of losses.py")]
+    assert [(line, what) for _, line, what, _ in found("experiments/script.py")] == expected
+    assert found("experiments/other.py") == []  # a module above a script is not on its path
+
+
 def test_doctor_names_what_a_class_of_another_named_file_does(folder):
     """The script fails, whether or not the other file is named beside it."""
     body = "class Base(Trainer):\n    def f(self):\n        return self.num_tokens()\n"

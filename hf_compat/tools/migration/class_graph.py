@@ -13,6 +13,7 @@ _LONGEST_CHAIN = 20
 _PACKAGES = ("transformers", "hf_compat")
 _MOST_FILES = 200  # of one source's imports
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BUILD_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _HIGHEST = 6  # folders above a file in which the modules that it imports are looked for
 
 
@@ -115,11 +116,17 @@ def _homes_of(file: Path, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
         joint = "" if module.endswith(".") else "."
         paths = [module, *(f"{module}{joint}{one.name}" for one in node.names)]
     for path in paths:
-        # A script finds a module of one name beside itself alone. Folders above may be on the path by their packages.
+        # A script finds a module of one name beside itself alone. Folders above may be on the path by their packages,
+        # and a repository's own package is installed from there.
         home = _file_of(file, path)
-        if home is not None and ("." in path or home.parent in (file.parent, file.parent / path)):
+        if home is not None and ("." in path or home.parent in (file.parent, file.parent / path) or _is_built(home)):
             yield from _packages_around(file, path)
             yield home
+
+
+def _is_built(home: Path) -> bool:
+    """Whether a file begins a package beside the file by which its repository builds it."""
+    return home.name == "__init__.py" and any((home.parents[1] / name).is_file() for name in _BUILD_FILES)
 
 
 def _packages_around(file: Path, path: str) -> Iterator[Path]:
