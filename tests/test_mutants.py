@@ -29,7 +29,7 @@ def f(a: list[int], b=True) -> bool:
         raise ValueError("too many", 7)
     if f"{a == b}":
         return os.path.isfile("name")
-    g(a, b)
+    g(a, max(a, b))
     return all(one <= 2 for one in zip(a, b, strict=True))
 '''
 LAST = "all(one <= 2 for one in zip(a, b, strict=True))"
@@ -49,8 +49,8 @@ def test_a_mistake_is_planted_wherever_the_code_decides():
         (12, 'f"{a == b}"', '(not (f"{a == b}"))', True, ()),
         (13, 'os.path.isfile("name")', '(not (os.path.isfile("name")))', True, ()),
         (13, '"name"', '"nameXX"', True, ()),
-        (14, "g(a, b)", "pass", True, ()),
-        (14, "a, b", "b, a", True, ()),
+        (14, "g(a, max(a, b))", "pass", True, ()),
+        (14, "a, max(a, b)", "max(a, b), a", True, ()),
         (15, LAST, f"(not ({LAST}))", True, ()),
         (15, "<=", "<", True, ()),
         (15, "<=", ">", True, ()),

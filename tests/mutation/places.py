@@ -36,6 +36,8 @@ ARITHMETIC = {
     ast.Add: (r"\+", "-"), ast.Sub: ("-", "+"), ast.Mult: (r"\*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.BitOr: (r"\|", "&"), ast.BitAnd: ("&", "|"),
 }  # fmt: skip
+# Functions whose result is the same, or which mypy refuses, when arguments are swapped
+_ANY_ORDER = ("max", "min", "isinstance", "issubclass", "cast", "TypeVar")
 SPEAKS = re.compile(r"(^|\.)_?(warn|logger\.|log\.(info|debug|warn|err)|print$|say$|tell|rank_zero_(warn|info|debug))")
 SAYS_LITTLE = re.compile(r"\.(info|debug)$|^(print|say)$")
 IS_TRUE_OR_FALSE = re.compile(r"^(bool|isinstance|issubclass|callable|hasattr|any|all|is_\w+|has_\w+)$")
@@ -245,7 +247,7 @@ class _Finder:
             yield *self._span(node.value), self._over_lines(node.value, "None"), "returned value"
 
     def _at_call(self, node: ast.Call, around: _Around) -> Iterator[tuple[int, int, str, str]]:
-        if SPEAKS.search(_called(node)) or _called(node) in ("isinstance", "issubclass", "cast", "TypeVar"):
+        if SPEAKS.search(_called(node)) or _called(node) in _ANY_ORDER:
             return
         for left, right in itertools.pairwise(_heard(node)):
             if isinstance(left, ast.Starred) or isinstance(right, ast.Starred):
