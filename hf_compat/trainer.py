@@ -81,21 +81,28 @@ if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
 
 
-def refuse_moved_places(compute_loss_func: Callable[..., object] | None, compute_metrics: object) -> None:
+def refuse_moved_places(
+    trainer: Trainer, compute_loss_func: Callable[..., object] | None, compute_metrics: object
+) -> None:
     """Refuse positional arguments at the places that they had before transformers 4.46.
+
+    A subclass with a loss or a step of its own may call `compute_loss_func` in any way.
 
     Raises:
         ArgumentError: `compute_loss_func` takes no labels, or `compute_metrics` is a list.
     """
     moved = ""
-    if compute_loss_func is not None and not accepts_positionally(compute_loss_func, "labels", 1):
+    calls_it_itself = any(is_replaced(trainer, name, Trainer) for name in ("compute_loss", "training_step"))
+    takes_labels = compute_loss_func is None or accepts_positionally(compute_loss_func, "labels", 1)
+    if not (takes_labels or calls_it_itself):
         moved = f"`{shown('compute_loss_func', compute_loss_func)}` takes no labels"
     elif isinstance(compute_metrics, list | tuple):
         moved = f"`{shown('compute_metrics', compute_metrics)}` cannot be called"
     if moved:
         raise ArgumentError(
-            f"{moved}.\n\nHint: since transformers 4.46 `compute_loss_func` stands before `compute_metrics` and "
-            "`callbacks`: name these arguments."
+            f"{moved}.\n\nHint: a loss function is given the outputs, the labels and `num_items_in_batch`. "
+            "Since transformers 4.46 `compute_loss_func` stands before `compute_metrics` and `callbacks`: name these "
+            "arguments."
         )
 
 
@@ -180,7 +187,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
                 compute_loss_func=compute_loss_func,
                 preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             )
-            refuse_moved_places(compute_loss_func, compute_metrics)
+            refuse_moved_places(self, compute_loss_func, compute_metrics)
             if not isinstance(optimizers, Sequence) or len(optimizers) != 2:
                 raise ArgumentError(
                     f"`{shown('optimizers', optimizers)}` must be a pair of an optimizer and a schedule.\n\n"

@@ -149,7 +149,7 @@ def test_what_is_no_function(make_args, name):
 )
 def test_positional_arguments_at_their_places_before_4_46(make_args, last, told):
     given = (toy.Classifier(), make_args(), None, toy.rows(), toy.rows(), None, None, *last)
-    with raises(ArgumentError, told, "since transformers 4.46", "name these arguments"):
+    with raises(ArgumentError, told, "Since transformers 4.46", "name these arguments"):
         Trainer(*given)
 
 
@@ -157,6 +157,20 @@ def test_positional_arguments_at_their_places_before_4_46(make_args, last, told)
 def test_a_loss_function_that_takes_labels_somehow_is_no_moved_argument(make_args, function):
     trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(), compute_loss_func=function)
     assert trainer.compute_loss_func is function
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "training_step", "log"])
+def test_a_subclass_with_a_loss_of_its_own_calls_its_function_as_it_likes(make_args, name):
+    def one(outputs):
+        return outputs["loss"]
+
+    own = type("Own", (Trainer,), {name: lambda self, *given, **named: getattr(Trainer, name)(self, *given, **named)})
+    options = {"train_dataset": toy.rows(), "compute_loss_func": one}
+    if name == "log":  # it says nothing of the loss
+        with raises(ArgumentError, "takes no labels", "the outputs, the labels and `num_items_in_batch`"):
+            own(toy.Classifier(), make_args(), **options)
+    else:
+        assert own(toy.Classifier(), make_args(), **options).compute_loss_func is one
 
 
 def test_what_is_no_function_natively(make_args):

@@ -21,6 +21,9 @@ from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, Target
 
 TARGETS = list(Target)
+_BY_PLACE_OR_NAME, _BY_NAME, _ANY_NAME = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
+)  # fmt: skip
 HEAD = "from transformers import AutoModel, AutoTokenizer, BertPreTrainedModel, Trainer\n"
 ATTRIBUTES = Path(__file__).parents[1] / "sweeps" / "releases" / "attributes.json"
 
@@ -195,11 +198,29 @@ def test_no_keyword_that_a_neighbour_takes_is_told(package):
         ("from datasets import load_dataset\nload_dataset('x', anything=1)", []),  # it takes any keyword
         ("from accelerate import Accelerator\ntry:\n    Accelerator(fp16=1)\nexcept TypeError:\n    pass", []),
         ("class Accelerator: pass\nAccelerator(fp16=True)", []),
+        ("import numpy as np\nnp.log(x, out=y)\nnp.zeros(3, like=x)\nnp.equal(x, y, dtype=object)", []),  # C functions
     ],
 )
 def test_a_keyword_that_a_neighbour_refuses_fails(line, told):
     findings = rewrite_python(f"{HEAD}{line}\n", Target.HF_COMPAT).findings
     assert [one.what for one in findings if one.effect is Effect.FAILS] == told
+
+
+@pytest.mark.parametrize("package", ["accelerate", "accelerate.utils", "datasets", "peft", "trl"])
+def test_keywords_that_are_read_off_the_sources_are_those_of_the_objects(package):
+    """A keyword is called refused where the sources lack it, so they must lack none that Python knows."""
+    names, module = installed_names(package.partition(".")[0]), importlib.import_module(package)
+    told = 0
+    for name in dir(module):
+        path = f"{package}.{name}"
+        is_called = callable(getattr(module, name)) and names.has(path)
+        known = names.keywords_of(path) if is_called else None
+        if known is not None:
+            kinds = {one.name: one.kind for one in inspect.signature(getattr(module, name)).parameters.values()}
+            real = {one for one, kind in kinds.items() if kind in (_BY_PLACE_OR_NAME, _BY_NAME)}
+            assert real <= known and _ANY_NAME not in kinds.values(), path
+            told += 1
+    assert told > 10
 
 
 def test_the_way_out_of_a_refused_keyword_is_told():

@@ -164,7 +164,7 @@ class InstalledNames:
         """Return the keywords that a function or a class takes. None if the sources do not tell."""
         name = path.rpartition(".")[2]
         files = self._definitions.get(name, ())
-        body = ast.parse(_text(files[0])).body if len(files) == 1 else []  # of several nobody knows which one it is
+        body = ast.parse(_text(files[0])).body if len(files) == 1 else []  # two of a name may differ
         kinds = (one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)))
         maker = next((one for one in kinds if one.name == name), None)
         if isinstance(maker, ast.ClassDef):
