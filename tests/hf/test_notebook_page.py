@@ -23,7 +23,9 @@ class Wrong(toy.Classifier):
         return {"loss": torch.zeros(3) @ torch.zeros(4)}
 def trainer(api, model=toy.Classifier, **values):
     args = api.TrainingArguments("out", max_steps=6, use_cpu=True, report_to="none", logging_steps=2, **values)
-    return api.Trainer(model(), args, train_dataset=toy.rows(16), eval_dataset=toy.rows(16))
+    torch.manual_seed(0)
+    return api.Trainer(model(), args, train_dataset=toy.rows(16), eval_dataset=toy.rows(16),
+                       compute_metrics=lambda prediction: {"top_accuracy": 0.5})
 """,
     "t = trainer(hf_compat, eval_strategy='steps', eval_steps=2); t.train()",
     "trainer(hf_compat).evaluate()",
@@ -39,12 +41,14 @@ def trainer(api, model=toy.Classifier, **values):
     "t.model.inner = torch.nn.Sequential(torch.nn.Linear(99, 16)); t.train()",
     "import _thread\nt.model.inner.register_forward_pre_hook(lambda *a: _thread.interrupt_main())\nt.train()",
 ]
+BOTH = {"never evaluated": "", "by step": "eval_strategy='steps', eval_steps=2", "by epoch": "eval_strategy='epoch'"}
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    both = [f"trainer({api}, {values}).train()" for values in BOTH.values() for api in ("transformers", "hf_compat")]
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (*CELLS, *both)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -86,6 +90,18 @@ def test_a_warning_is_in_red(outputs):
 def test_a_cell_that_trains_again_has_nothing_in_red(outputs):
     said = {name: [one.text for one in outputs[9] if one.get("name") == name] for name in ("stdout", "stderr")}
     assert said["stderr"] == [] and "out holds checkpoints of an earlier run: checkpoint-6; " in "".join(said["stdout"])
+
+
+def table(outputs):
+    """Return what the cells of a run's table say."""
+    [page] = pages([one for one in outputs if one.output_type == "display_data"])
+    return [part.partition("<")[0].strip() for part in re.split("<t[hd]>", page[page.index("<table") :])[1:]]
+
+
+@pytest.mark.parametrize("number", range(len(BOTH)), ids=BOTH)
+def test_the_table_is_upstreams(outputs, number):
+    theirs, ours = (table(outputs[len(CELLS) + 2 * number + side]) for side in (0, 1))
+    assert ours == theirs and len(ours) >= 2 * 4
 
 
 def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):
