@@ -56,6 +56,12 @@ def test_helpers_take_upstreams_arguments_by_its_names(name):
     assert differ == {}
 
 
+def test_a_module_needs_no_import_of_its_own():
+    script = "import hf_compat; print(*(getattr(hf_compat, name).__name__ for name in {!r}))".format(MODULES)
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert said.stdout.split() == [f"hf_compat.{name}" for name in MODULES], said.stderr
+
+
 def test_a_subclass_wraps_its_collator_as_upstreams_trainer_does(caplog):
     from hf_compat.trainer_utils import RemoveColumnsCollator
 

@@ -173,6 +173,10 @@ def test_a_trainer_of_lightnings_neither_accumulates_nor_clips(tmp_path, batches
         ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"a": 1}}, {}, "Without effect in this run", ""),
         ({"eval_strategy": "steps"}, {}, "`eval_strategy`", "`eval_steps`"),
         ({"eval_strategy": "steps", "eval_steps": 7}, {}, "`eval_steps`", "Without effect"),
+        # a word, and an enum of that value
+        ({"eval_strategy": "steps", "eval_steps": 7}, {"val_check_interval": 7}, "no effect", "to two values"),
+        ({"eval_strategy": "epoch"}, {"val_check_interval": 500}, "`eval_strategy=", "no effect"),
+        ({"eval_strategy": "epoch"}, {"check_val_every_n_epoch": 1}, "no effect", "to two values"),
     ],
 )
 def test_a_native_modules_arguments_are_compared_with_its_trainer(tmp_path, recwarn, values, trainer, said, unsaid):
