@@ -81,7 +81,8 @@ def __getattr__(name: str) -> Any:
     from hf_compat.runtime.text import as_import_error, nearest
 
     if name not in _HOME:
-        if name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}"):  # as in transformers, without an import
+        # modules of transformers need no import of their own
+        if name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")
         if _is_imported(sys._getframe(1)):
             # The name may be one of transformers', which has to be loaded to know

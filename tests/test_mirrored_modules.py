@@ -57,7 +57,7 @@ def test_helpers_take_upstreams_arguments_by_its_names(name):
 
 
 def test_a_module_needs_no_import_of_its_own():
-    script = "import hf_compat; print(*(getattr(hf_compat, name).__name__ for name in {!r}))".format(MODULES)
+    script = f"import hf_compat; print(*(getattr(hf_compat, name).__name__ for name in {MODULES!r}))"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert said.stdout.split() == [f"hf_compat.{name}" for name in MODULES], said.stderr
 
