@@ -27,50 +27,56 @@ from hf_compat.hf import enums
 
 TIMED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
 SCRIPT = """
-import sys, importlib
+import importlib, json, os, sys
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-api = importlib.import_module(sys.argv[1])
 from helpers.toy import tiny_gpt2, blocks
-folder, tracker, *more = sys.argv[2:]
-api.set_seed(3)
-args = api.TrainingArguments(
-    output_dir=folder, report_to=tracker, run_name="a-run", per_device_train_batch_size=4, num_train_epochs=2,
-    logging_steps=2, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=5, use_cpu=True,
-    disable_tqdm=True,
-)
 
-class Die(api.TrainerCallback):
-    def on_evaluate(self, args, state, control, **kwargs):
-        if "die" in more and state.global_step == 8:
-            import os
-            {finish}
-            os._exit(9)
+def run(package, *more):
+    api = importlib.import_module(package)
+    api.set_seed(3)
+    args = api.TrainingArguments(
+        output_dir="out", report_to=tracker, run_name="a-run", per_device_train_batch_size=4, num_train_epochs=2,
+        logging_steps=2, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=5, use_cpu=True,
+        disable_tqdm=True,
+    )
 
-trainer = api.Trainer(tiny_gpt2(), args, train_dataset=blocks(24), eval_dataset=blocks(8, seed=9), callbacks=[Die()])
-trainer.train(resume_from_checkpoint="resume" in more or None)
-if "predict" in more:
-    trainer.predict(blocks(8, seed=10))
+    class Die(api.TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            if "die" in more and state.global_step == 8:
+                if tracker == "wandb":
+                    wandb.finish()
+                os._exit(9)
+
+    sets = dict(train_dataset=blocks(24), eval_dataset=blocks(8, seed=9))
+    trainer = api.Trainer(tiny_gpt2(), args, callbacks=[Die()], **sets)
+    trainer.train(resume_from_checkpoint="resume" in more or None)
+    if "predict" in more:
+        trainer.predict(blocks(8, seed=10))
+
+tracker, runs = sys.argv[1], json.loads(sys.argv[2])
+if tracker == "wandb":
+    import wandb.sdk.launch  # takes seconds, and is all that the runs share
+for package, folder, *more in runs:
+    if os.fork() == 0:
+        os.makedirs(folder, exist_ok=True)
+        os.chdir(folder)
+        run(package, *more)
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    assert status == (9 if "die" in more else 0), (folder, status)
 """
 
 
-def run(api, folder, tracker, *more, finish="pass", status=0, **environment):
-    folder.mkdir(exist_ok=True)
-    script = folder.parent / "script.py"
-    tests = str(Path(__file__).resolve().parent.parent)
-    script.write_text(SCRIPT.format(tests=tests, finish=finish))
+def run(folder, tracker, *runs, **environment):
+    """Make runs one after another: package, folder, and what else is done. Each is a process of its own."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).resolve().parent.parent)))
     variables = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", **environment}
-    done = subprocess.run(
-        [sys.executable, str(script), api, "out", tracker, *more],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    return done
+    command = [sys.executable, str(script), tracker, json.dumps(runs)]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def tensorboard_of(folder):
@@ -102,8 +108,7 @@ def logdir(folder):
 
 
 def test_tensorboard_has_the_same_tags_values_and_steps(tmp_path):
-    for api in ("transformers", "hf_compat"):
-        run(api, tmp_path / f"of_{api}", "tensorboard")
+    run(tmp_path, "tensorboard", *((api, f"of_{api}") for api in ("transformers", "hf_compat")))
     (theirs, their_texts), (ours, our_texts) = (
         tensorboard_of(logdir(tmp_path / f"of_{api}")) for api in ("transformers", "hf_compat")
     )
@@ -165,10 +170,18 @@ def without_time(row):
     return {k: v for k, v in row.items() if not k.endswith(TIMED)}
 
 
-def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
-    for api in ("transformers", "hf_compat"):
-        run(api, tmp_path / f"of_{api}", "wandb", "predict", WANDB_PROJECT="a-project", WANDB_LOG_MODEL="end")
-    theirs, ours = (wandb_of(tmp_path / f"of_{api}") for api in ("transformers", "hf_compat"))
+@pytest.fixture(scope="module")
+def of_wandb(tmp_path_factory):
+    """What wandb has of an uninterrupted run of each package, and of one of ours that died and was resumed."""
+    folder = tmp_path_factory.mktemp("wandb")
+    runs = [("transformers", "theirs", "predict"), ("hf_compat", "ours", "predict")]
+    runs += [("hf_compat", "cut", "die"), ("hf_compat", "cut", "resume", "predict")]
+    run(folder, "wandb", *runs, WANDB_PROJECT="a-project", WANDB_LOG_MODEL="end")
+    return {name: wandb_of(folder / name) for name in ("theirs", "ours", "cut")}
+
+
+def test_wandb_has_the_same_history_summary_and_configuration(of_wandb):
+    theirs, ours = of_wandb["theirs"], of_wandb["ours"]
     assert [without_time(row) for row in ours[0]] == [without_time(row) for row in theirs[0]]
     assert [sorted(row) for row in ours[0]] == [sorted(row) for row in theirs[0]]
     assert any("test/loss" in row for row in ours[0])
@@ -185,25 +198,20 @@ def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
 @pytest.mark.matrix
 def test_a_resumed_run_goes_on_in_tensorboard_without_a_step_backwards(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run("hf_compat", whole, "tensorboard")
-    run("hf_compat", cut, "tensorboard", "die", status=9)
+    run(tmp_path, "tensorboard", ("hf_compat", "whole"), ("hf_compat", "cut", "die"))
     assert max(step for step, _ in tensorboard_of(logdir(cut))[0]["train/loss"]) == 8
-    run("hf_compat", cut, "tensorboard", "resume")  # from update 5
+    run(tmp_path, "tensorboard", ("hf_compat", "cut", "resume"))  # from update 5
     resumed, uninterrupted = tensorboard_of(logdir(cut))[0], tensorboard_of(logdir(whole))[0]
     keys = [tag for tag in untimed(uninterrupted) if tag != "train/train_loss"]
     assert {tag: resumed[tag] for tag in keys} == {tag: uninterrupted[tag] for tag in keys}
 
 
-def test_a_resumed_run_goes_on_in_wandb_without_a_step_backwards(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run("hf_compat", whole, "wandb")
-    run("hf_compat", cut, "wandb", "die", finish="import wandb; wandb.finish()", status=9)
-    run("hf_compat", cut, "wandb", "resume")
-    history, _, _, runs, _, _ = wandb_of(cut)
-    assert len({run_id for run_id, *_ in runs}) == 1, "one run, in two files"
+def test_a_resumed_run_goes_on_in_wandb_without_a_step_backwards(of_wandb):
+    history, _, _, runs, _, _ = of_wandb["cut"]
+    assert len(runs) == 2 and len({run_id for run_id, *_ in runs}) == 1, "one run, in two files"
     steps = [row["train/global_step"] for row in history]
     assert steps == sorted(steps)
-    assert [without_time(row) for row in history] == [without_time(row) for row in wandb_of(whole)[0]]
+    assert [without_time(row) for row in history] == [without_time(row) for row in of_wandb["ours"][0]]
 
 
 def make(make_args, tmp_path, callbacks=(), **values):
