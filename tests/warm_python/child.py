@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.machinery
+import inspect
 import os
 import random
 import runpy
@@ -195,6 +196,8 @@ def _forget_the_start(facts: dict) -> None:
     import torch
     from lightning.fabric.utilities import rank_zero
 
+    for no_file in ("<string>", "<frozen runpy>"):  # for each such frame `inspect.stack` would search all modules
+        inspect.modulesbyfile[os.path.abspath(no_file)] = no_file
     random.seed()
     numpy.random.seed()
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
