@@ -152,8 +152,9 @@ def add_former_names(top_levels: list[ModuleType]) -> None:
 
 
 def _add(module: ModuleType, names: Mapping[str, object]) -> None:
-    # `hasattr` would load a name, and `dir` of transformers takes 0.1 s
-    for name in names.keys() - set(dir(module)):
+    # `hasattr` would load a name, and transformers' own `dir` takes 0.1 s
+    there = {*ModuleType.__dir__(module), *vars(module).get("__all__", ())}
+    for name in names.keys() - there:
         setattr(module, name, names[name])
         _added.append((module, name, names[name]))
 

@@ -198,18 +198,20 @@ def patch() -> None:
         HfCompatWarning: A module has imported or subclassed transformers' own Trainer before. The message names it.
     """
     need("transformers", "[transformers]", "`hf_compat.patch()`")
-    if not REPLACED:
-        _begin()
+    if REPLACED:
+        top_levels = _top_levels()
+    else:
+        top_levels = _begin()
         log_as_transformers(True)
     inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
     for cls, _ in REPLACED.values():
         if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
             copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
             _originals[_name_of(cls)] = cls
-    _exchange({id(theirs): ours for theirs, ours in REPLACED.values()})
+    _exchange({id(theirs): ours for theirs, ours in REPLACED.values()}, top_levels)
     for module, name in _not_loaded:
         setattr(module, name, REPLACED[name][1])
-    add_former_names(_top_levels())
+    add_former_names(top_levels)
     for watched in _WATCHED:  # note the value of each name that has none noted yet
         if watched in sys.modules:
             known = GLOBALS_BEFORE.setdefault(watched, {})
@@ -237,18 +239,19 @@ def unpatch() -> None:
     GLOBALS_BEFORE.clear()
     follow(None)
     take_former_names_back()
-    _exchange({id(ours): theirs for theirs, ours in REPLACED.values()})
+    _exchange({id(ours): theirs for theirs, ours in REPLACED.values()}, _top_levels())
     for module, name in _not_loaded:
         vars(module).pop(name, None)
     REPLACED.clear()
     _not_loaded.clear()
 
 
-def _begin() -> None:
-    """Import the modules whose names are replaced, and pair the names that both sides have."""
+def _begin() -> list[ModuleType]:
+    """Import the modules whose names are replaced, and pair the names that both sides have. Return the top levels."""
     # importing this one later would load the package again, and bring its own classes back
     modules_there(("transformers.processing_utils",))
-    loaded_before = [(module, set(vars(module))) for module in _top_levels()]
+    top_levels = _top_levels()
+    loaded_before = [(module, set(vars(module))) for module in top_levels]
     homes = modules_there(HOMES)
     names = dict.fromkeys(importlib.import_module("hf_compat").__all__, "hf_compat")
     for mirrored in MIRRORS.values():
@@ -268,6 +271,7 @@ def _begin() -> None:
     _not_loaded.extend((module, name) for module, names in loaded_before for name in public - names)
     for theirs, ours in REPLACED.values():
         acknowledge(ours, theirs)
+    return top_levels
 
 
 def _is_defined_in(value: object, package: str) -> bool:
@@ -284,10 +288,10 @@ def _top_levels() -> list[ModuleType]:
     return list(known.values())
 
 
-def _exchange(replacements: dict[int, object]) -> None:
+def _exchange(replacements: dict[int, object], top_levels: list[ModuleType]) -> None:
     """Replace values in transformers' modules, under a name or within a list or dict that has a name."""
     inner = (module for name, module in list(sys.modules.items()) if name.startswith("transformers."))
-    for module in (*_top_levels(), *inner):
+    for module in (*top_levels, *inner):
         if not isinstance(module, ModuleType):
             continue
         names = vars(module)

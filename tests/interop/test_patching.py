@@ -285,7 +285,7 @@ def test_values_are_exchanged_under_names_and_in_lists_and_dicts(monkeypatch):
 
     made = modules(monkeypatch, transformers=names(), transformers_of_x=names(), user=names())
     made["transformers.lazy"] = None
-    patching._exchange({id(old): new})
+    patching._exchange({id(old): new}, [made["transformers"]])
     for name in ("transformers", "transformers.x"):
         after = {key: value for key, value in vars(made[name]).items() if key in names()}
         changed = {"a": new, "both": [new, other], "one": [new], "known": {"k": new, "o": other}}
@@ -426,6 +426,7 @@ def test_an_end_of_the_patch_undoes_each_part(monkeypatch, edited_by_others):
     monkeypatch.setattr(patching, "REPLACED", {"Trainer": (theirs, ours)})
     monkeypatch.setattr(patching, "_originals", {"a:Kind": theirs})
     monkeypatch.setattr(patching, "_not_loaded", [(top, "Trainer"), (top, "Gone")])
+    monkeypatch.setattr(patching, "_top_levels", lambda: [top])
     monkeypatch.setattr(patching, "GLOBALS_BEFORE", {"transformers.trainer": {}})
     monkeypatch.setattr(patching.copyreg, "dispatch_table", table)
     monkeypatch.setattr(inspect, "getsource", other if edited_by_others else patching._getsource_for_readers)
@@ -438,7 +439,7 @@ def test_an_end_of_the_patch_undoes_each_part(monkeypatch, edited_by_others):
         ("log_as_transformers", False),
         ("follow", None),
         ("take_former_names_back",),
-        ("_exchange", {id(ours): theirs}),
+        ("_exchange", {id(ours): theirs}, [top]),
     ]
     assert done == expected and not hasattr(top, "Trainer")
     left = (table, patching._originals, patching.GLOBALS_BEFORE, patching.REPLACED, patching._not_loaded)
@@ -459,13 +460,14 @@ def test_a_patch_does_each_part_once(monkeypatch, is_first, holders):
     def begin():
         done.append("_begin")
         replaced.update(pairs)
+        return [top]
 
     if not is_first:
         replaced.update(pairs)
         notes["transformers.trainer"] = {"default": "noted before"}
     asked = []
     for name in ("log_as_transformers", "add_former_names", "follow", "_exchange"):
-        monkeypatch.setattr(patching, name, lambda given, name=name: done.append((name, given)))
+        monkeypatch.setattr(patching, name, lambda *given, name=name: done.append((name, *given)))
     monkeypatch.setattr(patching, "need", lambda *words: asked.append(words[0]))
     monkeypatch.setattr(patching, "_begin", begin)
     monkeypatch.setattr(patching, "REPLACED", replaced)
@@ -484,7 +486,7 @@ def test_a_patch_does_each_part_once(monkeypatch, is_first, holders):
     assert asked == ["transformers"] and inspect.getsource is patching._getsource_for_readers
     exchanged = {id(one): other for one, other in pairs.values()}
     assert done == [
-        *(["_begin", ("log_as_transformers", True)] if is_first else []), ("_exchange", exchanged),
+        *(["_begin", ("log_as_transformers", True)] if is_first else []), ("_exchange", exchanged, [top]),
         ("add_former_names", [top]), ("follow", ("release of", theirs)), [theirs],
     ]  # fmt: skip
     assert table == {theirs: patching._reduced, kept: "own"} and top.function is min
