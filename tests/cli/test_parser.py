@@ -19,7 +19,7 @@ from transformers.hf_argparser import HfArg as TheirHfArg
 
 import hf_compat
 from hf_compat import HfArgumentParser, TrainingArguments
-from hf_compat.cli.parser import HfArg, _add_field, _SeveralWords, read_arguments, read_word
+from hf_compat.cli.parser import HfArg, _add_field, _reading, _SeveralWords, read_arguments, read_word
 
 
 class Kind(Enum):
@@ -156,6 +156,46 @@ def test_a_word_is_read_by_the_kinds_that_are_allowed(word, kinds, value):
             read_word(word, kinds)
     else:
         assert read_word(word, kinds) == value and type(read_word(word, kinds)) is type(value)
+
+
+MISSING = dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "shape", "values"),
+    [
+        (Kind, MISSING, (None, None), ["tiny", "large"]),
+        (Kind | None, None, (None, None), ["tiny", "large"]),
+        (Literal["a", None, 3], "a", (None, None), ["a", 3]),
+        (Literal["a", 3] | None, None, (None, None), ["a", 3]),
+        (bool, False, ("?", True), {"no": False}),
+        (bool, MISSING, ("?", True), {"no": False}),
+        (bool | None, None, (None, None), {"no": False}),
+        (bool | None, MISSING, (None, None), {"no": False}),
+        (bool | None, False, ("?", True), {"no": False}),
+        (bool | str | None, None, ("?", True), {"no": False, "x": "x"}),
+        (bool | list[int], False, ("?", True), {"no": False}),
+        (str, "", (None, None), {"no": "no", "[1]": "[1]"}),
+        (str | None, None, (None, None), {"no": "no", "[1]": "[1]"}),
+        (str | list[str], "", (None, None), {"no": "no", '["a"]': ["a"]}),
+        (str | dict[str, int] | None, None, (None, None), {"no": "no", '{"a": 1}': '{"a": 1}'}),
+        (list, MISSING, ("+", None), {"1": "1"}),
+        (list[str], MISSING, ("+", None), {"1": "1"}),
+        (list[int] | None, None, ("+", None), {"1": 1}),
+        (int, 1, (None, None), {"1": 1}),
+        (int | None, None, (None, None), {"1": 1, "null": None}),
+        (int | list[int], 1, (None, None), {"1": 1, "[1]": [1]}),
+        (dict[str, int], MISSING, (None, None), {'{"a": 1}': {"a": 1}}),
+    ],
+)
+def test_a_type_decides_how_many_words_an_option_takes_and_how_they_are_read(hint, default, shape, values):
+    keywords = _reading(hint, SimpleNamespace(default=default))
+    assert (keywords.pop("nargs", None), keywords.pop("const", None)) == shape
+    assert keywords.pop("action", None) is (_SeveralWords if shape[0] == "+" else None)
+    if isinstance(values, list):
+        assert keywords == {"choices": values}
+    else:
+        assert {word: keywords["type"](word) for word in values} == values and set(keywords) == {"type"}
 
 
 @pytest.mark.parametrize(

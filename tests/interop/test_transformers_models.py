@@ -145,3 +145,15 @@ def test_which_losses_shift_their_labels(monkeypatch, kind, config, shifts):
         assert transformers_models.loss_shifts_labels(model) is shifts
     monkeypatch.delitem(sys.modules, "transformers")
     assert transformers_models.loss_shifts_labels(model) is False
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_there", "made"),
+    [("BertModel", True, "BertModel"), ("BertModel", False, None), ("Nothing", True, None)]
+    + [(name, True, None) for name in ("BertConfig", "set_seed", "logging")],
+)
+def test_a_model_is_made_of_a_class_of_transformers_alone(monkeypatch, architecture, is_there, made):
+    monkeypatch.setattr(transformers_models, "is_installed", lambda name: name == "transformers" and is_there)
+    read = classmethod(lambda cls, folder: (cls.__name__, folder))
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", read)
+    assert transformers_models.read_pretrained("here", architecture) == (made and (made, "here"))
