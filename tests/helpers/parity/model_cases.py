@@ -81,7 +81,7 @@ def _forms(trainer) -> list[str]:
 
 
 def _evaluate_and_predict(trainer):
-    found = [_forms(trainer), trainer.evaluate(), trainer.predict(toy.blocks(6)).predictions]
+    found = [_forms(trainer), trainer.evaluate(), trainer.predict(trainer.eval_dataset).predictions]
     return [*found, _forms(trainer)]
 
 
@@ -89,17 +89,32 @@ def _train_once_more(trainer):
     return [*_evaluate_and_predict(trainer), trainer.train().training_loss, _forms(trainer)]
 
 
+def _one_layer():
+    return toy.tiny_gpt2(n_layer=1)
+
+
+# A model of transformers takes seconds to compile for each layer and each shape of a batch.
+SMALL = {**LM, "model": _one_layer}
+EVEN = {**SMALL, "eval": lambda: toy.blocks(8, seed=9)}
 AGAIN = {**EAGER, "eval_strategy": "no"}  # there a second training measures `eval_model_preparation_time` anew
-case("compiled", {**EAGER, **SAVE, "gradient_accumulation_steps": 3}, **LM, before=_forms, after=_evaluate_and_predict)
-case("compiled_accumulating", {**EAGER, **SAVE, "gradient_accumulation_steps": 3}, **LM)
-case("compiled_twice", AGAIN, **LM, after=_train_once_more)
+ACCUMULATING = {**EAGER, **SAVE, "gradient_accumulation_steps": 3}
+case("compiled", ACCUMULATING, **SMALL, before=_forms, after=_evaluate_and_predict)
+case("compiled_accumulating", ACCUMULATING)
+case("compiled_twice", AGAIN, after=_train_once_more)
 case("compiled_by_its_backend", {"torch_compile_backend": "AOT_EAGER"}, after=_forms)
 case("compiled_by_its_mode", {**AGAIN, "torch_compile_mode": "reduce-overhead"}, after=_forms)
 case("compiled_bf16", {**EAGER, "bf16": True}, after=_forms)
-case("evaluated_compiled", AGAIN, **LM, before=_evaluate_and_predict, after=_evaluate_and_predict)
-case("compiled_model_init", EAGER, **MADE, before=_forms, after=_train_once_more)
-case("compiled_lora", {**EAGER, **SAVE}, **{**LM, "model": lora}, after=_forms)
-case("compiled_neftune", {**EAGER, **NOISE}, **LM, after=_forms)
+case("evaluated_compiled", AGAIN, before=_evaluate_and_predict, after=_evaluate_and_predict)
+case(
+    "compiled_model_init",
+    EAGER,
+    model=None,
+    extra=lambda api: {"model_init": lambda: toy.Classifier()},
+    before=_forms,
+    after=_train_once_more,
+)
+case("compiled_lora", {**EAGER, **SAVE}, **{**EVEN, "model": lambda: lora(_one_layer)}, after=_forms)
+case("compiled_neftune", {**EAGER, **NOISE}, **EVEN, after=_forms)
 case("compiled_by_nothing", {"torch_compile_backend": "no"}, after=_forms)
 
 # The accelerator -----------------------------------------------------------------------------------------------------
