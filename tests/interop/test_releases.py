@@ -28,7 +28,6 @@ from hf_compat.interop import releases, transformers_models
 STAND_IN = Path(__file__).resolve().parents[1] / "sweeps" / "releases" / "beside_older.py"
 
 
-@pytest.mark.real_python
 def test_trains_beside_what_a_release_of_2024_has(tmp_path):
     """The names of 5.23 that 4.46 has not are hidden: models, tokenizers, callbacks, arguments and `patch()` work."""
     done = subprocess.run(
