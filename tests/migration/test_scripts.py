@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import subprocess
 import sys
 
 import pytest
+from ruff import find_ruff_bin
 
 from helpers.migrated import NAMES, SCRIPTS
 from hf_compat.tools.migration.python_source import rewrite_python
@@ -17,12 +19,13 @@ SAMPLE = "v4_19_weighted.py"
 RULES = "E,F,I,W,UP006,B"
 
 
+@functools.cache
 def rewritten(name, target):
     return rewrite_python((SCRIPTS / name).read_text(), target)
 
 
 def ruff(*words, cwd, text):
-    command = [sys.executable, "-m", "ruff", *words, "--isolated", "--stdin-filename", "script.py", "-"]
+    command = [find_ruff_bin(), *words, "--isolated", "--stdin-filename", "script.py", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, cwd=cwd).stdout
 
 
