@@ -44,11 +44,11 @@ def test_the_stand_in_is_in_place():
 
 
 @pytest.mark.parametrize(
-    "how", ["script", *(pytest.param(how, marks=pytest.mark.matrix) for how in ("module", "code"))]
+    "how", ["script", "safe path", *(pytest.param(how, marks=pytest.mark.matrix) for how in ("module", "code"))]
 )
 def test_a_command_sees_what_a_real_one_sees(tmp_path, how):
     (tmp_path / "seen.py").write_text(SEEN)
-    words = {"script": ["seen.py"], "module": ["-m", "seen"], "code": ["-c", SEEN]}[how]
+    words = {"script": ["seen.py"], "safe path": ["-P", "seen.py"], "module": ["-m", "seen"], "code": ["-c", SEEN]}[how]
     options = {"cwd": tmp_path, "input": "said", "env": {**os.environ, "OF_THE_TEST": "yes", "OMP_NUM_THREADS": "1"}}
     forked, real = (run(python, *words, str(os.getpid()), **options) for python in (sys.executable, REAL))
     assert (forked.stdout, forked.stderr, forked.returncode) == (real.stdout, real.stderr, 0)

@@ -36,6 +36,8 @@ pytestmark = [
 
 SCRIPT = """
 import os, signal, sys
+from huggingface_hub import constants
+constants.ENDPOINT, constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = os.environ["HUB"], False, True
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 
@@ -58,7 +60,7 @@ if __name__ == "__main__":
 def start(tmp_path, hub, *words, launcher=()):
     (tmp_path / "script.py").write_text(SCRIPT)
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    variables = {"HUB": hub.url, "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([os.path.dirname(tests), tests])
     command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path / "run"), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables})

@@ -43,7 +43,7 @@ class Command:
         self.kind: str | None = None
         self.target, self.arguments = "", []
         self.warnings: list[str] = []
-        self.unbuffered = False
+        self.unbuffered = self.is_safe = False
         rest = list(words)
         while rest:
             word = rest.pop(0)
@@ -52,6 +52,8 @@ class Command:
                 return
             if word == "-u":
                 self.unbuffered = True
+            elif word == "-P":
+                self.is_safe = True
             elif word == "-W" and rest:
                 self.warnings.append(rest.pop(0))
             elif not word.startswith("-"):
@@ -61,11 +63,13 @@ class Command:
                 return
 
     @property
-    def folder(self) -> str:
+    def folders(self) -> list[str]:
         """Where it looks for modules first."""
+        if self.is_safe:
+            return []
         if self.kind == "":
-            return os.path.dirname(os.path.realpath(self.target))
-        return os.getcwd() if self.kind == "-m" else ""
+            return [os.path.dirname(os.path.realpath(self.target))]
+        return [os.getcwd() if self.kind == "-m" else ""]
 
 
 def why_real(facts: dict, loaded: Loaded) -> str:
@@ -87,7 +91,7 @@ def why_real(facts: dict, loaded: Loaded) -> str:
         if asked.get(name) not in (loaded.before.get(name), loaded.after.get(name, loaded.before.get(name))):
             return f"another {name} than at the start"
     places = [one for one in asked.get("PYTHONPATH", "").split(os.pathsep) if one]
-    for place in [*places, os.path.join(facts["folder"], command.folder)]:
+    for place in [*places, *command.folders]:
         if hiding := _hides(os.path.join(facts["folder"], place), loaded):
             return f"{hiding} in {place}"
     return ""
@@ -122,7 +126,7 @@ def become(facts: dict, streams: list[int], loaded: Loaded) -> None:
         _forget_the_start(facts)
         sys.meta_path.insert(0, Guests(loaded.hidden))
         places = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-        sys.path[:] = [command.folder, *map(os.path.abspath, places), *loaded.path]
+        sys.path[:] = [*command.folders, *map(os.path.abspath, places), *loaded.path]
         importlib.invalidate_caches()
         status = _status_of(command)
         threading._shutdown()
