@@ -208,6 +208,7 @@ class InstalledNames:
         kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
         return ".".join([*kept, *([path] if path else [])])
 
+    @functools.cache  # noqa: B019 - the instance stays
     def _is_compiled(self, module: str) -> bool:
         """Return whether a module has no source, so that its names are not known."""
         package, *parts = module.split(".")
