@@ -38,15 +38,18 @@ def _one_of(*paths: str) -> Callable[[object], bool]:
 
 
 is_peft_model = _one_of("peft.PeftModel", "peft.PeftMixedModel")
-is_transformers_model = _one_of("transformers.PreTrainedModel")
+# The modules that define them: transformers' top level would import these where it is asked
+_MODEL = "transformers.modeling_utils.PreTrainedModel"
+_TOKENIZER = "transformers.tokenization_utils_base.PreTrainedTokenizerBase"
+is_transformers_model = _one_of(_MODEL)
 # which saves itself
-is_pretrained_model = _one_of("transformers.PreTrainedModel", "peft.PeftModel", "peft.PeftMixedModel")
+is_pretrained_model = _one_of(_MODEL, "peft.PeftModel", "peft.PeftMixedModel")
 is_datasets_dataset = _one_of("datasets.Dataset")
 is_datasets_stream = _one_of("datasets.IterableDataset")  # which knows its shards
 # a sampler that yields only this rank's batches
 knows_its_rank = _one_of("transformers.trainer_pt_utils.BatchRebalanceSampler")
-_is_padding = _one_of("transformers.PreTrainedTokenizerBase", "transformers.SequenceFeatureExtractor")
-_has_tokens = _one_of("transformers.PreTrainedTokenizerBase", "transformers.ProcessorMixin")
+_is_padding = _one_of(_TOKENIZER, "transformers.feature_extraction_sequence_utils.SequenceFeatureExtractor")
+_has_tokens = _one_of(_TOKENIZER, "transformers.processing_utils.ProcessorMixin")
 
 
 def takes_loss_keywords(model: nn.Module) -> bool | None:
