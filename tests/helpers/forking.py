@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import accelerate.state  # noqa: F401 - else each rank would import it
 import pytest
 
 
