@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The oldest release that was tested. Older ones work as far as they have the names.
 OLDEST = "4.40.2"
-NEWEST = "5.23"
+NEWEST = "5.24"
 
 
 def replaced_release(theirs: type) -> ReplacedRelease:
@@ -138,3 +138,9 @@ def of_transformers(module: str, name: str, for_what: str) -> Any:
     theirs = need(f"transformers.{module}", "[transformers]", for_what)
     need_names(dir(theirs), (name,), for_what)
     return of_installed(module, name)
+
+
+def name_of_cache() -> str:
+    """The output that holds the cache of a generation: `cache` since 5.24, `past_key_values` before."""
+    generic = sys.modules.get("transformers.utils.generic")
+    return "cache" if hasattr(getattr(generic, "ModelOutput", None), "cache_params") else "past_key_values"

@@ -22,7 +22,7 @@ from hf_compat.errors import DataError, OverrideError, warn_once, warn_user
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
-from hf_compat.interop.releases import of_transformers
+from hf_compat.interop.releases import name_of_cache, of_transformers
 from hf_compat.interop.transformers_models import global_of_trainer, is_causal_lm
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, Schedule, follows_metric, get_scheduler, make_schedule
@@ -448,8 +448,9 @@ class StepMethods(StepsBase):
         """List the outputs that predictions leave out, by default those that the model's configuration names."""
         if ignore_keys is not None:
             return ignore_keys
-        config = getattr(self.model, "config", None)
-        return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
+        if not hasattr(self.model, "config"):
+            return []
+        return getattr(self.model.config, "keys_to_ignore_at_inference", [name_of_cache()])
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         """Add a micro-batch's tokens to `state.num_input_tokens_seen` if the arguments ask for it."""

@@ -58,7 +58,7 @@ class Named:
         return list(vars(self).values())[place]
 
 
-MAPPING = lambda w: {"loss": w * 2, "logits": X * w, "past_key_values": (X,), "more": X + 1}  # noqa: E731
+MAPPING = lambda w: {"loss": w * 2, "logits": X * w, "past_key_values": X - 1, "cache": X - 2, "more": X + 1}  # noqa: E731
 TUPLE = lambda w: (w * 2, X * w, X + 1)  # noqa: E731
 ONE = lambda w: (w * 2, X * w)  # noqa: E731
 
@@ -83,7 +83,7 @@ ONE = lambda w: (w * 2, X * w)  # noqa: E731
         (MAPPING, {"x": X}, False, None, {"label_names": []}),
     ],
 )
-@pytest.mark.parametrize("config", [False, True])
+@pytest.mark.parametrize("config", [None, {}, {"keys_to_ignore_at_inference": ["more"]}])
 def test_a_prediction_is_transformers(answer, inputs, loss_only, ignored, values, config, tmp_path):
     found = []
     for api in APIS:
@@ -91,8 +91,8 @@ def test_a_prediction_is_transformers(answer, inputs, loss_only, ignored, values
         model = Answers(answer)
         if "second" in inputs:
             model.forward = lambda x, labels, second, model=model: model.answer(model.layer.weight.sum())
-        if config:
-            model.config = SimpleNamespace(keys_to_ignore_at_inference=["more"], to_dict=dict)
+        if config is not None:
+            model.config = SimpleNamespace(to_dict=dict, **config)
         trainer = made(api, model, tmp_path, values, train_dataset=None)
         try:
             outcome = trainer.prediction_step(model, dict(inputs), loss_only, ignore_keys=ignored)
