@@ -136,7 +136,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
         HubError: `push_to_hub=True`, but the repository cannot be created.
 
     Mirrors:
-        `transformers.Trainer`, 5.23.
+        `transformers.Trainer`.
 
     Differs:
         `lightning_trainer` is the Lightning trainer of the last call. A checkpoint is either complete or absent.
@@ -325,7 +325,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
             OutputFolderError: Another run saves into the output folder.
 
         Mirrors:
-            `transformers.Trainer.train`, 5.23.
+            `transformers.Trainer.train`.
         """
         self._saver.background.wait()
         self._memory_tracker.start()
@@ -379,7 +379,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
         """Load data, count updates, train with Lightning, finish.
 
         Mirrors:
-            `transformers.Trainer._inner_training_loop`, 5.23.
+            `transformers.Trainer._inner_training_loop`.
         """
         args = self.args if args is None else args
         self.accelerator.free_memory()
@@ -462,7 +462,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
         it: a run continues at `TrainingRun.start`.
 
         Mirrors:
-            `transformers.Trainer._init_training_state`, 5.23.
+            `transformers.Trainer._init_training_state`.
         """
         stateful = export_states([*self.callback_handler.callbacks, self.control])
         self.state = TrainerState(stateful_callbacks=stateful)
@@ -557,7 +557,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
             ArgumentError: A setting is not supported by any search.
 
         Mirrors:
-            `transformers.Trainer.hyperparameter_search`, 5.23. As there, the arguments keep the last trial's values,
+            `transformers.Trainer.hyperparameter_search`. As there, the arguments keep the last trial's values,
             and `model` is None until the next `train()`.
 
         Differs:
@@ -592,7 +592,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
             ArgumentError: An argument cannot have the trial's value.
 
         Mirrors:
-            `transformers.Trainer._hp_search_setup`, 5.23.
+            `transformers.Trainer._hp_search_setup`.
         """
         self._trial = trial
         if self.hp_search_backend is None or trial is None:
@@ -619,7 +619,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
             TrialPruned: optuna prunes the trial.
 
         Mirrors:
-            `transformers.Trainer._report_to_hp_search`, 5.23.
+            `transformers.Trainer._report_to_hp_search`.
         """
         if self.hp_search_backend is None or trial is None:
             return
@@ -636,7 +636,7 @@ class Trainer(ModelSetupMethods, EvaluationMethods):
         """Write a checkpoint into a folder of ray's.
 
         Mirrors:
-            `transformers.Trainer._tune_save_checkpoint`, 5.23.
+            `transformers.Trainer._tune_save_checkpoint`.
         """
         of_transformers("trainer", "Trainer", "A search on ray")._tune_save_checkpoint(self, checkpoint_dir)
 

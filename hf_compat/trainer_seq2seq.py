@@ -39,7 +39,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         MissingPackage: The arguments ask for generation, and transformers is not installed.
 
     Mirrors:
-        `transformers.Seq2SeqTrainer`, 5.23.
+        `transformers.Seq2SeqTrainer`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         `gen_kwargs` are keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
 
         Mirrors:
-            `transformers.Seq2SeqTrainer.evaluate`, 5.23. A short last batch counts as a full one in the loss, and
+            `transformers.Seq2SeqTrainer.evaluate`. A short last batch counts as a full one in the loss, and
             samples that fill up the last round of ranks are kept.
         """
         if gen_kwargs and isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
@@ -118,7 +118,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
             Tokens and labels (padded with the padding token), and the metrics.
 
         Mirrors:
-            `transformers.Seq2SeqTrainer.predict`, 5.23.
+            `transformers.Seq2SeqTrainer.predict`.
         """
         self._gen_kwargs = self._generation_keywords(gen_kwargs)
         self.gather_function = self.accelerator.gather  # as upstream, keep all samples

@@ -111,7 +111,7 @@ class TensorBoardCallback(TrainerCallback):
         tb_writer: The `SummaryWriter` to use. By default one is made.
 
     Mirrors:
-        `transformers.integrations.TensorBoardCallback`, 5.23, with the same tags, values and steps. Files go to the old
+        `transformers.integrations.TensorBoardCallback`, with the same tags, values and steps. Files go to the old
         argument `logging_dir`, to the variable `TENSORBOARD_LOGGING_DIR`, or to `runs/…` in the output folder.
 
     Differs:
@@ -189,7 +189,7 @@ class WandbCallback(TrainerCallback):
     `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here. wandb itself reads all others (`WANDB_MODE` …).
 
     Mirrors:
-        `transformers.integrations.WandbCallback`, 5.23, with the same keys, configuration, summary and run name.
+        `transformers.integrations.WandbCallback`, with the same keys, configuration, summary and run name.
 
     Differs:
         A resumed training continues its run. Logs that the run already has are skipped, so steps never go backwards.

@@ -33,7 +33,7 @@ def load_adapters(model: PeftModel, folder: str, strict: bool = False) -> list[s
         CheckpointMismatch: An adapter does not fit the model.
 
     Mirrors:
-        `transformers.Trainer._load_from_checkpoint`, 5.23.
+        `transformers.Trainer._load_from_checkpoint`.
 
     Differs:
         Upstream makes an adapter of every subfolder that holds one. Here the model's own are loaded.

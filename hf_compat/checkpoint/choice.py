@@ -55,7 +55,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         CheckpointError: It cannot be listed.
 
     Mirrors:
-        `transformers.trainer_utils.get_last_checkpoint`, 5.23.
+        `transformers.trainer_utils.get_last_checkpoint`.
 
     Differs:
         Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs. The

@@ -78,7 +78,7 @@ def HfArg(  # noqa: N802 - HF's name
     """Declare a dataclass field with a help text and further option names.
 
     Mirrors:
-        `transformers.hf_argparser.HfArg`, 5.23.
+        `transformers.hf_argparser.HfArg`.
     """
     facts = {**(metadata or {}), **({"aliases": aliases} if aliases else {}), **({"help": help} if help else {})}
     return dataclasses.field(metadata=facts, default=default, default_factory=default_factory, **kwargs)
@@ -102,7 +102,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         kwargs: Options of `argparse.ArgumentParser`.
 
     Mirrors:
-        `transformers.HfArgumentParser`, 5.23.
+        `transformers.HfArgumentParser`.
 
     Differs:
         Old names of training arguments are options too (`--evaluation_strategy steps`). A dict may be JSON

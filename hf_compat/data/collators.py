@@ -201,7 +201,7 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         DataError: A sample has no named values, lacks one of the first sample's, or has one that does not fit.
 
     Mirrors:
-        `transformers.default_data_collator`, 5.23.
+        `transformers.default_data_collator`.
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={brief(return_tensors)}` is not known; choose 'pt' or 'np'.")
@@ -249,7 +249,7 @@ class PaddingCollator:
         processing_class: The object with the `pad` method.
 
     Mirrors:
-        `transformers.DataCollatorWithPadding`, 5.23.
+        `transformers.DataCollatorWithPadding`.
     """
 
     def __init__(self, processing_class: Any) -> None:  # of transformers, or any other class
@@ -281,7 +281,7 @@ class RemoveColumnsCollator:
         description: The data set's name in that line.
 
     Mirrors:
-        `transformers.trainer_utils.RemoveColumnsCollator`, 5.23.
+        `transformers.trainer_utils.RemoveColumnsCollator`.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class EmbeddingNoise:
         The layer's output is `[batch, sequence, features]`. The noise is within ±alpha / sqrt(sequence · features).
 
     Mirrors:
-        `transformers.integrations.neftune`, 5.23.
+        `transformers.integrations.neftune`.
     """
 
     def __init__(self, model: nn.Module, strength: float) -> None:

@@ -77,7 +77,7 @@ _ACCUMULATION: dict[str, ValueType] = {
 
 @dataclass
 class AcceleratorConfig:
-    """Options of data loading across processes. Mirrors `transformers.trainer_pt_utils.AcceleratorConfig`, 5.23."""
+    """Options of data loading across processes. Mirrors `transformers.trainer_pt_utils.AcceleratorConfig`."""
 
     split_batches: bool = False  # treat the batch size as global and split it over the processes
     # Let the main process read and send batches. None decides by the kind of data set.

@@ -155,7 +155,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
         UnsupportedArgument: A value is not supported.
 
     Mirrors:
-        `transformers.TrainingArguments`, 5.23. Names, defaults and properties are the same.
+        `transformers.TrainingArguments`. Names, defaults and properties are the same.
 
     Examples:
         >>> args = TrainingArguments("out", evaluation_strategy="steps", eval_steps=5, use_cpu=True)
@@ -241,7 +241,7 @@ class TrainingArguments(ArgumentViews, OldAttributes, metaclass=AcceptOldNames):
             ArgumentError: Values that cannot work together.
 
         Mirrors:
-            `transformers.TrainingArguments._validate_args`, 5.23.
+            `transformers.TrainingArguments._validate_args`.
         """
         problems = [problem for rule in rules.RULES for problem in rule(self)]
         if problems:
@@ -276,7 +276,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         ArgumentError: A value, or a combination of values, that cannot work (a `ValueError`).
 
     Mirrors:
-        `transformers.Seq2SeqTrainingArguments`, 5.23. Names, order and defaults are the same.
+        `transformers.Seq2SeqTrainingArguments`. Names, order and defaults are the same.
 
     Differs:
         `generation_config` may also be a dict of options, or its JSON. `sortish_sampler` changes nothing, as in
@@ -311,7 +311,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         """Return the fields as plain values. A generation config becomes a dict, and a path its text.
 
         Mirrors:
-            `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.
+            `transformers.Seq2SeqTrainingArguments.to_dict`.
         """
         values = super().to_dict()
         config = values["generation_config"]

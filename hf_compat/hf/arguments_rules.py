@@ -316,7 +316,7 @@ def choose_tf32(args: TrainingFields) -> None:
     """Switch TF32 on or off for the whole process, or leave it if the arguments do not set it.
 
     Mirrors:
-        `transformers.TrainingArguments.__post_init__`, 5.23. Compiling switches it on, except with float16.
+        `transformers.TrainingArguments.__post_init__`. Compiling switches it on, except with float16.
     """
     wanted = args.tf32
     if args.torch_compile and ((wanted is None and not args.fp16) or args.bf16) and wanted is not False:

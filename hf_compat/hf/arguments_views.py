@@ -1,6 +1,6 @@
 """Sizes, devices, ranks, dumps and the `set_*` methods of `TrainingArguments`.
 
-Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. A `set_*` method reads all values
+Each mirrors the method of the same name of `transformers.TrainingArguments`. A `set_*` method reads all values
 before it sets the first one, so a call that raises changes nothing.
 """
 
@@ -82,7 +82,7 @@ class ArgumentViews(TrainingFields):
         """Count the updates of warmup. A `warmup_steps` below 1 is a share of all updates, rounded up.
 
         Mirrors:
-            `transformers.TrainingArguments.get_warmup_steps`, 5.23.
+            `transformers.TrainingArguments.get_warmup_steps`.
         """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
@@ -92,7 +92,7 @@ class ArgumentViews(TrainingFields):
         """Convert the fields to plain values, with masked secrets, and our own arguments that are set.
 
         Mirrors:
-            `transformers.TrainingArguments.to_dict`, 5.23.
+            `transformers.TrainingArguments.to_dict`.
         """
         dumped = {}
         for field in fields(self):

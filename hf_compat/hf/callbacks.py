@@ -79,7 +79,7 @@ class TrainerCallback:
     It may return nothing, the control, or a mapping of flags such as `{"should_training_stop": True}`.
 
     Mirrors:
-        `transformers.TrainerCallback`, 5.23.
+        `transformers.TrainerCallback`.
 
     Differs:
         A method may return a mapping of flags, and may name `trainer`, `loss`, `inputs` and `outputs`.
@@ -207,7 +207,7 @@ class CallbackHandler(_WithoutMethods):
     """Call a list of callbacks in order, with the arguments that each one names.
 
     Mirrors:
-        `transformers.trainer_callback.CallbackHandler`, 5.23.
+        `transformers.trainer_callback.CallbackHandler`.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class DefaultFlowCallback(TrainerCallback):
     """Set the flags for logging, evaluation and saving, by the arguments' strategies.
 
     Mirrors:
-        `transformers.DefaultFlowCallback`, 5.23. With `steps` the last update is evaluated and saved, too.
+        `transformers.DefaultFlowCallback`. With `steps` the last update is evaluated and saved, too.
     """
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
@@ -408,7 +408,7 @@ class ProgressCallback(TrainerCallback):
         max_str_len: Longer strings in logs are not shown.
 
     Mirrors:
-        `transformers.ProgressCallback`, 5.23.
+        `transformers.ProgressCallback`.
     """
 
     def __init__(self, max_str_len: int = 100) -> None:
@@ -486,7 +486,7 @@ class JITCheckpointCallback(TrainerCallback):
     A Trainer with `enable_jit_checkpoint=True` adds it, and obeys signals itself. The callback is its `jit_manager`.
 
     Mirrors:
-        `transformers.trainer_jit_checkpoint.JITCheckpointCallback`, 5.23, which saves within the update.
+        `transformers.trainer_jit_checkpoint.JITCheckpointCallback`, which saves within the update.
     """
 
     def __init__(self) -> None:
@@ -515,7 +515,7 @@ class JITCheckpointCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Print the logs, as lines of a table on a terminal. Mirrors `transformers.PrinterCallback`, 5.23.
+    """Print the logs, as lines of a table on a terminal. Mirrors `transformers.PrinterCallback`.
 
     Differs:
         Transformers' class prints dicts on a terminal, too, as ours does with `log_format="dict"`.
@@ -548,7 +548,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         UnmetRequirement: At the start of training, when a metric or an evaluation is missing.
 
     Mirrors:
-        `transformers.EarlyStoppingCallback`, 5.23.
+        `transformers.EarlyStoppingCallback`.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:

@@ -26,7 +26,7 @@ class ExplicitEnum(str, _LowerCase):  # no StrEnum, as str() gives Class.MEMBER 
     """A string enum whose failed look-up lists the allowed values.
 
     Mirrors:
-        `transformers.utils.ExplicitEnum`, 5.23. Members equal their string, so they also equal the members of the
+        `transformers.utils.ExplicitEnum`. Members equal their string, so they also equal the members of the
         `transformers` enum of the same values.
     """
 
@@ -41,7 +41,7 @@ INTERVAL_KINDS = ("logging", "eval", "save")
 
 
 class IntervalStrategy(ExplicitEnum):
-    """When to log or evaluate. Mirrors `transformers.IntervalStrategy`, 5.23."""
+    """When to log or evaluate. Mirrors `transformers.IntervalStrategy`."""
 
     NO = auto()
     STEPS = auto()
@@ -52,7 +52,7 @@ EvaluationStrategy = IntervalStrategy  # the name in 4.x, with the same members
 
 
 class SaveStrategy(ExplicitEnum):
-    """When to save. Mirrors `transformers.trainer_utils.SaveStrategy`, 5.23."""
+    """When to save. Mirrors `transformers.trainer_utils.SaveStrategy`."""
 
     NO = auto()
     STEPS = auto()
@@ -61,7 +61,7 @@ class SaveStrategy(ExplicitEnum):
 
 
 class HubStrategy(ExplicitEnum):
-    """What to push to the Hub. Mirrors `transformers.trainer_utils.HubStrategy`, 5.23."""
+    """What to push to the Hub. Mirrors `transformers.trainer_utils.HubStrategy`."""
 
     END = auto()
     EVERY_SAVE = auto()
@@ -70,7 +70,7 @@ class HubStrategy(ExplicitEnum):
 
 
 class SchedulerType(ExplicitEnum):
-    """Learning-rate schedules. Mirrors `transformers.SchedulerType`, 5.23."""
+    """Learning-rate schedules. Mirrors `transformers.SchedulerType`."""
 
     LINEAR = auto()
     COSINE = auto()
@@ -87,7 +87,7 @@ class SchedulerType(ExplicitEnum):
 
 
 class ParallelMode(_LowerCase):
-    """How several devices are used. Mirrors `transformers.training_args.ParallelMode`, 5.23."""
+    """How several devices are used. Mirrors `transformers.training_args.ParallelMode`."""
 
     NOT_PARALLEL = auto()
     NOT_DISTRIBUTED = auto()
@@ -98,14 +98,14 @@ class ParallelMode(_LowerCase):
 
 
 class DebugOption(ExplicitEnum):
-    """Debug modes. Mirrors `transformers.debug_utils.DebugOption`, 5.23."""
+    """Debug modes. Mirrors `transformers.debug_utils.DebugOption`."""
 
     UNDERFLOW_OVERFLOW = auto()
     TPU_METRICS_DEBUG = auto()
 
 
 class OptimizerNames(ExplicitEnum):
-    """Every optimizer name of HF. `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
+    """Every optimizer name of HF. `optim/optimizers.py` has them all. Mirrors `OptimizerNames`."""
 
     # Members of 4.x, which are texts here: arguments take them, and name their successors
     ADAMW_HF = nonmember("adamw_hf")
@@ -192,7 +192,7 @@ def available_trackers() -> list[str]:
     """List the trackers of `report_to="all"`, which are installed and not switched off.
 
     Mirrors:
-        `transformers.integrations.get_available_reporting_integrations`, 5.23.
+        `transformers.integrations.get_available_reporting_integrations`.
 
     Differs:
         `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
@@ -206,7 +206,7 @@ def with_platforms_tracker(trackers: list[str]) -> list[str]:
     """Add the tracker of a job on Kubeflow, which sets KUBEFLOW_TRAINER_SERVER_URL.
 
     Mirrors:
-        `transformers.TrainingArguments`, 5.23. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
+        `transformers.TrainingArguments`. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
     """
     is_there = is_installed(PACKAGES["kubeflow"][0])
     is_off = environment.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
@@ -217,7 +217,7 @@ def rewrite_logs(logs: Mapping[str, Value]) -> dict[str, Value]:
     """Give logs the names that trackers show: `eval_loss` → `eval/loss`, `loss` → `train/loss`.
 
     Mirrors:
-        `transformers.integrations.rewrite_logs`, 5.23.
+        `transformers.integrations.rewrite_logs`.
     """
     renamed = {}
     for name, value in logs.items():

@@ -42,7 +42,7 @@ def speed_metrics(
         `{split}_runtime` in seconds, and `{split}_{samples,steps,tokens}_per_second` for the counts given.
 
     Mirrors:
-        `transformers.trainer_utils.speed_metrics`, 5.23.
+        `transformers.trainer_utils.speed_metrics`.
     """
     runtime_seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(runtime_seconds, 4)}
@@ -59,7 +59,7 @@ def denumpify_detensorize(metrics: Nested) -> Nested:
     """Replace NumPy scalars and one-element tensors by Python numbers, also in nested containers.
 
     Mirrors:
-        `transformers.trainer_utils.denumpify_detensorize`, 5.23.
+        `transformers.trainer_utils.denumpify_detensorize`.
     """
     return map_nested(
         lambda tensor: tensor.item() if tensor.numel() == 1 else tensor,
@@ -165,7 +165,7 @@ def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Format durations as h:mm:ss.cc, memory in MB, FLOPs in GF and floats to 4 digits.
 
     Mirrors:
-        `transformers.Trainer.metrics_format`, 5.23.
+        `transformers.Trainer.metrics_format`.
     """
     formatted: dict[str, Metric] = {}
     for key, value in metrics.items():
@@ -195,7 +195,7 @@ class EvalPrediction:
         losses: The loss of each sample's batch, when `include_for_metrics` asks for it.
 
     Mirrors:
-        `transformers.EvalPrediction`, 5.23. It also unpacks like a tuple of the parts that are not None.
+        `transformers.EvalPrediction`. It also unpacks like a tuple of the parts that are not None.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class EvalPrediction:
 
 
 class EvalLoopOutput(NamedTuple):
-    """The result of `evaluation_loop`. Mirrors `transformers.trainer_utils.EvalLoopOutput`, 5.23."""
+    """The result of `evaluation_loop`. Mirrors `transformers.trainer_utils.EvalLoopOutput`."""
 
     predictions: Arrays
     label_ids: Arrays | None
@@ -227,7 +227,7 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """The result of `predict`. Mirrors `transformers.trainer_utils.PredictionOutput`, 5.23."""
+    """The result of `predict`. Mirrors `transformers.trainer_utils.PredictionOutput`."""
 
     predictions: Arrays
     label_ids: Arrays | None
@@ -235,7 +235,7 @@ class PredictionOutput(NamedTuple):
 
 
 class TrainOutput(NamedTuple):
-    """The result of `train`. Mirrors `transformers.trainer_utils.TrainOutput`, 5.23."""
+    """The result of `train`. Mirrors `transformers.trainer_utils.TrainOutput`."""
 
     global_step: int
     training_loss: float

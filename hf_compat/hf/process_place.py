@@ -21,7 +21,7 @@ class ProcessPlace:
     """The properties of `TrainingArguments` about processes. It adds the fields.
 
     Mirrors:
-        `transformers.TrainingArguments`, 5.23.
+        `transformers.TrainingArguments`.
     """
 
     # Fields of the dataclass.

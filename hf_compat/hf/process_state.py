@@ -129,7 +129,7 @@ def share_deepspeed(args: TrainingFields) -> None:
     The processes find each other first, because models in parts take all of them. A launcher must have started them.
 
     Mirrors:
-        `transformers.TrainingArguments.__post_init__`, 5.23, its last part.
+        `transformers.TrainingArguments.__post_init__`, its last part.
     """
     is_asked = (args.deepspeed or parse_switch(environment, "ACCELERATE_USE_DEEPSPEED")) and is_launched()
     if not is_asked or not all(map(importlib.util.find_spec, ("transformers", "accelerate", "deepspeed"))):

@@ -17,7 +17,7 @@ Objective = float | Sequence[float] | None  # several if the search has several 
 
 
 class HPSearchBackend(ExplicitEnum):
-    """A library that proposes the trials of a search. Mirrors `transformers.trainer_utils.HPSearchBackend`, 5.23."""
+    """A library that proposes the trials of a search. Mirrors `transformers.trainer_utils.HPSearchBackend`."""
 
     OPTUNA = "optuna"
     RAY = "ray"
@@ -34,7 +34,7 @@ class BestRun(NamedTuple):
         run_summary: The backend's summary of the search, such as ray's analysis or the id of wandb's sweep.
 
     Mirrors:
-        `transformers.trainer_utils.BestRun`, 5.23.
+        `transformers.trainer_utils.BestRun`.
     """
 
     run_id: str
@@ -50,7 +50,7 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
         metrics: The result of `evaluate`. Durations, rates and the epoch do not count.
 
     Mirrors:
-        `transformers.trainer_utils.default_compute_objective`, 5.23.
+        `transformers.trainer_utils.default_compute_objective`.
 
     Differs:
         `eval_model_preparation_time` does not count. An evaluation before the search adds it to all later ones.
@@ -68,7 +68,7 @@ def default_hp_space_optuna(trial: Trial) -> Space:
     """Let optuna propose learning rate, epochs, seed and micro-batch.
 
     Mirrors:
-        `transformers.trainer_utils.default_hp_space_optuna`, 5.23.
+        `transformers.trainer_utils.default_hp_space_optuna`.
     """
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
@@ -85,7 +85,7 @@ def hp_params(trial: object) -> Space:
         SearchError: It is neither (a `RuntimeError`).
 
     Mirrors:
-        `transformers.integrations.hp_params`, 5.23.
+        `transformers.integrations.hp_params`.
     """
     params = trial if isinstance(trial, dict) else getattr(trial, "params", None)
     if not isinstance(params, dict):

@@ -32,7 +32,7 @@ class ExportableState:
     `state()` returns `{"args": constructor keywords, "attributes": attributes to set afterwards}`, all of it JSON.
 
     Mirrors:
-        `transformers.trainer_callback.ExportableState`, 5.23.
+        `transformers.trainer_callback.ExportableState`.
     """
 
     def state(self) -> ExportedState:
@@ -105,7 +105,7 @@ class TrainerState:
         stateful_callbacks: Exported states by class name. A list of objects is exported on construction.
 
     Mirrors:
-        `transformers.TrainerState`, 5.23. Fields and JSON are the same.
+        `transformers.TrainerState`. Fields and JSON are the same.
     """
 
     epoch: float = 0
@@ -205,7 +205,7 @@ class TrainerControl(ExportableState):
         should_log: Log now. `on_log` and the next update clear it.
 
     Mirrors:
-        `transformers.TrainerControl`, 5.23.
+        `transformers.TrainerControl`.
     """
 
     should_training_stop: bool = False

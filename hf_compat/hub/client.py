@@ -170,7 +170,7 @@ class PushInProgress:
     """Pushes that began together.
 
     Mirrors:
-        `transformers.utils.PushInProgress`, 5.23.
+        `transformers.utils.PushInProgress`.
     """
 
     def __init__(self, jobs: Iterable[Future[object]] | None = None) -> None:

@@ -52,7 +52,7 @@ def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
     """Refuse a quantized model that cannot be trained.
 
     Mirrors:
-        `transformers.trainer_utils.validate_quantization_for_training`, 5.23. Up to 5.2, the Trainer's constructor.
+        `transformers.trainer_utils.validate_quantization_for_training`. Up to 5.2, the Trainer's constructor.
     """
     theirs = of_installed("trainer_utils", "validate_quantization_for_training")
     if theirs is not None:

@@ -75,7 +75,7 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
     Other models get the weights unchanged.
 
     Differs:
-        `transformers.Trainer`, 5.23, does not load these parameters when it resumes or loads the best model.
+        `transformers.Trainer`, does not load these parameters when it resumes or loads the best model.
     """
     mappings = sys.modules.get("transformers.conversion_mapping")
     if mappings is None or not is_transformers_model(model):
@@ -109,7 +109,7 @@ def loss_shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss predicts the next token, so that the first label of each row is not a target.
 
     Mirrors:
-        The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.
+        The test that `transformers.Trainer` makes on `model.loss_type`.
     """
     kind = getattr(model, "loss_type", None)
     if kind is None or sys.modules.get("transformers") is None:
@@ -195,7 +195,7 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> None:
     Releases before 4.56 leave the configurations as they are.
 
     Mirrors:
-        `transformers.trainer_utils.align_special_tokens`, 5.23, or `transformers.Trainer._align_special_tokens`, 4.56.
+        `transformers.trainer_utils.align_special_tokens`, or `transformers.Trainer._align_special_tokens`, 4.56.
     """
     if not (_has_tokens(processing_class) and hasattr(model, "config")):
         return
@@ -233,7 +233,7 @@ def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
     """Whether a model is on several accelerators, or on another device than the run's.
 
     Mirrors:
-        `transformers.Trainer.is_model_parallel`, 5.23.
+        `transformers.Trainer.is_model_parallel`.
     """
     places = {place for place in _placement(model).values() if place not in _OFFLOADED}
     return len(places) > 1 or not all(_is_same(place, device) for place in places)
@@ -309,7 +309,7 @@ def apply_liger(model: nn.Module, config: object) -> None:
     """Put Liger's kernels into a model, in place.
 
     Mirrors:
-        `transformers.integrations.liger.apply_liger_kernel`, 5.23.
+        `transformers.integrations.liger.apply_liger_kernel`.
     """
     inner = unwrap_peft(model)
     if is_transformers_model(inner):

@@ -223,7 +223,7 @@ class OverridePoints(pl.LightningModule):
         """Make the optimizer for all trained parameters.
 
         Mirrors:
-            `transformers.Trainer.create_optimizer`, 5.23.
+            `transformers.Trainer.create_optimizer`.
         """
         steps = cast(NativeSteps, self.steps)
         if model is None and parameters_outside_model(self, steps.model):

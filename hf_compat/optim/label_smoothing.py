@@ -26,7 +26,7 @@ class LabelSmoother:
         LossError: The model returned no logits, neither first in a tuple nor under `logits`.
 
     Mirrors:
-        `transformers.trainer_pt_utils.LabelSmoother`, 5.23.
+        `transformers.trainer_pt_utils.LabelSmoother`.
 
     Differs:
         A tensor is refused. Upstream takes its first row for the logits of all samples.

@@ -118,7 +118,7 @@ def get_scheduler(
         ArgumentError: A needed count is missing, or an option is unknown or contradictory.
 
     Mirrors:
-        `transformers.get_scheduler`, 5.23.
+        `transformers.get_scheduler`.
     """
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         for parameter, own in optimizer.optimizer_dict.items():

@@ -469,7 +469,7 @@ def get_decay_parameter_names(model: nn.Module) -> list[str]:
     """List the parameters that weight decay is applied to, which are all but biases and norms.
 
     Mirrors:
-        `transformers.Trainer.get_decay_parameter_names`, 5.23.
+        `transformers.Trainer.get_decay_parameter_names`.
     """
     names: list[str] = []
     for child_name, child in model.named_children():
@@ -557,7 +557,7 @@ def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | Non
         UnsupportedArgument: It cannot be combined with another argument.
 
     Mirrors:
-        `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
+        `transformers.Trainer.get_optimizer_cls_and_kwargs`.
 
     Differs:
         A switch may be any truth value (`nesterov=on`, `kahan_sum=false`), and other words are refused. There,
@@ -676,7 +676,7 @@ def keep_embeddings_in_32_bit(model: nn.Module) -> None:
     """Keep the state of embeddings in 32 bits, whose gradients are too sparse for the 8 bits of bitsandbytes.
 
     Mirrors:
-        The end of `transformers.Trainer.create_optimizer`, 5.23.
+        The end of `transformers.Trainer.create_optimizer`.
     """
     manager = need("bitsandbytes", "bitsandbytes", "An optimizer of 8 bits").optim.GlobalOptimManager.get_instance()
     kept = 0

@@ -31,7 +31,7 @@ class LayerWiseDummyOptimizer(Optimizer):
         keywords: Ignored, as upstream.
 
     Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`, 5.23.
+        `transformers.trainer_pt_utils.LayerWiseDummyOptimizer`.
 
     Differs:
         It owns the hooks that step, registers them once and removes them.
@@ -88,7 +88,7 @@ class LayerWiseDummyScheduler(LRScheduler):
         keywords: Ignored, as upstream.
 
     Mirrors:
-        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
+        `transformers.trainer_pt_utils.LayerWiseDummyScheduler`.
 
     Differs:
         It has one rate for its one group. Since 2.9, torch refuses one rate for each parameter.

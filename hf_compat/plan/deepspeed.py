@@ -163,7 +163,7 @@ def deepspeed_config(args: TrainingArguments, variables: Mapping[str, str], mode
         ArgumentError: The configuration contradicts the arguments, or an `auto` cannot be resolved. All are listed.
 
     Mirrors:
-        `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23, and `accelerate.utils.DeepSpeedPlugin`, 1.15.
+        `transformers.integrations.HfTrainerDeepSpeedConfig`, and `accelerate.utils.DeepSpeedPlugin`, 1.15.
     """
     config = _config_of(args, variables)
     if "bfloat16" in config:
@@ -405,7 +405,7 @@ def schedule_section(args: TrainingArguments, variables: Mapping[str, str], upda
         ArgumentError: It disagrees with the training, or an `auto` cannot be resolved.
 
     Mirrors:
-        `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`, 5.23.
+        `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`.
     """
     section = _config_of(args, variables).get("scheduler") if uses_deepspeed(args, variables) else None
     if section is not None:

@@ -127,7 +127,7 @@ def make_run_counts(
         DataError: The data is empty.
 
     Mirrors:
-        `transformers.Trainer.set_initial_training_values`, 5.23.
+        `transformers.Trainer.set_initial_training_values`.
     """
     window, max_steps = args.gradient_accumulation_steps, args.max_steps
     samples: float = total_train_batch_size * max_steps

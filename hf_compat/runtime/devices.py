@@ -59,5 +59,5 @@ def empty_device_cache() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-        if hasattr(torch.mps, "clear_graph_cache"):  # as `transformers.Trainer.training_step`, 5.23
+        if hasattr(torch.mps, "clear_graph_cache"):  # as `transformers.Trainer.training_step`
             torch.mps.clear_graph_cache()

@@ -20,7 +20,7 @@ def find_labels(model_class: type[nn.Module]) -> list[str]:
     """List the parameters of a model's `forward` that are labels.
 
     Mirrors:
-        `transformers.utils.find_labels`, 5.23.
+        `transformers.utils.find_labels`.
     """
     parameters = inspect.signature(model_class.forward).parameters
     spans = ("start_positions", "end_positions") if "QuestionAnswering" in model_class.__name__ else ()
@@ -31,7 +31,7 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     """Whether `forward` has `return_loss=True` by default (CLIP-like models).
 
     Mirrors:
-        `transformers.utils.can_return_loss`, 5.23.
+        `transformers.utils.can_return_loss`.
     """
     parameter = inspect.signature(model_class.forward).parameters.get("return_loss")
     return parameter is not None and parameter.default is True
@@ -86,7 +86,7 @@ def number_of_arguments(func: Callable[..., object]) -> int:
     """Count the arguments that a function or a partial still takes.
 
     Mirrors:
-        `transformers.trainer_utils.number_of_arguments`, 5.23.
+        `transformers.trainer_utils.number_of_arguments`.
     """
     if isinstance(func, functools.partial):
         bound = len(func.args) + len(func.keywords)
@@ -269,5 +269,5 @@ def length_of(candidate: object) -> int | None:
 
 
 def has_length(dataset: object) -> bool:
-    """Whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`, 5.23."""
+    """Whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`."""
     return length_of(dataset) is not None

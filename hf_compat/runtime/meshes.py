@@ -79,7 +79,7 @@ def clip_on_meshes(parameters: list[torch.Tensor], max_norm: float, norm_type: f
     """Clip gradients that may lie on different meshes by their global norm, and return the norm.
 
     Mirrors:
-        `transformers.Trainer._mixed_mesh_grad_norm`, 5.23.
+        `transformers.Trainer._mixed_mesh_grad_norm`.
     """
     by_mesh: dict[DeviceMesh | None, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for parameter in parameters:
@@ -101,7 +101,7 @@ def split_by_mesh(groups: list[ParameterGroup]) -> list[ParameterGroup]:
     """Split parameter groups, so that each has parameters of one mesh, or whole ones. Fused kernels take no others.
 
     Mirrors:
-        The end of `transformers.Trainer.create_optimizer`, 5.23.
+        The end of `transformers.Trainer.create_optimizer`.
     """
     found = []
     for place, group in enumerate(groups):

@@ -125,7 +125,7 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def nested_detach(tensors: Nested) -> Nested:
-    """Detach nested tensors. Mirrors `transformers.trainer_pt_utils.nested_detach`, 5.23."""
+    """Detach nested tensors. Mirrors `transformers.trainer_pt_utils.nested_detach`."""
     if type(tensors) is torch.Tensor:  # the usual case, for every batch
         return tensors.detach()
     return map_nested(methodcaller("detach"), tensors)
@@ -135,7 +135,7 @@ def nested_numpify(tensors: Nested) -> Nested:
     """Convert nested tensors to arrays on the CPU. bfloat16, which NumPy lacks, becomes float32.
 
     Mirrors:
-        `transformers.trainer_pt_utils.nested_numpify`, 5.23.
+        `transformers.trainer_pt_utils.nested_numpify`.
     """
     elsewhere = [leaf for leaf in leaves(tensors) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu]
     copied = iter(to_host(elsewhere) if elsewhere else ())  # it waits once for a device
@@ -176,7 +176,7 @@ def find_batch_size(tensors: Nested) -> int | None:
     """Return the first dimension of the first tensor or array in a nested batch, or None without any.
 
     Mirrors:
-        `transformers.trainer_pt_utils.find_batch_size`, 5.23.
+        `transformers.trainer_pt_utils.find_batch_size`.
     """
     if type(tensors) is dict:  # the usual batch, which needs no generator
         first = next(iter(tensors.values()), None)
@@ -225,7 +225,7 @@ def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) 
         each batch: [samples, length, …] → [all samples, longest length, …]
 
     Mirrors:
-        `transformers.trainer_pt_utils.nested_concat`, 5.23, applied batch by batch.
+        `transformers.trainer_pt_utils.nested_concat`, applied batch by batch.
     """
 
     def join(parts: Sequence[Nested]) -> torch.Tensor | Array:

@@ -20,7 +20,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
         deterministic: Also ask torch for deterministic algorithms.
 
     Mirrors:
-        `transformers.set_seed`, 5.23.
+        `transformers.set_seed`.
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the global generator is what user code draws from
@@ -44,7 +44,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
         warn_only: Warn about operations without a deterministic form instead of raising.
 
     Mirrors:
-        `transformers.enable_full_determinism`, 5.23.
+        `transformers.enable_full_determinism`.
     """
     set_seed(seed)
     settings = {
@@ -64,7 +64,7 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """Seed a data-loading worker, by its rank and torch's own seed of the worker.
 
     Mirrors:
-        `transformers.trainer_utils.seed_worker`, 5.23.
+        `transformers.trainer_utils.seed_worker`.
     """
     set_seed(num_workers * rank + torch.initial_seed() % 2**32)
 

@@ -36,7 +36,7 @@ def search_optuna(
     """Run a search.
 
     Mirrors:
-        `transformers.integrations.run_hp_search_optuna`, 5.23.
+        `transformers.integrations.run_hp_search_optuna`.
 
     Differs:
         Several ranks prune together, and end together if the first one stops the search.
@@ -115,7 +115,7 @@ def release_model(host: TrainerApi) -> None:
     """Drop a trial's model and optimizer to free memory for the next trial.
 
     Mirrors:
-        The end of a trial in `transformers.integrations.run_hp_search_optuna`, 5.23. `trainer.model` is None then.
+        The end of a trial in `transformers.integrations.run_hp_search_optuna`. `trainer.model` is None then.
     """
     host.model = host.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
     host.optimizer = host.lr_scheduler = None

@@ -36,7 +36,7 @@ class StepsBase:
     Attributes are plain and read when used, so a subclass may replace them.
 
     Mirrors:
-        The attributes of `transformers.Trainer`, 5.23.
+        The attributes of `transformers.Trainer`.
     """
 
     args: TrainingArguments

@@ -79,7 +79,7 @@ class CheckpointMethods(TrainerBase):
         """Name the folder for checkpoints. A search's trial has its own within the output folder.
 
         Mirrors:
-            `transformers.Trainer._get_output_dir`, 5.23.
+            `transformers.Trainer._get_output_dir`.
         """
         folder = str(self.args.output_dir)
         if self.hp_search_backend is None or trial is None:
@@ -95,7 +95,7 @@ class CheckpointMethods(TrainerBase):
             metrics: Unused. Overrides from before 4.47 pass it on.
 
         Mirrors:
-            `transformers.Trainer._save_checkpoint`, 5.23.
+            `transformers.Trainer._save_checkpoint`.
         """
         stores_flos = self.hp_search_backend is None and trial is None
         if stores_flos and home_of(self.store_flos).partition(".")[0] != "hf_compat":
@@ -398,7 +398,7 @@ class CheckpointMethods(TrainerBase):
             MissingPackage: huggingface_hub is not installed.
 
         Mirrors:
-            `transformers.Trainer.init_hf_repo`, 5.23.
+            `transformers.Trainer.init_hf_repo`.
         """
         if not self.is_world_process_zero():
             return
@@ -427,7 +427,7 @@ class CheckpointMethods(TrainerBase):
             ArgumentError: A fact is neither a text nor texts.
 
         Mirrors:
-            `transformers.Trainer.create_model_card`, 5.23.
+            `transformers.Trainer.create_model_card`.
 
         Differs:
             A user's own card is kept as `_README.before.md`. Without transformers the card has its front matter
@@ -489,7 +489,7 @@ class CheckpointMethods(TrainerBase):
             HubError: The push failed outside of a training. It also inherits from the class of huggingface_hub's error.
 
         Mirrors:
-            `transformers.Trainer.push_to_hub`, 5.23.
+            `transformers.Trainer.push_to_hub`.
 
         Differs:
             Within a training a failure is a warning.
@@ -528,7 +528,7 @@ class CheckpointMethods(TrainerBase):
             OSError: The disk has no space for the files of the push, or a file cannot be read.
 
         Mirrors:
-            `transformers.Trainer._push_from_checkpoint`, 5.23.
+            `transformers.Trainer._push_from_checkpoint`.
 
         Differs:
             It pushes links and copies, so that rotation may remove the checkpoint meanwhile.
@@ -551,7 +551,7 @@ class CheckpointMethods(TrainerBase):
         """Wait until the running pushes have arrived or failed.
 
         Mirrors:
-            `transformers.Trainer._finish_current_push`, 5.23.
+            `transformers.Trainer._finish_current_push`.
 
         Differs:
             The wait ends with Ctrl-C, or after 10 minutes plus the time that a slow connection needs.

@@ -136,7 +136,7 @@ class DataloaderMethods(StepsBase):
         """Make a loader from a data set and the arguments.
 
         Mirrors:
-            `transformers.Trainer._get_dataloader`, 5.23.
+            `transformers.Trainer._get_dataloader`.
         """
         args, collator = self.args, self.data_collator
         if is_datasets_dataset(dataset):
@@ -181,7 +181,7 @@ class DataloaderMethods(StepsBase):
         """Make the training sampler for `train_sampling_strategy`.
 
         Mirrors:
-            `transformers.Trainer._get_train_sampler`, 5.23.
+            `transformers.Trainer._get_train_sampler`.
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
@@ -275,7 +275,7 @@ class DataloaderMethods(StepsBase):
         """Compute the counts of a run. 4.57 and 5.0 pass the samples in an update.
 
         Mirrors:
-            `transformers.Trainer.set_initial_training_values`, 5.23.
+            `transformers.Trainer.set_initial_training_values`.
         """
         micro_batches, samples = length_of(dataloader), total_train_batch_size or self.get_total_train_batch_size(args)
         if micro_batches is not None:

@@ -63,7 +63,7 @@ class EvaluationMethods(TrainerBase):
             MetricError: A metric cannot be logged, or the metric to compare is not a number.
 
         Mirrors:
-            `transformers.Trainer.evaluate`, 5.23.
+            `transformers.Trainer.evaluate`.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
@@ -105,7 +105,7 @@ class EvaluationMethods(TrainerBase):
             Predictions and labels (padded with -100 if lengths differ), and the metrics.
 
         Mirrors:
-            `transformers.Trainer.predict`, 5.23.
+            `transformers.Trainer.predict`.
         """
         self._memory_tracker.start()
         loader = self.get_test_dataloader(test_dataset)
@@ -136,7 +136,7 @@ class EvaluationMethods(TrainerBase):
             metric_key_prefix: Prefix of the metrics.
 
         Mirrors:
-            `transformers.Trainer.evaluation_loop`, 5.23.
+            `transformers.Trainer.evaluation_loop`.
 
         Differs:
             Predictions are joined once, at the end.
@@ -175,7 +175,7 @@ class EvaluationMethods(TrainerBase):
         """Log, evaluate and save, in this order, according to the control's flags. 4.46 and before lack `start_time`.
 
         Mirrors:
-            `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
+            `transformers.Trainer._maybe_log_save_evaluate`.
         """
         if self._pushes.unpushed is not None:
             self._pushes.push_checkpoint(self._pushes.unpushed)
@@ -235,7 +235,7 @@ class EvaluationMethods(TrainerBase):
             start_time: Start of training, for the tokens per second if tokens are counted.
 
         Mirrors:
-            `transformers.Trainer.log`, 5.23.
+            `transformers.Trainer.log`.
         """
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch

@@ -40,7 +40,7 @@ class GenerationSteps(StepMethods):
             ArgumentError: It cannot be read, or contradicts itself.
 
         Mirrors:
-            `transformers.Seq2SeqTrainer.load_generation_config`, 5.23.
+            `transformers.Seq2SeqTrainer.load_generation_config`.
         """
         kind = of_transformers("generation", "GenerationConfig", "`generation_config`")
         load = of_transformers("trainer_seq2seq", "Seq2SeqTrainer", "`generation_config`").load_generation_config
@@ -124,7 +124,7 @@ class GenerationSteps(StepMethods):
             tokens, labels: [batch, max_length]
 
         Mirrors:
-            `transformers.Seq2SeqTrainer.prediction_step`, 5.23.
+            `transformers.Seq2SeqTrainer.prediction_step`.
         """
         if not self._option("predict_with_generate") or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)

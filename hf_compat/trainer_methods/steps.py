@@ -73,7 +73,7 @@ class StepMethods(StepsBase):
             The detached loss, scaled for the window.
 
         Mirrors:
-            `transformers.Trainer.training_step`, 5.23.
+            `transformers.Trainer.training_step`.
         """
         self._asks_for_count = False  # see `judge_count`
         context, inputs = self._prepare_context_parallel_inputs(model, inputs)
@@ -190,7 +190,7 @@ class StepMethods(StepsBase):
         """Give a micro-batch an empty context, and its inputs as they are.
 
         Mirrors:
-            `transformers.Trainer._prepare_context_parallel_inputs`, 5.23.
+            `transformers.Trainer._prepare_context_parallel_inputs`.
         """
         return contextlib.nullcontext, inputs
 
@@ -225,7 +225,7 @@ class StepMethods(StepsBase):
             LossError: The model returned no loss.
 
         Mirrors:
-            `transformers.Trainer.compute_loss`, 5.23.
+            `transformers.Trainer.compute_loss`.
         """
         if (sequence := self.accelerator.sequence) is not None and self.model.training:
             compute = of_transformers("integrations.deepspeed", "deepspeed_sp_compute_loss", "`sp_size`")
@@ -387,7 +387,7 @@ class StepMethods(StepsBase):
             Loss, logits and labels. Each may be None.
 
         Mirrors:
-            `transformers.Trainer.prediction_step`, 5.23.
+            `transformers.Trainer.prediction_step`.
         """
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             raise_for_bad_batch(inputs, "`prediction_step`")
@@ -486,7 +486,7 @@ class StepMethods(StepsBase):
         """Estimate the floating-point operations of forward and backward: 6 per token and parameter.
 
         Mirrors:
-            `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
+            `transformers.Trainer.floating_point_ops`: 0 for models that cannot count their parameters.
 
         Differs:
             Parameters that ZeRO 3 has sharded are counted. Upstream finds each of them empty.
@@ -531,7 +531,7 @@ class StepMethods(StepsBase):
         DeepSpeed's section `optimizer` asks for weight decay on all.
 
         Mirrors:
-            `transformers.Trainer.create_optimizer`, 5.23.
+            `transformers.Trainer.create_optimizer`.
         """
         if self.optimizer is None:
             target = self.model if model is None else model
@@ -568,7 +568,7 @@ class StepMethods(StepsBase):
         """Set `lr_scheduler` unless it is set. DeepSpeed's configuration may ask for one of its own.
 
         Mirrors:
-            `transformers.Trainer.create_scheduler`, 5.23.
+            `transformers.Trainer.create_scheduler`.
         """
         if self.lr_scheduler is not None:
             return self.lr_scheduler

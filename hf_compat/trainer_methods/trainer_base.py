@@ -114,7 +114,7 @@ class TrainerBase(StepMethods, DataloaderMethods, _Declared):
         """Make `self.accelerator`. The constructor calls this once model and arguments are set.
 
         Mirrors:
-            `transformers.Trainer.create_accelerator_and_postprocess`, 5.23.
+            `transformers.Trainer.create_accelerator_and_postprocess`.
         """
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.is_trained_by_engine = self._is_own_model

@@ -41,7 +41,7 @@ def update_best_metric(state: TrainerState, args: TrainingArguments, metrics: Ma
         Whether it is the best so far. False if no metric is tracked.
 
     Mirrors:
-        `transformers.Trainer._determine_best_metric`, 5.23.
+        `transformers.Trainer._determine_best_metric`.
     """
     if args.metric_for_best_model is None:
         return False

@@ -120,7 +120,7 @@ def due_actions(owner: Controlled, agreement: FlagAgreement = NO_AGREEMENT) -> I
     or to stop early.
 
     Mirrors:
-        `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
+        `transformers.Trainer._maybe_log_save_evaluate`.
     """
     for action in ("log", "evaluate", "save"):
         if getattr(owner.control, f"should_{action}"):

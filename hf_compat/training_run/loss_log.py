@@ -159,7 +159,7 @@ class LossLog:
         """Add a micro-batch's share of the loss of an update. `updates_done` are those before it.
 
         Mirrors:
-            `transformers.Trainer._run_epoch`, 5.23, `logging_nan_inf_filter`.
+            `transformers.Trainer._run_epoch`, `logging_nan_inf_filter`.
         """
         try:
             if self.filter_nonfinite:

@@ -20,7 +20,7 @@ def checkpoints_to_delete(
     """Choose the oldest checkpoints to delete, except those in `keep`. A limit of None or 0 keeps all.
 
     Mirrors:
-        `transformers.trainer_utils.rotate_checkpoints`, 5.23.
+        `transformers.trainer_utils.rotate_checkpoints`.
 
     Differs:
         The caller gives the order, by run and update. Upstream sorts by modification time first.

@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+from hf_compat.hf.argument_values import NEWEST
+from hf_compat.tools.explanation import RELEASES
 from house.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,12 @@ def test_examples_in_docstrings(name, tmp_path, monkeypatch):
         transformers.Trainer(torch.nn.Linear(1, 1), transformers.TrainingArguments("out", use_cpu=True, report_to=[]))
     found = doctest.testmod(importlib.import_module(f"hf_compat.{name}"))
     assert found.attempted > 0 and found.failed == 0
+
+
+def test_the_release_that_docstrings_mirror_stands_once():
+    at_a_symbol = re.compile(rf"`, {re.escape(RELEASES[NEWEST])}\b")
+    lines = [line for path in (ROOT / "hf_compat").rglob("*.py") for line in path.read_text().splitlines()]
+    assert any("Mirrors" in line for line in lines) and [line for line in lines if at_a_symbol.search(line)] == []
 
 
 def test_links_and_files_of_the_readme_exist():

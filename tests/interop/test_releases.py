@@ -165,7 +165,7 @@ def test_a_release_without_what_is_needed_says_which_one_has_it(tmp_path):
     done = subprocess.run([sys.executable, "-c", TOO_OLD, str(tmp_path)], capture_output=True, text=True, check=False)
     said = done.stderr.partition("MissingPackage: ")[2]
     assert "patch()` needs TrainingArguments, " in said and "4.1.0" in said, done.stderr[-2000:]
-    assert "Releases 4.40.2 to 5.23 were run" in said and "pip install 'transformers>=4.40.2'" in said
+    assert "Releases 4.40.2 to 5.24 were run" in said and "pip install 'transformers>=4.40.2'" in said
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
