@@ -13,6 +13,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--hub-token")
 options = parser.parse_args()
 IS_HERE = Trainer.__module__.startswith("hf_compat")
+assert os.environ["PYTHONHASHSEED"] == "0", "both sides have to walk through sets in the same order"
 
 
 class Model(torch.nn.Module):

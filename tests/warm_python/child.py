@@ -23,7 +23,10 @@ from warm_python.imports import Guests, Loaded
 
 # Variables that a package has read while it was imported, and a fork sets by itself or does not depend on.
 SET_HERE = {"OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK"}
-OF_NO_EFFECT = {"PATH", "TERM", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST", "WANDB_MODE"}
+OF_NO_EFFECT = {
+    "PATH", "TERM", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST", "WANDB_MODE",
+    "PYTHONHASHSEED",  # forks walk through sets in the same order, whatever it says
+}  # fmt: skip
 # Variables of Python itself that a fork obeys.
 OBEYED = {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 READ_BY_PYTHON = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "KMP_", "MKL_", "OPENBLAS_", "GOMP_", "TZ")
