@@ -466,13 +466,13 @@ def _shown_state(callback):
 
 
 @both_doors
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("accumulation", "epochs"), [(1, (1, 2, 3)), (2, (2,))])
 @pytest.mark.parametrize("name", STATEFUL)
 @pytest.mark.filterwarnings("ignore:.*dirpath has changed")
-def test_a_run_that_is_resumed_goes_on_with_the_callbacks_state(door, name, accumulation):
+def test_a_run_that_is_resumed_goes_on_with_the_callbacks_state(door, name, accumulation, epochs):
     whole = STATEFUL[name](door.folder / "best")
     expected = door.fit(whole, epochs=4, accumulation=accumulation, keeps=True)
-    for epoch in (1, 2, 3):
+    for epoch in epochs:
         again = STATEFUL[name](door.folder / "best")
         run = door.fit(again, epochs=4, accumulation=accumulation, resume=door.checkpoint(epoch))
         assert torch.equal(weights_of(run.model), weights_of(expected.model)) and run.updates == expected.updates
