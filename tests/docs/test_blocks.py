@@ -61,7 +61,8 @@ NOT_RUN = {
 }
 
 
-LONG = ("hf-compat compare ",)  # commands that take long, by how they begin: they run with `-m matrix`
+# Commands that take long, by how they begin: they run with `-m matrix`. What they do is tested in other rooms, too.
+LONG = ("hf-compat compare ", "hf-compat run --devices 4 ", "python examples/text_classification.py")
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
