@@ -7,7 +7,6 @@ that reach it, over the root of all failed tests times all that reach it. A mist
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 
@@ -46,22 +45,14 @@ def ranked(failed: set[str], passed: set[str]) -> list[tuple[float, str, str, in
     from mutation.reached import Reached
 
     reached = Reached()
+    counts = reached.counts(failed, passed)
     best: dict[tuple[str, str], tuple[float, str, str, int, int]] = {}
-    for file, function, line, tests in _statements(reached):
-        bad, good = len(tests & failed), len(tests & passed)
-        if bad:
-            score = bad / math.sqrt(len(failed) * (bad + good))
-            found = (score, f"{file}:{line}", function, bad, good)
-            best[file, function] = max(best.get((file, function), found), found, key=lambda one: one[0])
+    for file, function, line, number in reached.statements(counts):
+        bad, good = counts[number]
+        score = bad / math.sqrt(len(failed) * (bad + good))
+        found = (score, f"{file}:{line}", function, bad, good)
+        best[file, function] = max(best.get((file, function), found), found, key=lambda one: one[0])
     return sorted(best.values(), key=lambda one: (-one[0], one[1]))
-
-
-def _statements(reached) -> Iterator[tuple[str, str, int, set[str]]]:
-    named: dict[int, set[str]] = {}
-    for file, function, line, number in reached.statements():
-        if number not in named:
-            named[number] = reached.named(number)
-        yield file, function, line, named[number]
 
 
 def pytest_configure(config: pytest.Config) -> None:

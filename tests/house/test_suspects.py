@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import suspects
+from mutation import recording
 from mutation.reached import Reached
+from mutation.view import ROOT
 
 FILE = "hf_compat/engine/evaluation.py"
 
 
 def test_what_only_failed_tests_reach_comes_first():
     reached = Reached()
-    sets = {(function, number) for file, function, _, number in reached.statements() if file == FILE}
+    today = recording.digests((ROOT / FILE).read_text())
+    sets = {(name, row[2]) for name, one in reached.files[FILE].items() if name in today for row in one["lines"]}
     function, number = min(sets, key=lambda one: (abs(len(reached.named(one[1])) - 5), one))
     failed = reached.named(number)
     found = suspects.ranked(failed, set(reached.tests) - failed)

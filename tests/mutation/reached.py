@@ -15,7 +15,7 @@ import json
 import lzma
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -138,21 +138,32 @@ class Reached:
 
     def __init__(self) -> None:
         document = json.loads(lzma.decompress(MAP.read_bytes()))
-        exists = {file: (ROOT / file).is_file() for file in {one[0].partition("::")[0] for one in document["tests"]}}
         self.tests = [one[0] for one in document["tests"]]
-        self.there = {place for place, name in enumerate(self.tests) if exists[name.partition("::")[0]]}
         self.seconds = {name: seconds for name, seconds, _ in document["tests"]}
         self.shared = {name: shared for name, _, shared in document["tests"]}
-        known, today = document["bodies"], bodies()
-        self.there &= {place for place, name in enumerate(self.tests) if name.partition("[")[0] in today}
-        self.new = {name for name, digest in today.items() if known.get(name) != digest}
+        self.files = document["files"]
+        self._known = document["bodies"]
+        self._known_files = {name.partition("::")[0] for name in self._known}
+        self._sets, self._read, self._today = document["sets"], {}, {}
+
+    @cached_property
+    def _bodies(self) -> dict[str, str]:
+        return bodies()
+
+    @cached_property
+    def there(self) -> set[int]:
+        """The places of the recorded tests that exist today."""
+        return {place for place, name in enumerate(self.tests) if name.partition("[")[0] in self._bodies}
+
+    @cached_property
+    def new(self) -> set[str]:
+        """The test functions that were written or changed since."""
+        new = {name for name, digest in self._bodies.items() if self._known.get(name) != digest}
         usual = json.loads(DURATIONS.read_text())
-        for test in self.new:
+        for test in new:
             file, _, name = test.removeprefix("tests/").partition("::")
             self.seconds[test] = usual.get(file, {}).get(name, UNKNOWN)
-        self._known_files = {name.partition("::")[0] for name in known}
-        self.files = document["files"]
-        self._sets, self._read, self._today = document["sets"], {}, {}
+        return new
 
     def reaching(self, change: Change) -> list[str]:
         """List the tests that reach a change, those first that are likely to notice it soon."""
@@ -174,14 +185,23 @@ class Reached:
         ordered |= dict.fromkeys(test for test in new if test.partition("::")[0] not in self._known_files)
         return list(ordered)
 
-    def statements(self) -> Iterator[tuple[str, str, int, int]]:
-        """Yield file, function, line and the number of the set of tests of each statement; where it is today."""
+    def statements(self, wanted: Container[int]) -> Iterator[tuple[str, str, int, int]]:
+        """Yield file, function, line and set of each statement that wanted sets of tests reach; where it is today."""
         for file, functions in self.files.items():
+            rows = [(name, row) for name, one in functions.items() for row in one["lines"] if row[2] in wanted]
             path = ROOT / file
-            today = recording.digests(path.read_text()) if path.is_file() else {}
-            for name, function in functions.items():
-                if name in today:
-                    yield from ((file, name, today[name][0] + row[0], row[2]) for row in function["lines"])
+            today = recording.digests(path.read_text()) if rows and path.is_file() else {}
+            yield from ((file, name, today[name][0] + row[0], row[2]) for name, row in rows if name in today)
+
+    def counts(self, *tests: set[str]) -> dict[int, tuple[int, ...]]:
+        """Count how many of some tests are in each set, for the sets with one of the first."""
+        masks = [sum(1 << place for place, name in enumerate(self.tests) if name in some) for some in tests]
+        found = {number: self._bits(number) for number in range(len(self._sets))}
+        return {
+            number: tuple((bits & mask).bit_count() for mask in masks)
+            for number, bits in found.items()
+            if bits & masks[0]
+        }
 
     def named(self, number: int) -> set[str]:
         """Return the ids of a set's tests."""
@@ -276,10 +296,13 @@ class Reached:
     def members(self, number: int) -> frozenset[int]:
         """Find the places of the tests in a set."""
         if number not in self._read:
-            raw = lzma.decompress(base64.b85decode(self._sets[number]), lzma.FORMAT_RAW, filters=_FILTERS)
-            bits = int.from_bytes(raw, "little")
-            self._read[number] = frozenset(place for place, bit in enumerate(f"{bits:b}"[::-1]) if bit == "1")
+            places = enumerate(f"{self._bits(number):b}"[::-1])
+            self._read[number] = frozenset(place for place, bit in places if bit == "1")
         return self._read[number]
+
+    def _bits(self, number: int) -> int:
+        packed = base64.b85decode(self._sets[number])
+        return int.from_bytes(lzma.decompress(packed, lzma.FORMAT_RAW, filters=_FILTERS), "little")
 
     def _ordered(self, tests: set[int], change: Change) -> list[str]:
         """Order tests: those that name the function, of its module, of its room; quick ones first, few rows of each."""
