@@ -86,7 +86,8 @@ IN_THE_MATRIX = {
     "batches_not_joined", "nested_outputs", "one_eval_set_without_a_batch", "with_a_tokenizer", "flags_at_substeps",
     "count_all_tokens", "label_smoothing_padded", "stream_told_its_epoch", "global_random_sampler", "bert",
     "save_limit", "optim_schedule_free_adamw", "schedule_reduce_lr_on_plateau", "each_metric_over_each_data",
-    "stop_within_a_window", "seq2seq_marian_beams", "seq2seq_best",
+    "stop_within_a_window", "seq2seq_marian_beams", "seq2seq_best", "accumulation", "fractional_epochs", "metrics",
+    "load_best", "weighted_loss", "seq2seq_t5",
 }  # fmt: skip
 
 
