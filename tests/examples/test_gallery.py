@@ -103,9 +103,26 @@ def test_an_example_by_its_command_twice(name, tmp_path, monkeypatch):
         assert left_in(tmp_path) == {"trainer_output"}
 
 
+def assert_says_what_it_shows(text):
+    assert "largest difference: 0.0\ntrained by a lightning.Trainer: True" in text
+    (before, after) = re.findall(r"after (?:30|60) updates: (\d\.\d+)", text)
+    assert float(after) < float(before) - 0.1
+
+
+def test_the_notebook_begins_with_transformers_and_ends_in_lightning(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "notebook"}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+    assert_says_what_it_shows(capsys.readouterr().out)
+    assert left_in(tmp_path) == {"trainer_output"}
+
+
+@pytest.mark.matrix
 @pytest.mark.real_python
-def test_the_notebook_begins_with_transformers_and_ends_in_lightning(tmp_path):
-    """Its stored outputs are those of a run, but for the numbers. `tests/helpers/notebook.py` writes them anew."""
+def test_the_stored_outputs_of_the_notebook_are_those_of_a_run_but_for_the_numbers(tmp_path):
+    """`tests/helpers/notebook.py` writes them anew."""
     stored, run = nbformat.read(NOTEBOOK, as_version=4), executed(tmp_path)
     printed, shown = (
         "".join(
@@ -115,10 +132,7 @@ def test_the_notebook_begins_with_transformers_and_ends_in_lightning(tmp_path):
     )
     assert re.sub(r"[\d.]+", "#", printed) == re.sub(r"[\d.]+", "#", shown)
     for text in (printed, shown):
-        assert "largest difference: 0.0\ntrained by a lightning.Trainer: True" in text
-        (before, after) = re.findall(r"after (?:30|60) updates: (\d\.\d+)", text)
-        assert float(after) < float(before) - 0.1
-    assert left_in(tmp_path) == {"trainer_output"}
+        assert_says_what_it_shows(text)
 
 
 def test_each_example_is_in_the_table_and_in_the_docs():

@@ -65,7 +65,7 @@ def test_rows_are_drawn_from_all_features_and_calls():
     rows = [drawn("sample", number) for number in range(3000)]
     assert {row.calls for row in rows} == set(CALLS)
     assert len({name for row in rows for name in row.features}) > 0.95 * len(FEATURES)
-    assert rows == [drawn("sample", number) for number in range(3000)]
+    assert rows[:300] == [drawn("sample", number) for number in range(300)]
 
 
 def test_rules_name_rows_of_the_differences_page():
