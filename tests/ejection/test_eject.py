@@ -25,10 +25,8 @@ SAME = (
 
 def run(*words, folder, hf_compat=True):
     environment = {**os.environ, "PYTHONPATH": str(ROOT) if hf_compat else "", "HF_HUB_OFFLINE": "1"}
-    python = sys.executable if hf_compat else Path(sys.prefix) / "bin" / "python"
-    return subprocess.run(
-        [python, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
-    )
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def eject(script, *arguments, folder):
