@@ -26,55 +26,13 @@ from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf import enums
 
 TIMED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
-SCRIPT = """
-import importlib, json, os, sys
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from helpers.toy import tiny_gpt2, blocks
-
-def run(package, *more):
-    api = importlib.import_module(package)
-    api.set_seed(3)
-    args = api.TrainingArguments(
-        output_dir="out", report_to=tracker, run_name="a-run", per_device_train_batch_size=4, num_train_epochs=2,
-        logging_steps=2, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=5, use_cpu=True,
-        disable_tqdm=True,
-    )
-
-    class Die(api.TrainerCallback):
-        def on_evaluate(self, args, state, control, **kwargs):
-            if "die" in more and state.global_step == 8:
-                if tracker == "wandb":
-                    wandb.finish()
-                os._exit(9)
-
-    sets = dict(train_dataset=blocks(24), eval_dataset=blocks(8, seed=9))
-    trainer = api.Trainer(tiny_gpt2(), args, callbacks=[Die()], **sets)
-    trainer.train(resume_from_checkpoint="resume" in more or None)
-    if "predict" in more:
-        trainer.predict(blocks(8, seed=10))
-
-tracker, runs = sys.argv[1], json.loads(sys.argv[2])
-if tracker == "wandb":
-    import wandb.sdk.launch  # takes seconds, and is all that the runs share
-for package, folder, *more in runs:
-    if os.fork() == 0:
-        os.makedirs(folder, exist_ok=True)
-        os.chdir(folder)
-        run(package, *more)
-        sys.exit()
-    status = os.waitstatus_to_exitcode(os.wait()[1])
-    assert status == (9 if "die" in more else 0), (folder, status)
-"""
+RUNS = Path(__file__).resolve().parents[1] / "helpers" / "tracked_runs.py"
 
 
 def run(folder, tracker, *runs, **environment):
     """Make runs one after another: package, folder, and what else is done. Each is a process of its own."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).resolve().parent.parent)))
     variables = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", **environment}
-    command = [sys.executable, str(script), tracker, json.dumps(runs)]
+    command = [sys.executable, str(RUNS), tracker, json.dumps(runs)]
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
