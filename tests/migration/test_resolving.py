@@ -117,6 +117,16 @@ def test_each_row_leads_from_where_nothing_is_to_where_it_is():
             assert NAMES.has(f"{home}{name}"), old
 
 
+def test_a_star_of_a_module_without_a_source_may_bind_any_name(tmp_path):
+    root = tmp_path / "transformers"
+    (root / "fast").mkdir(parents=True)
+    (root / "fast" / "tables.cpython-311-x86_64-linux-gnu.so").touch()
+    for name, star in {"__init__": ".fast", "quick": ".fast.tables", "slow": ".fast.others"}.items():
+        (root / f"{name}.py").write_text(f"from {star} import *\n")
+    names = InstalledNames(root)
+    assert [names.has(f"transformers.{place}Any") for place in ("", "quick.", "slow.")] == [False, True, False]
+
+
 def test_a_release_without_imports_of_it(tmp_path):
     """A package as 4.x lays it out: a lazy structure, a module that is gone since, no models by star."""
     root = tmp_path / "transformers"

@@ -183,7 +183,7 @@ class InstalledNames:
         stems = {star: star[1].rpartition(".")[2].replace("_", "") for star in read.stars}
         by_name = sorted(read.stars, key=lambda star: not name.lower().startswith(stems[star]))
         places = [self._absolute(module, *star) for star in by_name]
-        self._found[key] = any(self.exports(one, name) or self._is_compiled(one) for one in places) or (
+        self._found[key] = any(self.exports(one, name) or one in self._compiled for one in places) or (
             # Since 5.0 the one class of each kind answers to the name of the fast one, too
             name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
         )
@@ -208,12 +208,11 @@ class InstalledNames:
         kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
         return ".".join([*kept, *([path] if path else [])])
 
-    @functools.cache  # noqa: B019 - the instance stays
-    def _is_compiled(self, module: str) -> bool:
-        """Return whether a module has no source, so that its names are not known."""
-        package, *parts = module.split(".")
-        place = self._root.joinpath(*parts)
-        return package == self._root.name and any(place.parent.glob(f"{place.name}.*.so"))
+    @functools.cached_property
+    def _compiled(self) -> set[str]:
+        """Modules without a source, so that their names are not known."""
+        places = (path.relative_to(self._root.parent) for path in self._root.rglob("*.*.so"))
+        return {".".join([*place.parent.parts, place.name.partition(".")[0]]) for place in places}
 
     @functools.cache  # noqa: B019 - the instance stays
     def _file(self, module: str) -> Path | None:
