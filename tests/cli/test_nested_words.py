@@ -176,25 +176,31 @@ def test_lightnings_command_line_types_values_by_the_constructor(tmp_path, prefi
     assert again.datamodule.train_dataset.given == TYPED
 
 
+FORMS = [
+    (["--data.eval_dataset", "words_module.Data", "--data.eval_dataset.n", "3"], {"n": 3}),
+    (["--data.eval_dataset=words_module.Data"], {"n": 8}),
+    (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.init_args.shuffle=true"],
+     {"shuffle": True}),
+    (['--data.eval_dataset={"class_path": "words_module.Data", "init_args": {"n": 4}}', "--data.eval_dataset.n=5"],
+     {"n": 5}),
+    (["--data.eval_dataset.class_path=words_module.make_data", "--data.eval_dataset.init_args.n=5"], {"n": 5}),
+    (["--data.eval_dataset.class_path=words_module.Data.of", "--data.eval_dataset.name=7"], {"name": "7"}),
+    (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.free=null"], {"free": None}),
+    (["--data.eval_dataset.class_path=words_module.Data", '--data.eval_dataset.free={"a": [1, {"b": 2}]}'],
+     {"free": {"a": [1, {"b": 2}]}}),
+    (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.free.class_path=words_module.Inner",
+      "--data.eval_dataset.free.init_args.width=9"], {"free": 9}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["--data.eval_dataset", "words_module.Data", "--data.eval_dataset.n", "3"], {"n": 3}),
-        (["--data.eval_dataset=words_module.Data"], {"n": 8}),
-        (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.init_args.shuffle=true"],
-         {"shuffle": True}),
-        (['--data.eval_dataset={"class_path": "words_module.Data", "init_args": {"n": 4}}', "--data.eval_dataset.n=5"],
-         {"n": 5}),
-        (["--data.eval_dataset.class_path=words_module.make_data", "--data.eval_dataset.init_args.n=5"], {"n": 5}),
-        (["--data.eval_dataset.class_path=words_module.Data.of", "--data.eval_dataset.name=7"], {"name": "7"}),
-        (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.free=null"], {"free": None}),
-        (["--data.eval_dataset.class_path=words_module.Data", '--data.eval_dataset.free={"a": [1, {"b": 2}]}'],
-         {"free": {"a": [1, {"b": 2}]}}),
-        (["--data.eval_dataset.class_path=words_module.Data", "--data.eval_dataset.free.class_path=words_module.Inner",
-          "--data.eval_dataset.free.init_args.width=9"], {"free": 9}),
+    ("words", "found", "with_lightning"),
+    [  # Lightning's takes a second
+        pytest.param(*form, with_lightning, marks=pytest.mark.matrix if with_lightning and place % 2 else ())
+        for place, form in enumerate(FORMS)
+        for with_lightning in (True, False)
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("with_lightning", [True, False])
+)
 def test_objects_of_every_form_in_both_command_lines(words, found, with_lightning):
     data = lightning_cli(*words).datamodule.eval_dataset if with_lightning else run(*words).trainer.eval_dataset
     given = {**data.given, "free": getattr(data.given["free"], "width", data.given["free"])}
@@ -238,7 +244,9 @@ def test_json_replaces_an_object_of_a_file(path):
     assert lightning_cli(f"--model.model={whole}", config=config).model.model.hidden == 9
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize(
+    "command", ["fit", "validate", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("test", "predict"))]
+)
 def test_subcommands_read_parts_of_objects(command, monkeypatch):
     monkeypatch.setattr(LightningCLI, "_run_subcommand", lambda self, subcommand: None)
     cli = lightning_cli("--data.train_dataset.init_args.n", "48", "--model.args.no_cuda=true", command=[command])
