@@ -179,7 +179,7 @@ def test_the_folder_is_made_and_left_empty(make_args, tmp_path):
 
 
 RUN = """
-import sys, time
+import os, sys
 sys.path.insert(0, {tests!r})
 from helpers import toy
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -187,7 +187,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
 class Wait(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
-            print("third", flush=True)
+            print(os.getpid(), flush=True)
             sys.stdin.readline()
 
 set_seed(3)
@@ -200,42 +200,37 @@ trainer.train()
 
 @pytest.fixture
 def live_run(tmp_path):
-    """A run in another process that has saved once, and waits after its third update."""
+    """A run that has saved once, and waits after its third update: what was started, and the id of its process."""
     words = [sys.executable, "-c", RUN.format(tests=str(TESTS), out=str(tmp_path / "out"))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "third\n"
-        yield process
+        yield process, int(process.stdout.readline())
         process.kill()
 
 
-@pytest.mark.real_python
 def test_two_runs_in_one_folder(make_args, tmp_path, live_run):
-    out = tmp_path / "out"
+    out, (started, pid) = tmp_path / "out", live_run
     while '"boot"' in (out / "checkpoint-2" / "manifest.json").read_text():  # its hashes come beside the training
         time.sleep(0.05)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     trainer = make(make_args, out)
-    with pytest.raises(
-        OutputFolderError, match=rf"(?s)saves into {out}: process {live_run.pid} on .*Hint: .*output_dir"
-    ):
+    with pytest.raises(OutputFolderError, match=rf"(?s)saves into {out}: process {pid} on .*Hint: .*output_dir"):
         trainer.train()
     assert trainer.state.global_step == 0 and not trainer.is_in_train
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    live_run.communicate("\n")
-    assert live_run.returncode == 0 and checkpoints(out) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    started.communicate("\n")
+    assert started.returncode == 0 and checkpoints(out) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert trainer.train().global_step == 6
 
 
-@pytest.mark.real_python
 def test_a_killed_run_goes_on_at_once(make_args, tmp_path, live_run, caplog):
-    out = tmp_path / "out"
-    os.kill(live_run.pid, signal.SIGKILL)
-    live_run.wait()
+    out, (started, pid) = tmp_path / "out", live_run
+    os.kill(pid, signal.SIGKILL)
+    assert started.wait() == -signal.SIGKILL
     assert (out / LOCK_NAME).exists()
     with caplog.at_level("WARNING", logger="hf_compat"):
         trainer = make(make_args, out, learning_rate=5e-5)  # as the process that was killed
         assert trainer.train(resume_from_checkpoint=True).global_step == 6
-    assert f"the lock of process {live_run.pid}" in caplog.text and "taken over" in caplog.text
+    assert f"the lock of process {pid}" in caplog.text and "taken over" in caplog.text
     assert checkpoints(out) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
