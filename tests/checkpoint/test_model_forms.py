@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import lightning.pytorch as pl
@@ -87,24 +88,41 @@ def train(name, folder, kind=OURS, resume=None, **options):
     return trainer.model.state_dict()
 
 
-@pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("async_save", [False, True])
-def test_resumed_run_is_the_uninterrupted_one(tmp_path, name, async_save):
-    whole = train(name, tmp_path / "a", async_save=async_save)
-    assert same(train(name, tmp_path / "b", resume=tmp_path / "a" / "checkpoint-2"), whole)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Make a function that trains a form once, and gives its folder and weights."""
+
+    @functools.cache
+    def once(name, async_save=False):
+        folder = tmp_path_factory.mktemp("trained")
+        return folder, train(name, folder, async_save=async_save)
+
+    return once
+
+
+BESIDE = ("tied plain module", "compiled plain module", "adapter")  # also saved beside the training in every run
+FORMS = [(name, False) for name in MAKE] + [
+    pytest.param(name, True, marks=[pytest.mark.matrix] * (name not in BESIDE)) for name in MAKE
+]
+
+
+@pytest.mark.parametrize(("name", "async_save"), FORMS)
+def test_resumed_run_is_the_uninterrupted_one(tmp_path, trained, name, async_save):
+    folder, whole = trained(name, async_save)
+    assert same(train(name, tmp_path / "b", resume=folder / "checkpoint-2"), whole)
     file = "adapter_model.safetensors" if name == "adapter" else "model.safetensors"
-    with safe_open(tmp_path / "a" / "checkpoint-2" / file, "pt") as weights:
+    with safe_open(folder / "checkpoint-2" / file, "pt") as weights:
         names = list(weights.keys())
     assert names and not [key for key in names if "_orig_mod" in key]
     assert all("lora" in key for key in names) == (name == "adapter")
 
 
 @pytest.mark.parametrize("name", ["tied GPT-2", "bf16", "adapter"])
-def test_both_ways_between_trainers(tmp_path, name):
-    whole = train(name, tmp_path / "ours")
+def test_both_ways_between_trainers(tmp_path, trained, name):
+    folder, whole = trained(name)
     assert same(train(name, tmp_path / "hf", HF), whole)
     assert same(train(name, tmp_path / "c", resume=tmp_path / "hf" / "checkpoint-2"), whole)
-    assert same(train(name, tmp_path / "d", HF, resume=tmp_path / "ours" / "checkpoint-2"), whole)
+    assert same(train(name, tmp_path / "d", HF, resume=folder / "checkpoint-2"), whole)
 
 
 def test_a_compiled_model_of_transformers_is_read(tmp_path):
@@ -116,21 +134,20 @@ def test_a_compiled_model_of_transformers_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bf16", "compiled", "compiled part", "tied GPT-2"])
-def test_from_pretrained_reads_it(tmp_path, name):
-    whole = train(name, tmp_path / "a")
-    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "a" / "checkpoint-4")
+def test_from_pretrained_reads_it(trained, name):
+    folder, whole = trained(name)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder / "checkpoint-4")
     assert same(model.state_dict(), {key.replace("_orig_mod.", ""): tensor for key, tensor in whole.items()})
 
 
-def test_shared_names_are_recorded(tmp_path):
-    train("tied plain module", tmp_path / "a")
-    with safe_open(tmp_path / "a" / "checkpoint-4" / "model.safetensors", "pt") as weights:
+def test_shared_names_are_recorded(trained):
+    folder, _ = trained("tied plain module")
+    with safe_open(folder / "checkpoint-4" / "model.safetensors", "pt") as weights:
         assert list(weights.keys()) == ["embed.weight"]
         assert weights.metadata()["head.weight"] == "embed.weight"
 
 
 def test_shards_of_an_index_are_read(tmp_path):
-    train("tied GPT-2", tmp_path / "a")
     whole = train("tied GPT-2", tmp_path / "b", HF)
     checkpoint = tmp_path / "b" / "checkpoint-2"
     model = transformers.GPT2LMHeadModel.from_pretrained(checkpoint)
@@ -142,13 +159,13 @@ def test_shards_of_an_index_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tied plain module", "tied GPT-2", "compiled", "compiled part"])
-def test_lightning_reads_it(tmp_path, name):
-    whole = train(name, tmp_path / "a")
+def test_lightning_reads_it(tmp_path, trained, name):
+    folder, whole = trained(name)
     args = TrainingArguments(str(tmp_path / "n"), **OPTIONS)
     module = HFModule(build(name), args)
     pl.seed_everything(args.seed, verbose=False)
     lightning = pl.Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
     )
-    lightning.fit(module, HFDataModule(args, rows(name)), ckpt_path=str(tmp_path / "a" / "checkpoint-2"))
+    lightning.fit(module, HFDataModule(args, rows(name)), ckpt_path=str(folder / "checkpoint-2"))
     assert same(module.model.state_dict(), whole)
