@@ -80,8 +80,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("on_one_rank_only", [False, True], ids=["callback everywhere", "callback on rank 1"])
-@pytest.mark.parametrize(("event", "flag"), CASES)
+# With the callback on both ranks each event is agreed on as with it on one.
+EVERYWHERE = (("on_step_end", "should_training_stop"), ("on_step_end", "should_save"), ("on_epoch_end", "should_save"))
+ROWS = [
+    *(pytest.param(*case, True, id="-".join(case)) for case in CASES),
+    *(
+        pytest.param(
+            *case, False, id="-".join((*case, "everywhere")), marks=[pytest.mark.matrix] * (case not in EVERYWHERE)
+        )
+        for case in CASES
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "flag", "on_one_rank_only"), ROWS)
 def test_a_flag_of_one_rank_holds_on_all(tmp_path, event, flag, on_one_rank_only):
     def body(rank):
         set_seed(3)
