@@ -41,7 +41,7 @@ def tell_of_trainer_names(trainer: object, own_attributes: Collection[str]) -> N
     public = {name for name in attributes if not name.startswith("_")} if others - attributes else set()
     for name in others - attributes:
         near = None if name.startswith("_") or hasattr(kind, name) else near_name(name, public)
-        if near is not None and not _is_read(kind, name):
+        if near is not None and name not in _names_read(kind):
             _tell(f"`trainer.{name}` was set, which no Trainer reads", near)
 
 
@@ -100,11 +100,8 @@ def _methods_of(kind: type, known: Collection[str]) -> list[str]:
     own = [one for one in kind.__mro__ if not is_of_packages(one)]
     names = {name: value for one in own for name, value in vars(one).items() if name not in known}
     functions = (types.FunctionType, staticmethod, classmethod, property)
-    return sorted(
-        name
-        for name, value in names.items()
-        if isinstance(value, functions) and not name.startswith("__") and not _is_read(kind, name)
-    )
+    methods = {name for name, value in names.items() if isinstance(value, functions) and not name.startswith("__")}
+    return sorted(methods - _names_read(kind)) if methods else []
 
 
 def _hidden_methods(trainer: object, attributes: Iterable[str]) -> list[str]:
@@ -124,10 +121,7 @@ def _overrides(kind: type, name: str) -> bool:
     return any(name in vars(one) for one in kind.__mro__ if not is_of_packages(one))
 
 
-def _is_read(kind: type, name: str) -> bool:
-    """Whether the code of the user's classes reads an attribute of that name."""
-    return any(
-        step.opname.startswith("LOAD_") and step.argval == name
-        for code in own_codes(kind)
-        for step in dis.get_instructions(code)
-    )
+def _names_read(kind: type) -> set[str]:
+    """The names, and the words of text, that the code of the user's classes reads."""
+    steps = (step for code in own_codes(kind) for step in dis.get_instructions(code))
+    return {step.argval for step in steps if step.opname.startswith("LOAD_") and isinstance(step.argval, str)}

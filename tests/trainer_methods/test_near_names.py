@@ -34,6 +34,14 @@ def calls_it(self):
     return self.compute_los()
 
 
+def test_a_class_of_many_methods_has_its_code_read_once(told, monkeypatch):
+    read, instructions = [], near_names.dis.get_instructions
+    monkeypatch.setattr(near_names.dis, "get_instructions", lambda code: read.append(code) or instructions(code))
+    own = {f"own_helper_{number}": (lambda self: 1) for number in range(30)}
+    near_names.tell_of_trainer_names(made(own), ())
+    assert len(read) == 30 and told == []
+
+
 @pytest.mark.parametrize(
     ("members", "near"),
     [
