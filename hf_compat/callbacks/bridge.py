@@ -1,6 +1,6 @@
 """HF's events at Lightning's hooks. `HFBridge` is the Lightning callback that fires them and obeys the flags.
 
-`EVENTS` in `hf/callbacks.py` has a row for each event. `WindowModule` fires the two within an update that have no hook.
+`EVENTS` in `hf/callbacks.py` has a row for each event. `WindowModule` fires those within an update that have no hook.
 After an update and after an epoch, the bridge logs, evaluates and saves according to the flags.
 """
 

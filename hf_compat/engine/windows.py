@@ -543,7 +543,7 @@ class UpdateObserver:
         """Note that an update is made, with its learning rate and gradient norm."""
 
     def fire(self, event: str, /, **values: object) -> None:
-        """Fire HF's `on_substep_end` or `on_optimizer_step`, with the values that the event's row offers."""
+        """Fire an event of HF's within an update, with the values that its row offers."""
 
     def agree_to_stop(self) -> bool:
         """Whether to skip the rest of the window."""

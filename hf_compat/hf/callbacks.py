@@ -148,7 +148,7 @@ class TrainerCallback:
 
     @event(clears=("should_log",), gives="logs")
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
-        """After numbers were logged as `logs`."""
+        """After a training log (with `loss`), an evaluation or the summary of the run was logged as `logs`."""
 
     @event("on_validation_batch_end", "on_test_batch_end")
     def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:

@@ -36,10 +36,7 @@ from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.trainer_base import TrainerBase
 from hf_compat.training_run.best import tracked_value, update_best_metric
 from hf_compat.training_run.flags import due_actions, request_save_if_best
-from hf_compat.training_run.loss_log import LoggedValue
-
-# Names that a training log already contains.
-_ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
+from hf_compat.training_run.loss_log import ENTRIES, LoggedValue
 
 
 class EvaluationMethods(TrainerBase):
@@ -264,7 +261,7 @@ class EvaluationMethods(TrainerBase):
         Raises:
             ArgumentError: The log already contains the name.
         """
-        if name in _ENTRIES:
+        if name in ENTRIES:
             raise ArgumentError(
                 f"`log_metric({brief(name)}, …)`: the log already has {brief(name)}.\n\nHint: use another name."
             )

@@ -21,6 +21,9 @@ _DIGEST_PARTS = (slice(0, 3), slice(3, 6))
 
 LoggedValue = float | torch.Tensor | Metric
 
+# What a training log has of its own, so that no logged value can have the name.
+ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
+
 _EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 

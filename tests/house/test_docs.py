@@ -94,7 +94,7 @@ def test_the_checks_of_a_complete_checkpoint_are_named_as_in_the_code():
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_of_a_page_are_made_from_the_code(name):
     page = (ROOT / "docs" / name).read_text()
-    assert page == PAGES[name](page), "run: python tests/house/pages.py"
+    assert page == PAGES[name](page), "run: .venv/bin/python tests/house/pages.py"
     assert not re.search(r"\bTODO\b", page)
 
 
