@@ -51,6 +51,7 @@ from hf_compat.interop.deepspeed import (
     whole_for_a_while,
 )
 from hf_compat.runtime.collectives import barrier
+from hf_compat.runtime.inspection import call_if_there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +113,7 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
         options.update(told)
     for name, count in saved.counts.items():
         setattr(engine, name, count)
-    if hasattr(zero, "_link_all_hp_params"):  # what DeepSpeed shows of these values to others
-        zero._link_all_hp_params()
+    call_if_there(zero, "_link_all_hp_params")  # what DeepSpeed shows of these values to others
 
 
 def _whole_states(

@@ -51,6 +51,7 @@ from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.collectives import barrier, broadcast_object, raise_first
 from hf_compat.runtime.device_copies import small_ones_on_host
+from hf_compat.runtime.inspection import call_if_there, uncompiled
 from hf_compat.runtime.meshes import as_before_split, split_again, tensor_ranks
 
 SAVING, LOADING = "register_state_dict_post_hook", "register_load_state_dict_pre_hook"
@@ -105,7 +106,7 @@ class ModelState(abc.ABC):
     can_be_copied = False
 
     def __init__(self, model: nn.Module) -> None:
-        self.model: nn.Module = getattr(model, "_orig_mod", model)  # without the wrapper of torch.compile
+        self.model = uncompiled(model)
 
     @abc.abstractmethod
     def whole_weights(self) -> Weights:
@@ -142,9 +143,7 @@ class ModelState(abc.ABC):
         weights = as_held(self.model, read_weights(folder, contents))
         check_weights(folder, weights, self.model, ", ".join(weight_files(contents)[:3]))
         result = self.set_weights(weights)
-        tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
-        if callable(tie_weights):
-            tie_weights()
+        call_if_there(self.model, "tie_weights")  # transformers' models have it
         return result
 
     @abc.abstractmethod

@@ -29,6 +29,7 @@ from hf_compat.checkpoint.reading import COMPILED, STATE_TYPES, Weights
 from hf_compat.checkpoint.tensor_splits import splits_of
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.hf.state import INTERVALS, TrainerState
+from hf_compat.runtime.inspection import package_of, uncompiled
 from hf_compat.runtime.nested import move_to_device
 from hf_compat.runtime.seeding import python_state
 from hf_compat.runtime.text import brief
@@ -318,7 +319,7 @@ def check_weights(
     Raises:
         CheckpointMismatch: They are of another model.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     # parts that override a method of torch, or have hooks before it, may take other weights
     others = [""] if _is_overridden(type(model).load_state_dict) else []
     for name, part in model.named_modules():
@@ -349,7 +350,7 @@ def check_weights(
 
 def _is_overridden(method: Callable[..., object]) -> bool:
     method = getattr(method, "hook", method)  # torch wraps a hook that takes the module
-    return (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "lightning", "hf_compat")
+    return package_of(method) not in ("torch", "lightning", "hf_compat")
 
 
 def weight_names(path: str) -> set[str]:

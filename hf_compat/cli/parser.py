@@ -193,16 +193,14 @@ class HfArgumentParser(argparse.ArgumentParser):
         changed = {action.dest for action, default in self._of_training if action.default is not default}
         omitted = {action.dest: _OMITTED for action, _ in self._of_training if action.dest not in changed}
         namespace, remaining = self.parse_known_args(line, argparse.Namespace(**omitted))
-        for name in omitted:
-            if getattr(namespace, name) is _OMITTED:
-                delattr(namespace, name)
-        outputs: list[Value] = []
-        for kind in self.dataclass_types:
-            given = {name: getattr(namespace, name) for name in self._names_of(kind) if hasattr(namespace, name)}
-            for name in given:
-                delattr(namespace, name)
-            outputs.append(kind(**given))
-        if vars(namespace):
+        given = vars(namespace)
+        for name in [name for name in omitted if given[name] is _OMITTED]:
+            del given[name]
+        outputs: list[Value] = [
+            kind(**{name: given.pop(name) for name in self._names_of(kind) if name in given})
+            for kind in self.dataclass_types
+        ]
+        if given:
             outputs.append(namespace)
         if return_remaining_strings:
             return (*outputs, remaining)

@@ -24,7 +24,7 @@ from hf_compat.interop.transformers_models import is_datasets_stream, knows_its_
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import call_if_there, has_length
 from hf_compat.runtime.nested import copies_beside, find_batch_size, move_to_device
 from hf_compat.runtime.signals import dead_among, holding_child_signals
 from hf_compat.runtime.text import brief
@@ -263,9 +263,9 @@ class PreparedDataLoader(DataLoader[Batch]):
         whole = getattr(order, "batch_sampler", None)  # of which the order is one rank's share
         single = getattr(order if whole is None else whole, "sampler", None)
         for part in (order, whole, single, self.sampler, self.dataset):
-            set_epoch = getattr(part, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(epoch)
+            setter = getattr(part, "set_epoch", None)
+            if callable(setter):
+                setter(epoch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
@@ -304,9 +304,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             # End the workers of a pass that is left early, as an error's traceback would keep them alive
             if not (self.persistent_workers and isinstance(error, GeneratorExit)):
                 self._iterator = None
-                end = getattr(batches, "_shutdown_workers", None)  # torch has no public name for it
-                if end is not None:
-                    end()
+                call_if_there(batches, "_shutdown_workers")  # torch has no public name for it
             raise
 
     def _with_replaced_workers(self) -> Iterator[Batch]:
@@ -314,15 +312,12 @@ class PreparedDataLoader(DataLoader[Batch]):
         # runs with other seeds, and later epochs, do not repeat what is drawn within the workers
         seeded = torch.Generator().manual_seed((torch.initial_seed() + self.iteration) % 2**63)
         drawn_from, self.generator = self.generator, seeded
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(0)
+        call_if_there(self.dataset, "set_epoch", 0)
         try:
             return super().__iter__()
         finally:
             self.generator = drawn_from
-            if callable(set_epoch):
-                set_epoch(self.iteration)
+            call_if_there(self.dataset, "set_epoch", self.iteration)
 
     def _read_ahead(self, batches: Iterator[Batch], lookahead: Batch | None) -> Iterator[Batch]:
         """Yield this rank's batches, each after the next one has been read."""

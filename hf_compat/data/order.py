@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 from hf_compat.data.types import Batch, DataSource, Sample
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.collectives import scatter_object
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import call_if_there, has_length
 from hf_compat.runtime.nested import Nested, concatenate, find_batch_size, map_nested, part_of, slice_nested
 
 Indices = list[int]
@@ -226,9 +226,7 @@ class IterableDatasetSlice(IterableDataset[Sample]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and that of the data set."""
         self.epoch = epoch
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        call_if_there(self.dataset, "set_epoch", epoch)
 
     def __len__(self) -> int:
         rounds, rest = divmod(len(self.dataset), self.batch_size * self.world_size)

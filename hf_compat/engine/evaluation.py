@@ -34,7 +34,7 @@ from hf_compat.engine.windows import BatchGroup, TrainingSteps
 from hf_compat.errors import ArgumentError, DataError, OverrideError
 from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, returned_metrics
 from hf_compat.runtime.collectives import is_distributed
-from hf_compat.runtime.inspection import home_of, length_of
+from hf_compat.runtime.inspection import dataset_of, home_of, length_of
 from hf_compat.runtime.nested import (
     PADDING_INDEX,
     Array,
@@ -428,7 +428,7 @@ class EvaluationRun:
         losses = KeptBatches(_NUMBERS if joins_at_end else 0)
         if self.torch_metrics is not None:
             losses = RunningMean(self._skips_non_finite)
-        self._samples, batches = length_of(getattr(loader, "dataset", None)), length_of(loader)
+        self._samples, batches = length_of(dataset_of(loader)), length_of(loader)
         rows = 0
         if joins_at_end and self._samples is not None and batches is not None:
             rows = min(self._samples, batches * self.batch_size * self.ranks.world_size)
@@ -600,7 +600,7 @@ class EvaluationRun:
         elif isinstance(numbers, np.ndarray):
             numbers = finite_numbers(numbers) if self._skips_non_finite else numbers
             metrics[f"{start}loss"] = float(numbers.mean().item())
-        seconds = vars(self.steps).get("model_preparation_time")
+        seconds = getattr(self.steps, "model_preparation_time", None)
         if seconds is not None:
             metrics[f"{start}model_preparation_time"] = seconds
         metrics |= self.logged_values()

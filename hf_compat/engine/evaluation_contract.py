@@ -17,7 +17,7 @@ from hf_compat.data.types import Batch
 from hf_compat.errors import warn_once
 from hf_compat.hf.metrics import Arrays
 from hf_compat.runtime.collectives import gather_objects
-from hf_compat.runtime.inspection import accepted_parameters, length_of
+from hf_compat.runtime.inspection import accepted_parameters, dataset_of, length_of
 from hf_compat.runtime.nested import map_nested
 from hf_compat.runtime.text import brief
 
@@ -59,7 +59,7 @@ class RowOrder:
         in_order = sampler is None or isinstance(sampler, SequentialSampler)
         self.is_other = not in_order and type(sampler).__name__ != "_InfiniteConstantSampler"
         self._noted = NotedSampler(() if sampler is None else sampler)
-        self._dispatches, self._samples = getattr(loader, "dispatches", False), getattr(loader, "dataset", None)
+        self._dispatches, self._samples = getattr(loader, "dispatches", False), dataset_of(loader)
         if self.is_other and self._batches is not None:
             self._batches.sampler = self._noted  # type: ignore[assignment]  # of any places
 
@@ -107,17 +107,18 @@ def _batch_samplers_of(loader: Iterable[Batch]) -> tuple[Iterable[object] | None
 
 def dropped_samples(loader: Iterable[Batch], samples: int | None = None) -> int:
     """The number of samples in a short last batch that a loader drops. By default, of its data set's."""
-    samples = length_of(getattr(loader, "dataset", None)) if samples is None else samples
-    size = getattr(loader, "total_batch_size", getattr(loader, "batch_size", None))
-    if samples is None or size is None or not getattr(loader, "drops_last", getattr(loader, "drop_last", False)):
+    drops_last = getattr(loader, "drops_last", getattr(loader, "drop_last", False))
+    if not drops_last or isinstance(dataset_of(loader), IterableDataset):
         return 0
-    return 0 if isinstance(getattr(loader, "dataset", None), IterableDataset) else samples % size
+    samples = length_of(dataset_of(loader)) if samples is None else samples
+    size = getattr(loader, "total_batch_size", getattr(loader, "batch_size", None))
+    return 0 if samples is None or size is None else samples % size
 
 
 def expected_rows(loader: Iterable[Batch]) -> int | None:
     """The number of samples that a loader reads, a row for each. None if that is not known."""
     _, batches = _batch_samplers_of(loader)
-    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    is_stream = isinstance(dataset_of(loader), IterableDataset)
     samples = None if batches is None or is_stream else length_of(batches.sampler)
     return None if samples is None else samples - dropped_samples(loader, samples)
 

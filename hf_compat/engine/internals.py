@@ -243,12 +243,12 @@ def start_from(trainer: Trainer, epoch: int, updates: int, done: int = 0, batche
     """
     loop, progress = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress
     loop._batches_that_stepped = updates
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(progress.current, name, epoch)
-        setattr(progress.total, name, epoch)
-        if done:
-            setattr(loop.batch_progress.total, name, updates if batches is None else batches)
-            setattr(loop.batch_progress.current, name, done)
+    stages = ("ready", "started", "processed", "completed")
+    for counts in (progress.current, progress.total):
+        counts.load_state_dict(dict.fromkeys(stages, epoch))
+    if done:
+        loop.batch_progress.total.load_state_dict(dict.fromkeys(stages, updates if batches is None else batches))
+        loop.batch_progress.current.load_state_dict(dict.fromkeys(stages, done))
     automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
     for steps in (loop.manual_optimization.optim_step_progress.total, automatic):  # the module's own kind counts
         steps.ready = steps.completed = updates

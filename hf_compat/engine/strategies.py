@@ -44,6 +44,7 @@ from hf_compat.optim.stepping import OptimizerBehaviour
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import Compilation, PrecisionName, exchanges_every_micro_batch
+from hf_compat.runtime.inspection import has_device_map, uncompiled
 from hf_compat.runtime.launch import Launch, main_address
 from hf_compat.runtime.meshes import data_mesh
 from hf_compat.runtime.nested import map_nested
@@ -187,15 +188,6 @@ def move_autocast_to_forward(
         plugin.of_own_steps = {name: autocast_of(plugin, device_type) for name in own_steps}
 
 
-_INNER = "_orig_mod"  # the attribute in which torch.compile keeps the original module
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model inside a compiled one, or the model itself."""
-    inner = getattr(model, _INNER, None)
-    return inner if isinstance(inner, nn.Module) else model
-
-
 def is_compiled(model: nn.Module) -> bool:
     """Whether a model's call is compiled by torch, in a wrapper or in place."""
     return uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
@@ -269,13 +261,14 @@ def gathering_method(model: nn.Module, method: str) -> Iterator[Callable[..., to
     if not isinstance(model, FSDPModule):
         yield getattr(model, method)
         return
-    of_instance = {name: value for name, value in vars(model).items() if name == method}
+    attributes = vars(model)
+    of_instance = {name: value for name, value in attributes.items() if name == method}
     register_fsdp_forward_method(model, method)
     try:
         yield getattr(model, method)
     finally:
-        del vars(model)[method]
-        vars(model).update(of_instance)
+        del attributes[method]
+        attributes.update(of_instance)
 
 
 def _parts(model: nn.Module, plan: FsdpPlan) -> list[nn.Module]:
@@ -333,9 +326,7 @@ class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
     """One device."""
 
     def model_to_device(self) -> None:
-        module = self.lightning_module
-        spread = getattr(getattr(module, "model", None), "hf_device_map", None)
-        if spread is None:  # `device_map` has placed such a model already
+        if not has_device_map(getattr(self.lightning_module, "model", None)):
             super().model_to_device()
 
 

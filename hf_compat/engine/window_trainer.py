@@ -593,14 +593,15 @@ class WindowTrainer(pl.Trainer):
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
         theirs = self.fit_loop.epoch_loop
         self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
-        self.fit_loop.epoch_loop.val_loop = theirs.val_loop
-        for holder, name in ((self.fit_loop.epoch_loop, "val_loop"), (self, "validate_loop"), (self, "test_loop")):
-            own = getattr(holder, name)
-            lean = LeanEvaluationLoop(self, own._trainer_fn, own._stage, own.verbose, own.inference_mode)
-            setattr(holder, name, lean)
+        self.fit_loop.epoch_loop.val_loop = self._lean(theirs.val_loop)
+        self.validate_loop, self.test_loop = self._lean(self.validate_loop), self._lean(self.test_loop)
         manual, fit = self.fit_loop.epoch_loop.manual_optimization, self.fit_loop
-        for owner, name in ((manual, "advance"), (fit, "on_advance_start"), (fit, "on_advance_end")):
-            setattr(owner, name, carrying_stops(getattr(owner, name)))
+        manual.advance = carrying_stops(manual.advance)  # type: ignore[method-assign]
+        fit.on_advance_start = carrying_stops(fit.on_advance_start)  # type: ignore[method-assign]
+        fit.on_advance_end = carrying_stops(fit.on_advance_end)  # type: ignore[method-assign]
+
+    def _lean(self, own: _EvaluationLoop) -> LeanEvaluationLoop:
+        return LeanEvaluationLoop(self, own._trainer_fn, own._stage, own.verbose, own.inference_mode)
 
     def run_command(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
         """Run a command of this trainer (`fit`, `validate`, `test`) with loaders, and raise its errors unchanged.

@@ -28,7 +28,7 @@ from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.parallelism import SequencePlan
 from hf_compat.plan.translate import RunCounts
-from hf_compat.runtime.inspection import calling_like_upstream
+from hf_compat.runtime.inspection import call_if_there, calling_like_upstream
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.runtime.nested import Nested, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
@@ -241,7 +241,7 @@ class Windows:
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
-        shuffler = getattr(self.loader, "shuffler", None)
+        shuffler = self.loader.shuffler if isinstance(self.loader, PreparedDataLoader) else None
         at_start = DataPosition(
             epoch=self.next_epoch,
             window_size=self.window_size,
@@ -413,8 +413,7 @@ class Windows:
             skip = 0
         elif skip and has_batches:
             loader, skip = skip_first_batches(loader, skip), 0
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self._epoch)
+        call_if_there(loader, "set_epoch", self._epoch)
         self._pass = iter(loader)
         if not is_ours:
             if skip:

@@ -55,13 +55,12 @@ def normalise_arguments(args: TrainingFields) -> None:
     num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
     if num_steps is not None and args.gradient_accumulation_steps == 1:  # else the Trainer refuses it, as upstream
         args.gradient_accumulation_steps = num_steps
-    for end in ("", "_kwargs"):
-        old, new = f"gradient_checkpointing{end}", f"activation_checkpointing{end}"
-        if getattr(args, new) is None:
-            setattr(args, new, getattr(args, old))
-        setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
-        args.activation_checkpointing = args.gradient_checkpointing = False
+        args.activation_checkpointing = args.gradient_checkpointing or False
+    args.gradient_checkpointing = args.activation_checkpointing
+    if args.activation_checkpointing_kwargs is None:
+        args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs
+    args.gradient_checkpointing_kwargs = args.activation_checkpointing_kwargs
 
 
 def formed(args: TrainingFields, name: str, value: ArgumentValue) -> ArgumentValue:
@@ -169,10 +168,10 @@ def follow_machine(args: TrainingFields) -> None:
 
 def keep_direction(source: TrainingFields | None, args: TrainingFields) -> None:
     """Let the direction follow as in the arguments that these were made from, if it is that of the same metric."""
-    names = ("metric_for_best_model", "greater_is_better")
-    follows = source is not None and source._infers_direction
-    if follows and all(getattr(args, name) == getattr(source, name) for name in names):
-        args._infers_direction = True
+    if source is not None and source._infers_direction:
+        is_same_metric = args.metric_for_best_model == source.metric_for_best_model
+        if is_same_metric and args.greater_is_better == source.greater_is_better:
+            args._infers_direction = True
 
 
 def check_again(args: TrainingFields) -> None:
@@ -276,10 +275,10 @@ def precision(args: TrainingFields) -> Iterator[str]:
     if args.fp16_full_eval and args.bf16_full_eval:
         yield _problem("`fp16_full_eval` and `bf16_full_eval` are both on.", "at most one of them can be True.")
     on_cpu = args.device.type == "cpu"
-    name = "bf16" if args.bf16 else "bf16_full_eval"
-    if args.device.type == "mps" and getattr(args, name) and not _is_newer_mac():
+    asks, name = (True, "bf16") if args.bf16 else (args.bf16_full_eval, "bf16_full_eval")
+    if args.device.type == "mps" and asks and not _is_newer_mac():
         yield _problem(f"`{name}` on Apple's GPU requires macOS 14.", "leave it out.")
-    if getattr(args, name) and not args.use_cpu and on_cpu:
+    if asks and not args.use_cpu and on_cpu:
         yield _problem(
             f"`{name}` on the CPU has to be asked for: your setup doesn't support bf16/gpu.",
             "set `use_cpu=True` to train under bfloat16 on the CPU.",

@@ -100,8 +100,8 @@ class ArgumentViews(TrainingFields):
                 dumped[field.name] = _plain(field.name, getattr(self, field.name))
         # `compat` only gave defaults, whose values the fields have
         for name in OWN_ARGUMENTS.keys() - {"compat"}:
-            if name not in dumped and getattr(self, name):
-                dumped[name] = getattr(self, name)
+            if name not in dumped and (value := getattr(self, name)):
+                dumped[name] = value
         return dumped
 
     def to_json_string(self) -> str:

@@ -159,7 +159,7 @@ class TrainerCallback:
         """Before a push to the Hub."""
 
 
-_EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
+EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
 _FAMILIES = frozenset({"transformers", "hf_compat"})
 
 
@@ -247,11 +247,11 @@ class CallbackHandler(_WithoutMethods):
         """Find out which of `trainer`, `loss`, `inputs` and `outputs` a callback's method names."""
         named: set[str] = set()
         for callback in self.callbacks:
-            for event, empty in _EMPTY.items():
+            for event, empty in EMPTY.items():
                 method = getattr(callback, event, None)
                 if method is not None and getattr(method, "__func__", None) is not empty:
-                    named |= accepted_parameters(method).names.intersection(REQUESTABLE_KWARGS)
-        return named
+                    named |= accepted_parameters(method).names
+        return named.intersection(REQUESTABLE_KWARGS)
 
     @property
     def callback_list(self) -> str:
@@ -299,7 +299,7 @@ class CallbackHandler(_WithoutMethods):
         hearing = []
         for callback in self.callbacks:
             method = getattr(callback, event, None)
-            if method is not None and getattr(method, "__func__", None) is not _EMPTY.get(event):
+            if method is not None and getattr(method, "__func__", None) is not EMPTY.get(event):
                 hearing.append(callback)
         return hearing
 
@@ -307,7 +307,7 @@ class CallbackHandler(_WithoutMethods):
         self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         """Call an event, which may be a script's own, of every callback. The result is the control to use next."""
-        empty = _EMPTY.get(event)
+        empty = EMPTY.get(event)
         visible: dict[str, Kwarg] | None = None
         offered: dict[str, Kwarg] = {}
         for callback in self.callbacks:  # no copy, as upstream: a callback that an event adds hears the event

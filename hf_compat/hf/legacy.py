@@ -479,14 +479,11 @@ def read_old_state(args: TrainingFields, state: Mapping[str, ArgumentValue]) -> 
     current arguments that still have their defaults.
     """
     held = {field.name: field for field in fields(args)}
-    if held.keys() <= state.keys():
-        vars(args).update(state)
+    lacking = {name: default_of(field) for name, field in held.items() if name not in state}
+    left_out = {*OLD_NAMES, *PROCESS_ATTRIBUTES, *(name for name in state if name.startswith("_"))} if lacking else ()
+    vars(args).update(lacking | {name: value for name, value in state.items() if name not in left_out})
+    if not lacking:
         return
-    for name, field in held.items():
-        if name not in state:
-            vars(args)[name] = default_of(field)
-    of_process = (*PROCESS_ATTRIBUTES, *(name for name in state if name.startswith("_")))
-    vars(args).update({n: value for n, value in state.items() if n not in OLD_NAMES and n not in of_process})
     for name in (name for name in OLD_NAMES if state.get(name) not in (None, OLD_NAMES[name].default)):
         remember(args, {name: state[name]})
         for today, said in OLD_NAMES[name].translate(state[name]).items():

@@ -18,6 +18,7 @@ from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, hub_error, set_aside
+from hf_compat.runtime.inspection import call_if_there
 from hf_compat.runtime.text import brief
 from hf_compat.training_run.interface import TrainerApi
 
@@ -109,8 +110,7 @@ class Pushes:
         written = {name: place for name, place in places.items() if os.path.isfile(place)}
         for name, place in written.items():
             shutil.copyfile(place, os.path.join(output_dir, name))
-        if hasattr(host.processing_class, "save_pretrained"):
-            host.processing_class.save_pretrained(output_dir)
+        call_if_there(host.processing_class, "save_pretrained", output_dir)
         message = self._progress(checkpoint)
         jobs = [self._submit(self.client.files_of(output_dir, IGNORED), written, message, "")]
         if host.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):

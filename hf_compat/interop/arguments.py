@@ -59,12 +59,13 @@ def as_our_arguments(args: object) -> TrainingArguments:
     defaults = {one.name: default_of(one) for one in fields(theirs or kind)}
     values |= asked_by_declared(args, declared, defaults, checks_of(kind, kind))
     older = {one.name: one.default for one in fields(args) if one.name in OLD_NAMES and one.name not in declared}
-    unset = {name for name, default in older.items() if getattr(args, name, None) == default}
-    # where an older release has the old name alone, other values are checked with it
-    for name in older.keys() - unset:
+    unset = set()
+    for name, default in older.items():
         value = getattr(args, name, None)
-        if OLD_NAMES[name].translate(value).keys() - values.keys():
-            values[name] = value
+        if value == default:
+            unset.add(name)
+        elif OLD_NAMES[name].translate(value).keys() - values.keys():
+            values[name] = value  # an older release has the old name alone: other values are checked with it
     ours = kind(**values)
     skipped = {*names, *values, *declared, *_DERIVED, *unset, "compat"}
     for name, value in vars(args).items():  # fields of a subclass or of an older release, and values set by a script
@@ -79,9 +80,9 @@ def unknown_arguments(args: object) -> dict[str, object]:
     if theirs is None:
         return {}
     known = {field.name for field in fields(_OURS[theirs.__name__])} | OLD_NAMES.keys() | _DERIVED
-    new = [field for field in fields(theirs) if field.name not in known and hasattr(args, field.name)]
-    defaults = {one.name: default_of(one) for one in new}
-    return {name: getattr(args, name) for name, default in defaults.items() if getattr(args, name) != default}
+    defaults = {one.name: default_of(one) for one in fields(theirs) if one.name not in known}
+    values = {name: getattr(args, name, default) for name, default in defaults.items()}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def adopt_arguments(args: object) -> TrainingArguments:
@@ -105,8 +106,8 @@ def adopt_arguments(args: object) -> TrainingArguments:
     vars(args).update({name: value for name, value in vars(ours).items() if name in names})
     for name in remembered(ours):  # a script has set them on transformers' own object
         vars(args).pop(name, None)
-    remember(args, remembered(ours))
     assert isinstance(args, TrainingArguments)  # by its new class
+    remember(args, remembered(ours))
     return args
 
 
@@ -130,20 +131,21 @@ def _adopted_class(kind: type) -> type:
     assert theirs is not None  # every caller has checked
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
     base = _OURS[theirs.__name__]
+    of_script = {name for one in own for name in vars(one)}
     content: dict[str, object] = {}  # our methods and properties that the script's classes do not override
     for home in (OldAttributes, ProcessPlace, TrainingFields, ArgumentViews, TrainingArguments, base):
         for name, value in vars(home).items():
             is_code = callable(value) or isinstance(value, (property, functools.cached_property, classmethod))
             is_wanted = is_code and (name in _DUNDERS or not name.startswith("__"))
-            if is_wanted and not any(name in vars(kind) for kind in own):
+            if is_wanted and name not in of_script:
                 content[name] = value
     # our checks of the fields, or those of the script's classes for fields that they declare
     declared = {name for one in own for name in inspect.get_annotations(one)}
-    of_script = {name: check for name, check in checks_of(kind, base).items() if name in declared}
-    checks = {**checks_of(base, base), **of_script}
+    their_checks = {name: check for name, check in checks_of(kind, base).items() if name in declared}
+    checks = {**checks_of(base, base), **their_checks}
     # old names that an older release declares follow their successors, as ours do
     for name in {name for one in theirs.__mro__ for name in vars(one) if name in OLD_NAMES}:
-        if not hasattr(TrainingArguments, name) and not any(name in vars(one) for one in own):
+        if not hasattr(TrainingArguments, name) and name not in of_script:
             content[name] = property(
                 functools.partial(read_attribute, name=name), functools.partial(assign_old, name=name)
             )

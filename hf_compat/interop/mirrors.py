@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Container, Iterator
 
+from hf_compat.runtime.inspection import package_of
 from hf_compat.runtime.text import Absent, as_import_error, brief, need
 
 # Modules that replace those of `transformers` → our modules → the names there. Other names are transformers' own.
@@ -91,8 +92,7 @@ def acknowledge(ours: object, theirs: object) -> None:
     if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
         return
     if not issubclass(ours, theirs):
-        names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
-        hidden = {name: Absent(name, _WAY_OUT) for name in names if not hasattr(ours, name)}
+        hidden = {name: Absent(name, _WAY_OUT) for name in set(dir(theirs)) - set(dir(ours))}
         ours.__bases__ = (
             *ours.__bases__,
             type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs}),
@@ -111,7 +111,7 @@ def subclasses_of(theirs: type, ours: type, known: Container[str]) -> Iterator[t
     """
     subclasses: list[type] = type.__subclasses__(theirs)
     for kind in subclasses:
-        if kind.__module__.partition(".")[0] == "transformers" and not issubclass(kind, ours):
+        if package_of(kind) == "transformers" and not issubclass(kind, ours):
             if kind.__name__ not in known:
                 yield kind.__name__, (kind, heir_of(kind, ours))  # type: ignore[arg-type]  # classes have a hash
             yield from subclasses_of(kind, ours, known)

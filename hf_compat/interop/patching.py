@@ -14,7 +14,7 @@ import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
@@ -23,6 +23,7 @@ from hf_compat.interop.mirrors import MIRRORS, acknowledge, subclasses_of, upstr
 from hf_compat.interop.releases import NEWEST, REPLACED, modules_there, need_names, replaced_release
 from hf_compat.interop.transformers_models import GLOBALS_BEFORE, is_same_global
 from hf_compat.runtime.console import log_as_transformers
+from hf_compat.runtime.inspection import package_of
 from hf_compat.runtime.text import need
 
 # Packages that rewrite the Trainer's source
@@ -63,10 +64,10 @@ def refuse_edited_methods(kind: type) -> None:
         if not base.__module__.startswith("hf_compat."):
             continue
         for name, value in vars(base).items():
-            if getattr(getattr(value, "__code__", None), "co_filename", None) != "<string>":
+            if not isinstance(value, FunctionType) or value.__code__.co_filename != "<string>":
                 continue
             # `python -c` compiles a script's own functions under this name, too
-            if not (sys.argv[:1] == ["-c"] and getattr(value, "__module__", None) == "__main__"):
+            if not (sys.argv[:1] == ["-c"] and value.__module__ == "__main__"):
                 who = value.__globals__.get("__name__")
                 raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
 
@@ -89,7 +90,7 @@ def tell_of_unread_globals() -> None:
         for name, before in names.items():
             here = vars(sys.modules[module]).get(name)
             # a second `patch()`, or transformers itself, puts such values there
-            is_own = str(getattr(here, "__module__", "")).partition(".")[0] in ("transformers", "hf_compat")
+            is_own = package_of(here) in ("transformers", "hf_compat")
             is_internal = name.startswith("__") or isinstance(before, ModuleType) or name in _READ_OR_IMPORTED
             if not (is_internal or is_own or is_same_global(before, here)):
                 found.append(f"`{module}.{name}`")
@@ -119,7 +120,7 @@ def tell_of_newer_names(kind: type, ours: type, name: str | None = None, others:
     theirs, _ = REPLACED.get(name, (loaded, None))
     known = {own for base in ours.__mro__ if base.__module__.startswith("hf_compat.") for own in vars(base)}
     packages = ("builtins", "hf_compat", "transformers")
-    for base in (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in packages):
+    for base in (base for base in kind.__mro__ if package_of(base) not in packages):
         unknown = vars(base).keys() - known - {*others}
         newer = sorted(own for own in unknown if not own.startswith("__") and hasattr(theirs, own))
         if newer:
@@ -275,8 +276,7 @@ def _begin() -> list[ModuleType]:
 
 
 def _is_defined_in(value: object, package: str) -> bool:
-    is_code = isinstance(value, type) or inspect.isfunction(value)
-    return is_code and str(getattr(value, "__module__", "")).partition(".")[0] == package
+    return (isinstance(value, type) or inspect.isfunction(value)) and package_of(value) == package
 
 
 def _top_levels() -> list[ModuleType]:

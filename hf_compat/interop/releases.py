@@ -31,7 +31,7 @@ NEWEST = "5.24"
 
 def replaced_release(theirs: type) -> ReplacedRelease:
     """Describe the installed release by the defaults of its `TrainingArguments` that differ from ours."""
-    release = str(getattr(importlib.import_module("transformers"), "__version__", NEWEST))
+    release = str(importlib.import_module("transformers").__version__)
     checks = checks_of(TrainingArguments, TrainingArguments)
     held = {one.name: one.default for one in dataclasses.fields(theirs) if one.default is not dataclasses.MISSING}
     # its meaning of None, and arguments that it has no field for
@@ -98,7 +98,7 @@ def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> N
     """Refuse a release that lacks needed names."""
     lacking = [name for name in names if name not in there]
     if lacking:
-        version = getattr(importlib.import_module("transformers"), "__version__", "without a version")
+        version = importlib.import_module("transformers").__version__
         raise MissingPackage(
             f"{for_what} needs {', '.join(lacking)} of transformers, and the one that is installed ({version}) has no "
             f"such name: it is too old, or too new. Releases {OLDEST} to {NEWEST} were run.\n\n"

@@ -24,7 +24,7 @@ from hf_compat.native.loading import DataSpec, MapLocation, arguments_among, mad
 from hf_compat.native.module import HFModule
 from hf_compat.native.overrides import refuse_unheard_methods
 from hf_compat.native.steps import NO_END, NativeSteps, share_arguments
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import delegated, has_length
 from hf_compat.runtime.text import check_callables
 from hf_compat.trainer_methods.base import Dataset
 
@@ -69,13 +69,6 @@ class _OneByOne:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
         return list(islice(epoch_iterator, 1)), None
-
-
-def _of_steps(name: str, doc: str) -> property:
-    """Make a property of a data module that its steps hold."""
-    return property(
-        lambda self: getattr(self.steps, name), lambda self, value: setattr(self.steps, name, value), doc=doc
-    )
 
 
 EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
@@ -166,8 +159,8 @@ class HFDataModule(pl.LightningDataModule):
         """Note that all sets are made. A subclass that makes them here need not call this."""
         self.steps.data_is_set_up = True
 
-    train_dataset = _of_steps("train_dataset", "Samples to train on.")
-    eval_dataset = _of_steps("eval_dataset", "Samples to evaluate on, or a mapping of such sets.")
+    train_dataset = delegated("steps.train_dataset", "Samples to train on.")
+    eval_dataset = delegated("steps.eval_dataset", "Samples to evaluate on, or a mapping of such sets.")
 
     @contextmanager
     def _entered(self) -> Iterator[NativeSteps]:

@@ -233,12 +233,13 @@ class OverridePoints(pl.LightningModule):
 
 def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
     """Make the steps call the methods that a module, or its class, overrides."""
+    attributes = vars(steps)
     for name in HONOURED:
         method = getattr(module, name)
-        vars(steps).pop(name, None)
+        attributes.pop(name, None)
         if is_replaced(module, name, OverridePoints):
             made = _MADE_BY.get(name)
-            vars(steps)[name] = functools.partial(_make, module, steps, method, made) if made else method
+            attributes[name] = functools.partial(_make, module, steps, method, made) if made else method
 
 
 def _make(
@@ -314,10 +315,9 @@ def keep_hooks(kind: type[pl.LightningModule], base: type[pl.LightningModule] | 
     Without a base, the hooks are the base's own, and note that they run.
     """
     for name in KEPT:
-        owner = next(one for one in kind.__mro__ if name in vars(one))
-        hook = vars(owner)[name]
-        if base is None and inspect.isfunction(getattr(kind, name)):
-            setattr(kind, name, _kept(name, getattr(kind, name), None))
+        owner, hook = next((one, vars(one)[name]) for one in kind.__mro__ if name in vars(one))
+        if base is None and inspect.isfunction(own := getattr(kind, name)):
+            setattr(kind, name, _kept(name, own, None))
         elif base is not None and not issubclass(base, owner) and not (inspect.isfunction(hook) and hook in _KEPT):
             setattr(kind, name, _kept(name, hook, getattr(base, name)))
 
@@ -325,13 +325,14 @@ def keep_hooks(kind: type[pl.LightningModule], base: type[pl.LightningModule] | 
 def keep_put_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
     """Also keep hooks that were put into a module, or into its class after it was made."""
     keep_hooks(type(module), base)
-    put: dict[str, tuple[Method, Method]] = vars(module).setdefault("_hooks_put", {})
+    attributes = vars(module)
+    put: dict[str, tuple[Method, Method]] = attributes.setdefault("_hooks_put", {})
     for name in KEPT:
-        hook = vars(module).get(name)
+        hook = attributes.get(name)
         if hook is not None and (name not in put or put[name][1] is not hook):
             form = functools.partial(_kept(name, staticmethod(hook), getattr(base, name)), module)
             put[name] = hook, form
-            vars(module)[name] = form
+            attributes[name] = form
 
 
 def leave_put_hooks(attributes: dict[str, object], all_of_them: bool = True) -> None:
@@ -394,9 +395,10 @@ def serve_own_step(module: pl.LightningModule, stepping: OptimizerBehaviour) -> 
 
 def replace_hook(module: pl.LightningModule, name: str, hook: Method) -> None:
     """Put a fit's form of a hook into a module itself, until `leave_own_step`. The author may have done so, too."""
-    before: dict[str, Method | None] = vars(module).setdefault("_hooks_before", {})
-    before[name] = vars(module).get(name)
-    vars(module)[name] = hook
+    attributes = vars(module)
+    before: dict[str, Method | None] = attributes.setdefault("_hooks_before", {})
+    before[name] = attributes.get(name)
+    attributes[name] = hook
 
 
 def leave_own_step(attributes: dict[str, object]) -> None:

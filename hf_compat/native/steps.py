@@ -23,7 +23,6 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.data.types import Batch, Collator
 from hf_compat.engine.evaluation import ComputeMetrics, EvaluationRun
 from hf_compat.engine.internals import fetch_without_prefetch
-from hf_compat.engine.strategies import uncompiled
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument, warn_user
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
@@ -33,6 +32,7 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.lr_schedulers import is_schedule_of
 from hf_compat.optim.prepared import PreparedOptimizer
 from hf_compat.plan.argument_support import default_of
+from hf_compat.runtime.inspection import uncompiled
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
 from hf_compat.runtime.text import brief, shown

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from hf_compat.runtime.inspection import delegated
+from hf_compat.runtime.inspection import call_if_there, delegated
 
 # An optimizer or schedule like torch's, and its states, groups and defaults.
 Prepared: TypeAlias = Any
@@ -98,16 +98,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def train(self) -> None:
         """Switch to the trained weights, if the optimizer has two sets."""
-        self._switch("train")
+        call_if_there(self.optimizer, "train")
 
     def eval(self) -> None:
         """Switch to the averaged weights, if the optimizer has two sets."""
-        self._switch("eval")
-
-    def _switch(self, name: str) -> None:
-        method = getattr(self.optimizer, name, None)
-        if callable(method):
-            method()
+        call_if_there(self.optimizer, "eval")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"

@@ -6,6 +6,7 @@ ones step within the backward pass, and LOMO runs the backward pass itself.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.errors import warn_once
 from hf_compat.optim.prepared import Prepared, unwrap_optimizer
+from hf_compat.runtime.inspection import call_if_there
 
 
 class LayerWiseDummyOptimizer(Optimizer):
@@ -149,15 +151,10 @@ class ScheduleFreeStepping(OptimizerBehaviour):
     switches = True
 
     def to_training(self) -> None:
-        self._switch("train")
+        call_if_there(self.optimizer, "train")
 
     def to_evaluation(self) -> None:
-        self._switch("eval")
-
-    def _switch(self, name: str) -> None:
-        method = getattr(self.optimizer, name, None)
-        if callable(method):
-            method()
+        call_if_there(self.optimizer, "eval")
 
     def tell_of_saving(self) -> None:
         """Warn that the average is not saved while the parameters hold the trained weights."""
@@ -196,7 +193,7 @@ class FusedStepping(OptimizerBehaviour):
         """Register its hooks on the parameters, and give the optimizer a `step` that does nothing."""
         optimizer = self.optimizer
         found = type(optimizer).step  # torch wraps what it finds
-        if getattr(found, "__wrapped__", found) is getattr(Optimizer.step, "__wrapped__", Optimizer.step):
+        if inspect.unwrap(found) is inspect.unwrap(Optimizer.step):
             optimizer.step = types.MethodType(_step_nothing, optimizer)  # it has none
             optimizer._opt_called = True  # torch's schedules test it
         for parameter in self._parameters():

@@ -237,8 +237,8 @@ def _rows_of(args: TrainingArguments) -> Rows:
         "scheduler.params.warmup_min_lr": (None, 0),
         "scheduler.params.warmup_max_lr": ("learning_rate", args.learning_rate),
     }
-    for name in _HALVES:
-        is_asked = bool(getattr(args, name) or getattr(args, f"{name}_full_eval"))
+    halves = {"bf16": args.bf16 or args.bf16_full_eval, "fp16": args.fp16 or args.fp16_full_eval}
+    for name, is_asked in halves.items():
         by_launcher = args.mixed_precision == name and not is_asked
         # transformers fills `deepspeed` before Accelerate reads the launcher's precision
         value = is_asked or (by_launcher and not args.deepspeed)

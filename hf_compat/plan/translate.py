@@ -435,9 +435,9 @@ class Compilation:
 
     def keywords(self) -> dict[str, str | bool]:
         """The keywords of `torch.compile` that differ from its defaults."""
-        default = Compilation(backend=self.backend)
-        changed = [name for name in ("mode", "fullgraph", "dynamic") if getattr(self, name) != getattr(default, name)]
-        return {"backend": self.backend, **{name: getattr(self, name) for name in changed}}
+        default = Compilation(backend=self.backend, by_blocks=self.by_blocks)
+        changed = dataclasses.asdict(self).items() - dataclasses.asdict(default).items()
+        return {"backend": self.backend, **dict(changed)}
 
 
 def compilation_of(args: TrainingArguments, of_update: bool = False) -> Compilation | None:

@@ -151,7 +151,7 @@ class LaterCopies:
         if not isinstance(optimizer, Optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
             return None
         own_step = type(optimizer).step
-        step = vars(optimizer).get("step", optimizer.step)
+        step = optimizer.step
         if hasattr(step, "_wrapped_by_lr_sched"):  # a schedule wraps it
             step = getattr(step, "__wrapped__", step)
         if getattr(step, "__func__", step) is not own_step or not hasattr(own_step, "hooked"):

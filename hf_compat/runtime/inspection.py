@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
+
 Answer = TypeVar("Answer")
 
 
@@ -37,13 +38,14 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     return parameter is not None and parameter.default is True
 
 
-def delegated(path: str) -> Any:
+def delegated(path: str, doc: str | None = None) -> Any:
     """A property that is another attribute, to read and to write. `path` leads there, with dots to another object's."""
     holder, _, name = path.rpartition(".")
     find = operator.attrgetter(holder) if holder else None
     return property(
         operator.attrgetter(path),
         lambda owner, value: setattr(owner if find is None else find(owner), name, value),
+        doc=doc,
     )
 
 
@@ -60,6 +62,11 @@ def home_of(function: object) -> str:
     if written_in not in ("contextlib", "functools"):  # else it was made by one of these
         return written_in
     return str(getattr(function, "__module__", type(function).__module__))
+
+
+def package_of(value: object) -> str:
+    """The top-level package of a class or function."""
+    return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
 def kept_per_class(find: Callable[[type], Answer]) -> Callable[[type], Answer]:
@@ -224,10 +231,10 @@ class UntilSet:
 def codes_of(member: object) -> Iterator[types.CodeType]:
     """Yield the code of a function, method or property, of what decorators stand around, and of inner functions."""
     function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    waiting = [getattr(function, "__code__", None)]
-    while "__wrapped__" in getattr(function, "__dict__", ()):
-        function = vars(function)["__wrapped__"]
+    waiting = list[object]()
+    while function is not None:
         waiting.append(getattr(function, "__code__", None))
+        function = getattr(function, "__dict__", {}).get("__wrapped__")
     while waiting:
         code = waiting.pop()
         if isinstance(code, types.CodeType):
@@ -271,3 +278,27 @@ def length_of(candidate: object) -> int | None:
 def has_length(dataset: object) -> bool:
     """Whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`."""
     return length_of(dataset) is not None
+
+
+# What a user's model, loader, schedule or collator may lack, each read here alone.
+def has_device_map(model: object) -> bool:
+    """Whether `from_pretrained(device_map=…)` has placed a model."""
+    return getattr(model, "hf_device_map", None) is not None
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside a wrapper of torch.compile, or the model itself."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def dataset_of(loader: object) -> object:
+    """The data set that a loader reads, or None."""
+    return getattr(loader, "dataset", None)
+
+
+def call_if_there(owner: object, name: str, *args: object) -> None:
+    """Call a method that a user's object may lack."""
+    method = getattr(owner, name, None)
+    if callable(method):
+        method(*args)

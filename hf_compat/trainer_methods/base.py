@@ -10,14 +10,14 @@ from torch import nn
 
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Collator, DataSource
-from hf_compat.engine.strategies import compiled, uncompiled
+from hf_compat.engine.strategies import compiled
 from hf_compat.errors import ArgumentError, warn_user
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import loss_shifts_labels, pads_itself, takes_loss_keywords, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.translate import compilation_of
-from hf_compat.runtime.inspection import accepted_parameters, can_return_loss, find_labels
+from hf_compat.runtime.inspection import accepted_parameters, can_return_loss, find_labels, uncompiled
 from hf_compat.runtime.module_tree import ModuleTree
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.training_run.run import TrainingRun

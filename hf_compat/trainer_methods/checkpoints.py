@@ -49,7 +49,7 @@ from hf_compat.optim.optimizers import tell_of_kept_options
 from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.optim.stepping import behaviour_of
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import home_of, reads_parameter
+from hf_compat.runtime.inspection import call_if_there, home_of, reads_parameter
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.seeding import write_rng
 from hf_compat.runtime.text import brief
@@ -151,8 +151,7 @@ class CheckpointMethods(TrainerBase):
         os.makedirs(folder, exist_ok=True)
         model = self.accelerator.unwrap_model(self.model)
         if state_dict is not None and not state_dict:  # shards hold the weights
-            if hasattr(getattr(model, "config", None), "save_pretrained"):
-                model.config.save_pretrained(folder)  # type: ignore[union-attr,operator]  # transformers'
+            call_if_there(getattr(model, "config", None), "save_pretrained", folder)  # transformers'
         elif is_pretrained_model(model):
             weights = state_dict or model.state_dict()
             if any(COMPILED in name for name in weights):

@@ -24,7 +24,7 @@ from hf_compat.interop.transformers_models import is_datasets_dataset, knows_its
 from hf_compat.plan.deepspeed import tensor_ranks_of
 from hf_compat.plan.translate import RunCounts, make_run_counts
 from hf_compat.runtime.console import log_ignored_columns
-from hf_compat.runtime.inspection import accepted_parameters, calling_like_upstream, has_length, length_of
+from hf_compat.runtime.inspection import accepted_parameters, calling_like_upstream, dataset_of, has_length, length_of
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.meshes import tensor_ranks
 from hf_compat.runtime.seeding import seed_worker
@@ -119,8 +119,8 @@ class DataloaderMethods(StepsBase):
 
     def num_examples(self, dataloader: DataLoader[Batch]) -> int:
         """Count the samples of a loader by its data set's length, else by the length of the loader."""
-        dataset = getattr(dataloader, "dataset", None)
-        dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDatasetSlice) else dataset
+        dataset = dataset_of(dataloader)
+        dataset = dataset.dataset if isinstance(dataset, IterableDatasetSlice) else dataset
         samples = length_of(dataset)
         return len(dataloader) * int(self.args.per_device_train_batch_size) if samples is None else samples
 

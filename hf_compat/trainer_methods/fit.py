@@ -17,7 +17,7 @@ from hf_compat.checkpoint.convert import HFCheckpointIO
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.strategies import ForwardPrecision, HFMeshStrategy, uncompiled, wrap_forward, wrapped_model
+from hf_compat.engine.strategies import ForwardPrecision, HFMeshStrategy, wrap_forward, wrapped_model
 from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
@@ -27,6 +27,7 @@ from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.plan.translate import LightningPlan, RunCounts, with_counts
 from hf_compat.runtime.collectives import failing_together, leave_at_exit, limit_waiting
 from hf_compat.runtime.console import log_line
+from hf_compat.runtime.inspection import uncompiled
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.trainer_base import TrainerBase
 from hf_compat.training_run.resumer import ResumeAt

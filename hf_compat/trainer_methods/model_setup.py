@@ -29,7 +29,7 @@ from hf_compat.interop.transformers_models import (
 from hf_compat.plan.parallelism import check_shared_model, parallel_sizes, sequence_plan
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger, log_line
-from hf_compat.runtime.inspection import has_length, is_replaced, number_of_arguments
+from hf_compat.runtime.inspection import has_device_map, has_length, is_replaced, number_of_arguments, package_of
 from hf_compat.runtime.launch import environment
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
@@ -106,7 +106,7 @@ class ModelSetupMethods(CheckpointMethods):
                 )
         self.model = self.model_wrapped = model
         self._divide_data()
-        spread = getattr(model, "hf_device_map", None) is not None
+        spread = has_device_map(model)
         wants = self.args.place_model_on_device
         casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
         check_placement(model, self.args.device, self.args.world_size)
@@ -127,7 +127,7 @@ class ModelSetupMethods(CheckpointMethods):
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move a model, unless `device_map` has placed it."""
-        if getattr(model, "hf_device_map", None) is not None:
+        if has_device_map(model):
             logger.warning(f"The model's `hf_device_map` has placed it, so it is not moved to {device}.")
             return
         model.to(device)
@@ -154,8 +154,7 @@ class ModelSetupMethods(CheckpointMethods):
                 self._move_model_to_device(self.model, self.args.device)
         if self.args.use_liger_kernel:
             apply_liger(self.model, self.args.liger_kernel_config)
-        is_spread = getattr(self.model, "hf_device_map", None) is not None
-        if self.model_init is None and not self.place_model_on_device and not is_spread:
+        if self.model_init is None and not self.place_model_on_device and not has_device_map(self.model):
             self._move_model_to_device(self.model, self.args.device)
         if self.args.activation_checkpointing:
             self._enable_activation_checkpointing()
@@ -232,9 +231,8 @@ class ModelSetupMethods(CheckpointMethods):
             )
         self._check_optimization()
         # Transformers' models pass these options to torch's checkpoint, which would refuse them in a forward
-        enable = getattr(self.model, "gradient_checkpointing_enable", None)
         options = args.activation_checkpointing_kwargs
-        is_theirs = str(getattr(enable, "__module__", "")).startswith("transformers.")
+        is_theirs = package_of(getattr(self.model, "gradient_checkpointing_enable", None)) == "transformers"
         if args.activation_checkpointing and isinstance(options, dict) and is_theirs:
             read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
         if not callable(self.data_collator):

@@ -13,7 +13,7 @@ from hf_compat.engine.evaluation import is_metric_source
 from hf_compat.hf.callbacks import PrinterCallback, ProgressCallback
 from hf_compat.hf.rows import RunParts
 from hf_compat.optim.optimizers import unread_arguments
-from hf_compat.runtime.inspection import codes_of, has_length, is_replaced
+from hf_compat.runtime.inspection import codes_of, has_length, is_replaced, package_of
 from hf_compat.trainer_methods.base import StepsBase
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.steps import StepMethods
@@ -79,7 +79,7 @@ def _codes_in(holder: object) -> Iterator[types.CodeType]:
     """Yield the code of a function, or of the methods that an object's own classes define."""
     kinds = [one for one in type(holder).__mro__ if one.__module__.partition(".")[0] not in _PACKAGES]
     for value in (holder, *(value for owner in (holder, *kinds) for value in getattr(owner, "__dict__", {}).values())):
-        home = str(getattr(getattr(value, "__func__", value), "__module__", None)).partition(".")[0]
+        home = package_of(value)
         if home not in _PACKAGES:
             yield from codes_of(value)
 

@@ -418,8 +418,8 @@ class StepMethods(StepsBase):
             return loss, None, None
         named = outputs  # a dict, or the attributes of an object with a `loss`
         if type(outputs) is not dict and not isinstance(outputs, Mapping):
-            is_object = not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__")
-            named = vars(outputs) if is_object else None
+            is_plain = isinstance(outputs, (tuple, list, torch.Tensor))
+            named = None if is_plain else getattr(outputs, "__dict__", None)
         if named is not None:
             left_out = [*self._ignored_keys(ignore_keys), *(["loss"] if with_loss else [])]
             logits = tuple([value for key, value in named.items() if key not in left_out])  # a generator is slower

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback
+from hf_compat.hf.callbacks import EMPTY, EVENTS, Callback, CallbackHandler
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import highest_on_host, is_distributed
@@ -34,9 +34,8 @@ def flag_sources(
             continue
         for event in EVENTS:
             method = getattr(callback, event, None)
-            function = getattr(method, "__func__", method)
-            is_empty = function is getattr(TrainerCallback, event)
-            if callable(method) and not is_empty and function.__module__ != "transformers.trainer_callback":
+            function, of_theirs = getattr(method, "__func__", method), "transformers.trainer_callback"
+            if callable(method) and function is not EMPTY[event] and function.__module__ != of_theirs:
                 events.add(event)
     return FlagSources(
         in_updates=bool(events) or has_lightning_callbacks or has_own_methods(host),

@@ -46,7 +46,7 @@ from hf_compat.runtime.collectives import (
     highest_each,
 )
 from hf_compat.runtime.console import SharedLogger
-from hf_compat.runtime.inspection import home_of, is_replaced
+from hf_compat.runtime.inspection import dataset_of, home_of, is_replaced
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.paths import local_path
 from hf_compat.runtime.signals import is_requeued
@@ -347,8 +347,9 @@ class Resumer:
         now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
         state = host.state = read_state(checkpoint, dict(zip(INTERVALS, now, strict=True)))
         saved = (state.logging_steps, state.eval_steps, state.save_steps)
-        for name, had in zip(INTERVALS, saved, strict=True):
-            if had == 0 and getattr(host.args, f"{name.removesuffix('steps')}strategy") == "steps":
+        how = (host.args.logging_strategy, host.args.eval_strategy, host.args.save_strategy)
+        for name, had, strategy in zip(INTERVALS, saved, how, strict=True):
+            if had == 0 and strategy == "steps":
                 raise CheckpointError(
                     f"{checkpoint}: `{name}` is 0 in {TRAINER_STATE_NAME}, and this run counts by it."
                 )
@@ -440,8 +441,7 @@ class Resumer:
         before, kept_before = workers, keeps_workers
         if run.resumed is not None and run.resumed.workers is not None:
             before, kept_before = run.resumed.workers, run.resumed.keeps_workers
-        is_stream = isinstance(getattr(run.loader, "dataset", None), IterableDataset)
-        if is_stream and max(workers, 1) != max(before, 1):
+        if isinstance(dataset_of(run.loader), IterableDataset) and max(workers, 1) != max(before, 1):
             shared_logger.warning(
                 f"`dataloader_num_workers={workers}`, in the interrupted run {before}: the workers share the stream's "
                 "samples, so the order is another one. Some samples may be read twice, and others never."
