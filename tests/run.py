@@ -2,7 +2,7 @@
 
 python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
-Without arguments the suite runs on three workers, without the further rows of long tables, which `-m matrix` runs. That
+Without arguments the suite runs on four workers, without the further rows of long tables, which `-m matrix` runs. That
 is for two cores: many tests wait for processes or timeouts. Their files are in memory where the machine lends enough:
 some cut the power a hundred times, and each flushes. The type checker runs beside it. Tests
 with ports, signals and other processes can fail on a crowded machine: where five or fewer failed, these run again,
@@ -30,7 +30,7 @@ MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
 MEMORY = Path("/dev/shm")  # Linux's folder in memory
 BYTES_OF_THE_SUITE = 4 << 30  # its files are a tenth of it
-ON_WORKERS = ("-m", "not matrix", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+ON_WORKERS = ("-m", "not matrix", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def _environment():
@@ -41,7 +41,7 @@ def _environment():
 
 
 def _suite(environment, words: list[str]) -> int:
-    """Run the tests on three workers; return pytest's exit status, that of the second run where few have failed."""
+    """Run the tests on four workers; return pytest's exit status, that of the second run where few have failed."""
     LAST_FAILED.unlink(missing_ok=True)
     has_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > BYTES_OF_THE_SUITE
     with tempfile.TemporaryDirectory(prefix="hf_compat-", dir=MEMORY if has_memory else None) as folder:
