@@ -30,6 +30,12 @@ def held(tmp_path, monkeypatch):
     made._thread, made._has_given_up = None, True
 
 
+def test_a_run_has_begun_with_its_first_save(held, tmp_path):
+    assert not held.has_begun
+    held.saved(str(tmp_path / "checkpoint-6"), [], lambda paths: [], "the run")
+    assert held.has_begun
+
+
 @pytest.mark.parametrize(("sent", "more"), [(0, 0.0), (1_000_000, 1_000_000 / SLOWEST_BYTES_PER_SECOND)])
 def test_a_wait_ends_after_ten_minutes_and_the_time_of_a_slow_connection(held, caplog, sent, more):
     held._to_send, began = sent, held.clock[0]
