@@ -59,7 +59,7 @@ SUITES = {
     "setfit": Suite(("test_trainer.py", "test_training_args.py", "test_trainer_distillation.py")),
     "peft": Suite(
         ("test_cpt.py", "test_helpers.py", "test_decoder_models.py"),
-        "cpt or model_training_random or model_batch_training or Monteclora or prefix_tuning_mistral",
+        "model_training_random or model_batch_training or Monteclora or prefix_tuning_mistral",
     ),
 }
 
