@@ -241,7 +241,7 @@ class Windows:
         """
         if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
-        shuffler = self.loader.shuffler if isinstance(self.loader, PreparedDataLoader) else None
+        shuffler = getattr(self.loader, "shuffler", None)  # a user's wrapper may hand the loader's on
         at_start = DataPosition(
             epoch=self.next_epoch,
             window_size=self.window_size,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
-
 Answer = TypeVar("Answer")
 
 
@@ -288,8 +287,8 @@ def has_device_map(model: object) -> bool:
 
 def uncompiled(model: nn.Module) -> nn.Module:
     """The model inside a wrapper of torch.compile, or the model itself."""
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner
+    inner: nn.Module | None = getattr(model, "_orig_mod", None)
+    return model if inner is None else inner
 
 
 def dataset_of(loader: object) -> object:

@@ -184,6 +184,22 @@ def test_the_seed_of_the_orders_is_resumed(seed, has_shuffler, kept):
     assert getattr(loader.shuffler, "initial_seed", None) == kept == windows.position().shuffle_seed
 
 
+def test_the_seed_of_a_wrapped_loaders_orders_is_saved():
+    class Wraps:
+        def __init__(self, loader):
+            self.loader = loader
+
+        def __len__(self):
+            return len(self.loader)
+
+        def __getattr__(self, name):
+            return getattr(self.loader, name)
+
+    loader = prepared(4)
+    loader.shuffler = SimpleNamespace(initial_seed=5)
+    assert make(Wraps(loader)).position().shuffle_seed == 5
+
+
 @pytest.mark.parametrize(
     ("start", "epoch", "begins"),
     [

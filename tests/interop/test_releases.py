@@ -292,3 +292,18 @@ def test_special_tokens_are_aligned_by_the_release(monkeypatch, has_tokens, has_
     model = SimpleNamespace(config=1) if has_config else SimpleNamespace()
     transformers_models.align_special_tokens(model, "tokenizer")
     assert done == ([] if aligned is None else [(aligned, model, "tokenizer")])
+
+
+@pytest.mark.parametrize(
+    ("generic", "name"),
+    [
+        (None, "past_key_values"),
+        (SimpleNamespace(), "past_key_values"),
+        (SimpleNamespace(ModelOutput=dict), "past_key_values"),
+        (SimpleNamespace(ModelOutput=SimpleNamespace(cache_params=None)), "cache"),
+    ],
+    ids=["not loaded", "without outputs", "until 5.23", "since 5.24"],
+)
+def test_the_cache_has_the_name_of_the_installed_release(monkeypatch, generic, name):
+    monkeypatch.setitem(sys.modules, "transformers.utils.generic", generic)
+    assert releases.name_of_cache() == name
